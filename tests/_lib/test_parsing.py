@@ -90,14 +90,15 @@ def test_a_key_twice_is_an_error_of_every_reader(reader: str, small: Path, tmp_p
     )
 
 
-def test_text_files(tmp_path: Path) -> None:
+def test_text_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
     assert read_text(path, "the text") == "one\r\ntwo\n"
     path.write_bytes("one".encode("utf-16"))
     assert "is not UTF-8" in error_of(lambda: read_text(path, "the text"))
     path.write_bytes(b"a" * 9)
-    assert "larger than 0 MiB" in error_of(lambda: read_text(path, "the text", 8))
+    monkeypatch.setattr("xtok._lib.lines.MAX_TEXT_BYTES", 8)
+    assert "larger than 0 MiB" in error_of(lambda: read_text(path, "the text"))
     assert f"the text {tmp_path / 'b'} cannot be read: No such file or directory" == error_of(
         lambda: read_text(tmp_path / "b", "the text")
     )

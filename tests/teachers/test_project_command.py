@@ -123,7 +123,7 @@ def test_the_map_is_built_once(cli: Cli, models: list[str], tmp_path: Path) -> N
     (tmp_path / "file").touch()
     for folder in ("/proc/nowhere", str(tmp_path / "file")):
         said = projected("a3.parquet", folder)
-        assert f"is not kept: the cache folder {folder} cannot be written to" in said
+        assert f"is not kept: the cache folder {folder} is not writable" in said
         assert "XTOK_CACHE_DIR" in said
     assert len({(tmp_path / f"a{n}.parquet").read_bytes() for n in (1, 2, 3)}) == 1
 

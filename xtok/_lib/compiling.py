@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,6 @@ from typing import Any
 
 import numba
 from numba import config, njit
-from numba.core import event
 from numba.core.serialize import dumps, loads
 
 from xtok._lib.io import read_sealed, write_sealed
@@ -25,8 +23,7 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 def compiled(function: Callable[..., Any]) -> Any:
     """Return a serial kernel that is compiled at its first call and releases the GIL.
 
-    The cache is next to the package, else in the user's cache folder, else in a private folder for
-    temporary files. A damaged cache file is compiled again and replaced.
+    The cache is next to the package, in the user's cache folder, or in a private temporary folder.
     """
     try:
         dispatcher = njit(cache=True, **OPTIONS)(function)
@@ -45,10 +42,9 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Return a kernel for calls from other kernels, without the wrapper for calls from Python.
+    """Return a kernel for calls from kernels, without the wrapper for Python: it compiles long.
 
-    The wrapper takes long to compile. Pass `np.int64(0)` instead of the literal `0`: Numba compiles
-    the kernel a second time for a literal argument.
+    Pass `np.int64(0)`: for the literal `0`, Numba compiles the kernel a second time.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
@@ -56,9 +52,7 @@ def compiled_inner(function: Callable[..., Any]) -> Any:
 class KernelFiles:
     """Numba's cache of a kernel: one file per signature and processor, sealed with a digest.
 
-    Numba's own class (0.68.1, November 2026) does not check its files. After a full disk or an
-    interrupted copy, every later run raises an error or is aborted by LLVM: 12 of 12 kinds of
-    damage ended the run.
+    Numba's own class (0.68.1) does not check its files: 12 of 12 kinds of damage ended later runs.
     """
 
     def __init__(self, beside: Path, made_with: object) -> None:
@@ -85,7 +79,7 @@ class KernelFiles:
 
 
 def _private_folder() -> Path | None:
-    """Return a folder that only this user can write: kernels are code."""
+    # kernels are code, so only this user may write the folder
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
     try:
@@ -95,24 +89,3 @@ def _private_folder() -> Path | None:
         return folder if is_private and os.access(folder, os.W_OK) and folder.is_dir() else None
     except OSError:
         return None
-
-
-class _Announcer(event.Listener):  # type: ignore[misc]
-    """Prints on a terminal, once per process, that kernels are being compiled."""
-
-    def __init__(self) -> None:
-        self.is_silent = not sys.stderr.isatty()
-
-    def on_start(self, event: Any) -> None:
-        if not self.is_silent and "xtok" in getattr(event.data["dispatcher"], "__module__", ""):
-            from tqdm import tqdm  # its `write` does not break a progress bar
-
-            self.is_silent = True
-            words = "note: compiling kernels, which takes a few seconds, once per machine"
-            tqdm.write(words, file=sys.stderr)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-event.register("numba:compile", _Announcer())

@@ -1,7 +1,6 @@
 """Write files: checked before any work, complete or absent, and deleted only by name.
 
-A replaced file keeps its mode and owner. xtok deletes only files with names that it
-creates. Cached files end with a digest, and a file with another digest is not used.
+A replaced file keeps its mode and owner. Cached files end with a digest.
 """
 
 from __future__ import annotations
@@ -33,57 +32,42 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check that a file can be written, before any work. Its folder may be missing.
+    """Check that a file can be written, before any work, and return the path to write to.
 
-    Args:
-        path: the file; a symbolic link stands for its target.
-        suffixes: the valid suffixes, the usual one first.
-        what: the name of the file in errors.
-        or_folder: whether the caller also accepts a folder, for the hint.
-
-    Returns:
-        the path to write to.
-
-    Raises:
-        OutputError: if the suffix is invalid, the path is not a regular file, the folder is not
-            writable, or the existing file belongs to another user.
+    Its folder may be missing. `suffixes` are the valid suffixes, the usual one first; `what` names
+    the file in errors, and `or_folder` offers a folder in the hint.
     """
-    name = f"the {what} {path}"
-    if "\0" in os.fspath(path):
-        raise OutputError(f"{name} contains a NUL character", hint="give another path")
-    if _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
-        raise OutputError(f"{name} is a stream, not a file", hint="name a file")
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
-    if target.is_symlink():
-        raise OutputError(
-            f"{name} is a symbolic link to itself",
-            hint="delete it, or give another path",
-        )
-    if target.is_dir():
-        raise OutputError(f"{name} is a folder", hint="name a file in it")
-    if target.suffix not in suffixes:
-        raise OutputError(
-            f"{name} does not end in {' or '.join(suffixes)}",
-            hint=f"name it {_with_suffix(target, suffixes[0])}"
-            + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
-        )
-    _check_folder(target, what)
-    _check_owner(target, name)
+    problem, hint = "", "give another path"
+    if "\0" in os.fspath(path):
+        problem = "contains a NUL character"
+    elif _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
+        problem, hint = "is a stream, not a file", "name a file"
+    elif target.is_symlink():
+        problem, hint = "is a symbolic link to itself", "delete it, or give another path"
+    elif target.is_dir():
+        problem, hint = "is a folder", "name a file in it"
+    elif target.suffix not in suffixes:
+        problem = f"does not end in {' or '.join(suffixes)}"
+        hint = f"name it {_with_suffix(target, suffixes[0])}"
+        if or_folder and not target.exists():
+            hint += f", or {target}{os.sep} if that is a folder"
+    elif target.exists() and not target.is_file():
+        problem = "is not a regular file"
+    else:
+        _check_folder(target, what)
+        if _is_foreign(target):
+            problem = "belongs to another user; replacing it would change its owner"
+            hint = "choose another path, or delete the file first"
+    if problem:
+        raise OutputError(f"the {what} {path} {problem}", hint=hint)
     return target
 
 
 def check_folder(path: str | PathLike[str], record: str) -> Path:
-    """Check that a folder can be written, before any work.
+    """Check that a folder is missing, empty, or as xtok wrote it, before any work.
 
-    It must be missing, empty, or a folder that xtok wrote and that is unchanged since.
-
-    Args:
-        path: the folder; a symbolic link stands for its target.
-        record: the name of the JSON file that xtok writes last. Its `files` are the names and
-            sizes of the other files.
-
-    Raises:
-        OutputError: if the folder cannot be written, or contains other files.
+    `record` is the JSON file that xtok writes last, with the sizes of the other `files` by name.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
     if target.exists() and not target.is_dir():
@@ -99,7 +83,6 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
 
 
 def _unrecorded(folder: Path, record: str) -> list[str]:
-    """Return the files of a folder that differ from its record, or are newer than it."""
     files = {path.name: path.lstat() for path in folder.iterdir()}
     written: dict[str, int] = {}
     with suppress(OSError, ValueError, LookupError, TypeError):
@@ -112,20 +95,14 @@ def _unrecorded(folder: Path, record: str) -> list[str]:
     )
 
 
-def _check_owner(target: Path, name: str) -> None:
-    if target.exists() and not target.is_file():
-        raise OutputError(f"{name} is not a regular file", hint="give another path")
-    if target.exists() and os.name == "posix" and os.geteuid():
-        about = target.stat()
-        if about.st_uid != os.geteuid() or about.st_gid not in (os.getegid(), *os.getgroups()):
-            raise OutputError(
-                f"{name} belongs to another user; replacing it would change its owner",
-                hint="choose another path, or delete the file first",
-            )
+def _is_foreign(target: Path) -> bool:
+    if os.name != "posix" or not os.geteuid() or not target.exists():
+        return False
+    about = target.stat()
+    return about.st_uid != os.geteuid() or about.st_gid not in (os.getegid(), *os.getgroups())
 
 
 def _check_folder(target: Path, what: str) -> None:
-    """Check that the folder of the target, or its nearest existing parent, is writable."""
     folder = target.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -141,7 +118,6 @@ def _check_folder(target: Path, what: str) -> None:
 
 
 def _in_cache(target: Path, reason: str) -> OutputError | None:
-    """Return an error that names the cache folder, if the target is in it."""
     if not target.is_relative_to(cache_folder()):
         return None
     return OutputError(
@@ -151,23 +127,22 @@ def _in_cache(target: Path, reason: str) -> OutputError | None:
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:
-    """Replace a suffix of letters; append the suffix to other names."""
+    # Llama-3.2 has no suffix
     name = path.stem if path.suffix[1:].isalpha() else path.name
     return path.with_name((name or "map") + suffix)
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a complete file, or raise an `OutputError` and leave the existing file unchanged."""
-    with atomic_output(target) as temporary, temporary.open("wb") as file:
-        file.writelines(parts)
+    """Write one file as `write_all` does."""
+    write_all({target: parts})
 
 
-def write_all(contents: Mapping[Path, bytes]) -> None:
+def write_all(contents: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
     """Write all files, or raise an `OutputError` and leave the existing files unchanged."""
     with ExitStack() as stack:
-        for target, content in contents.items():
+        for target, parts in contents.items():
             with stack.enter_context(atomic_output(target)).open("wb") as file:
-                file.write(content)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())  # detects a full disk before the first file is renamed
 
@@ -176,14 +151,11 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
 def atomic_output(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    The new file gets the mode and owner of an existing target. After an error nothing is left.
-
-    Raises:
-        OutputError: if the file cannot be written.
+    The new file gets the mode and owner of the old file. After an error nothing is left.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
-        remove(target.parent, [_temporary_names(target)], age=STALE_AFTER, with_folder=False)
+        _remove_stale(target)
         before = target.stat() if target.exists() else None
         try:
             mode = 0o666 if before is None else 0o600  # private until it has the old mode
@@ -201,18 +173,11 @@ def atomic_output(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the target, and rename it to the target at the end.
-
-    An existing target is replaced. After an error nothing is left; the folder of a killed process
-    is removed when the same target is written an hour later.
-
-    Raises:
-        OutputError: if the folder cannot be written.
-    """
+    """Yield a temporary folder that replaces the target at the end, as in `atomic_output`."""
     stem = f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}"
     temporary, before = (target.with_name(stem[:-1] + end + ".tmp") for end in "01")
     with _writing(target), parents_of(target):
-        _remove_stale_folders(target)
+        _remove_stale(target)
         try:
             temporary.mkdir()
             yield temporary
@@ -230,17 +195,19 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(before, ignore_errors=True)
 
 
-def _remove_stale_folders(target: Path) -> None:
-    names, limit = re.compile(_temporary_names(target)), time.time() - STALE_AFTER
-    folders = (path for path in target.parent.iterdir() if names.fullmatch(path.name))
-    for folder in folders:
-        if max(p.lstat().st_mtime for p in (folder, *folder.glob("*"))) < limit:
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove_stale(target: Path) -> None:
+    # of killed processes that wrote the same target
+    names = re.compile(rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp")
+    limit = time.time() - STALE_AFTER
+    with suppress(OSError):  # writable folders can be unreadable
+        for path in filter(lambda path: names.fullmatch(path.name), target.parent.iterdir()):
+            with suppress(OSError):  # deleted by another process
+                if max(p.lstat().st_mtime for p in (path, *path.glob("*"))) < limit:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _like(path: Path, about: os.stat_result) -> None:
-    """Set owner and mode, if they differ: some file systems do not support a change."""
-    now = path.stat()
+    now = path.stat()  # some file systems support no change, not even to the same value
     if (now.st_uid, now.st_gid) != (about.st_uid, about.st_gid):
         os.chown(path, about.st_uid, about.st_gid)
     if now.st_mode != about.st_mode:
@@ -276,20 +243,11 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Run the block in one process at a time.
+    """Run the block, which writes `target`, in one process at a time.
 
-    The block also runs without the lock: after the timeout, and on network file systems without
-    locks. So it must write the file atomically and deterministically. The lock of a process that
-    dies is released.
-
-    Args:
-        target: the file that the block writes; the lock is an empty file next to it.
-        timeout: seconds to wait for another process.
-        note: receives a sentence when this process starts or stops waiting.
-        busy: the error to raise instead of waiting.
-
-    Raises:
-        ValueError: if the timeout is negative or infinite.
+    After `timeout` seconds, and on file systems without locks, the block runs without the lock.
+    So it must write the file atomically and deterministically. The lock of a process that dies is
+    released. `busy` is the error to raise instead of waiting.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
@@ -358,32 +316,21 @@ def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, about: str) -> bytes | None:
-    """Return the contents of a file of `write_sealed`; None as in `opened_sealed`."""
+    """Return the contents of a file of `write_sealed`, or None as in `opened_sealed`."""
     with opened_sealed(path, about) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
 
-def remove(
-    folder: Path, names: Iterable[str] = (), *, age: float = 0.0, with_folder: bool = True
-) -> None:
-    """Delete files of xtok in a folder, and the folder if it is then empty.
-
-    Args:
-        folder: the folder; targets of links are not deleted.
-        names: regular expressions for the names of the files.
-        age: the minimum age of the files in seconds.
-        with_folder: whether to delete the empty folder.
-    """
+def remove(folder: Path, names: Iterable[str] = ()) -> None:
+    """Delete the files with these names (regular expressions), and the folder if it is empty."""
     pattern = re.compile("|".join(names) or "(?!)")
-    with suppress(OSError):  # writable folders can be unreadable
+    with suppress(OSError):  # an unreadable folder
         for path in folder.iterdir():
-            with suppress(OSError):  # deleted by another process, or a folder
-                is_ours = pattern.fullmatch(path.name)
-                if is_ours and (not age or path.lstat().st_mtime < time.time() - age):
+            if pattern.fullmatch(path.name):
+                with suppress(OSError):  # deleted by another process, or a folder
                     path.unlink()
-    if with_folder:
-        with suppress(OSError):  # not empty
-            folder.rmdir()
+    with suppress(OSError):  # not empty
+        folder.rmdir()
 
 
 def cache_folder() -> Path:
@@ -401,7 +348,3 @@ def shorten_name(name: str, num_bytes: int) -> str:
 
 STALE_AFTER = 3600.0
 """Age in seconds at which a temporary file is left over from a killed process."""
-
-
-def _temporary_names(target: Path) -> str:
-    return rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp"

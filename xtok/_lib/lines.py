@@ -40,12 +40,9 @@ class JsonLine(NamedTuple):
 
 
 def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the byte offset and the bytes of each line that begins in a shard.
+    """Yield the byte offset and the bytes of each line that begins in a shard of a file.
 
-    Args:
-        shard: the range.
-        file: the decompressed file.
-        limit: longer lines are cut into parts of about this many bytes, between two characters.
+    Lines longer than `limit` bytes are cut into parts, between two characters.
     """
     offset = shard.start
     if offset:  # a line that began before belongs to the previous shard
@@ -73,15 +70,7 @@ def json_lines(
 ) -> Iterator[JsonLine]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
-    Args:
-        shard: a range of JSON Lines, perhaps compressed.
-        max_bytes: the maximum length of a line.
-        hint: the hint for lines that are not JSON.
-        parameter: the parameter that the hint names.
-        strict: reject strings with an unpaired surrogate, which UTF-8 cannot encode.
-
-    Raises:
-        XtokError: if a line is not JSON, not UTF-8 or too long, with file and line.
+    Errors for other text have `hint` and its `parameter`. `strict` rejects unpaired surrogates.
     """
     with shard.path.open("rb", _BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
@@ -110,32 +99,18 @@ def too_long(place: object, max_bytes: int) -> XtokError:
     )
 
 
-def read_text(path: Path, what: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return the text of a small file, without its byte order mark and with its line ends.
-
-    Args:
-        path: an uncompressed file in UTF-8.
-        what: the name of the file in errors, such as "the chat template".
-        max_bytes: a larger file is an error.
-
-    Raises:
-        XtokError: if the file cannot be read, is not UTF-8, or is too large.
-    """
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a small file in UTF-8; `what` is its name in errors."""
     with reading(path, what), path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise XtokError(
-            f"{what} {path} is larger than {max_bytes >> 20} MiB", hint="give another file"
-        )
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        problem = f"{what} {path} is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        raise XtokError(problem, hint="give another file")
     return decode(LinePlace(path, 0), data)
 
 
 def decode(place: LinePlace, data: bytes) -> str:
-    """Decode bytes of a file, and remove the byte order mark at its beginning.
-
-    Raises:
-        XtokError: if the bytes are not UTF-8, or look like UTF-16.
-    """
+    """Decode bytes of a file in UTF-8, and remove the byte order mark at its beginning."""
     path, offset = place
     encoding = "latin1"
     if offset == 0:

@@ -1,9 +1,8 @@
 """Read Parquet files that xtok did not write: few types, and a limit on memory.
 
-pyarrow allocates the sizes that a file declares: 28 kB of Parquet can expand to 7 GB. So the sizes
-of pages are checked before they are decompressed, and strings within lists stay dictionary-encoded
-until the size of a row is known. pyarrow's own metadata of columns is not used: a damaged footer
-makes it abort the process (pyarrow 26).
+28 kB of Parquet can expand to 7 GB. So the sizes of pages are checked before they are decompressed,
+and strings within lists stay dictionary-encoded until the size of a row is known. A damaged footer
+makes pyarrow 26 abort the process in its metadata of columns, which is not used.
 """
 
 from __future__ import annotations
@@ -31,17 +30,12 @@ _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be
 class ParquetTable:
     """An open Parquet file.
 
-    Attributes:
-        schema: the pyarrow schema after the cast of all string types to `string`, and of lists
-            (except fixed-size lists) to `list`.
+    All string types are cast to `string`, and all lists except fixed-size lists to `list`.
     """
 
     def __init__(self, path: Path) -> None:
-        parquet, self._arrow, self._path = (
-            need("pyarrow.parquet", path),
-            need("pyarrow", path),
-            path,
-        )
+        parquet, self._arrow = need("pyarrow.parquet", path), need("pyarrow", path)
+        self._path = path
         with path.open("rb") as raw:
             if compression := compression_of(raw, path):
                 raise XtokError(
@@ -49,15 +43,10 @@ class ParquetTable:
                     hint="decompress it first: its pages are compressed already",
                 )
         columns = parquet.ParquetFile(self._file()).schema
-        nested = [
-            leaf
-            for leaf in map(columns.column, range(len(columns)))
-            if leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level
-        ]
-        texts = [leaf.path for leaf in nested if leaf.logical_type.type in _TEXTS]
+        leaves = filter(_is_nested_text, map(columns.column, range(len(columns))))
         self._parquet = parquet.ParquetFile(
             self._file(),
-            read_dictionary=texts,
+            read_dictionary=[leaf.path for leaf in leaves],
             buffer_size=1 << 20,  # reads a column of a row group piece by piece
             page_checksum_verification=True,
         )
@@ -105,11 +94,7 @@ class ParquetTable:
         max_rows: int = 256,
         max_bytes: int = MAX_ROW_BYTES,
     ) -> Iterator[Any]:
-        """Yield record batches of row groups, of at most so many rows.
-
-        Raises:
-            XtokError: for a row of more than `max_bytes`, and pages above `MAX_PAGE_BYTES`.
-        """
+        """Yield record batches of row groups; a row of more than `max_bytes` is an error."""
         number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
             largest = max((self._page_bytes(c) for c in self._chunks(group, columns)), default=1)
@@ -141,7 +126,7 @@ class ParquetTable:
             yield from self._cast(batch.slice(half), max_bytes, number + half)
 
     def _as_list(self, array: Any) -> Any:
-        """Return list views as lists: the cast of pyarrow 26 makes an array without a last end."""
+        # pyarrow 26 casts a list view to an array without a last end.
         types = self._arrow.types
         if not (types.is_list_view(array.type) or types.is_large_list_view(array.type)):
             return array
@@ -152,7 +137,6 @@ class ParquetTable:
         return self._arrow.ListArray.from_arrays(offsets, values, mask=array.is_null())
 
     def _num_bytes(self, array: Any) -> int:
-        """Return the size of an array after the cast."""
         types = self._arrow.types
         if types.is_dictionary(array.type):
             lengths = need("pyarrow.compute", self._path).binary_length(array.dictionary)
@@ -168,7 +152,7 @@ class ParquetTable:
         return int(array.nbytes)
 
     def _chunks(self, group: int, columns: Collection[str] | None) -> list[dict[int, Any]]:
-        """Return `ColumnMetaData` of a row group's columns."""
+        # `ColumnMetaData` of the columns
         about = self._path.stat()
         try:
             parts = _row_groups(self._path, about.st_size, about.st_mtime_ns)[group][1]
@@ -180,7 +164,6 @@ class ParquetTable:
             raise self._damaged("its footer") from error
 
     def _page_bytes(self, chunk: dict[int, Any]) -> int:
-        """Return the size of the largest page of a column in a row group."""
         largest = 0
         try:
             at = chunk[9]
@@ -197,8 +180,8 @@ class ParquetTable:
         except MALFORMED as error:
             raise self._damaged("the header of a page") from error
         if largest > MAX_PAGE_BYTES:
-            problem = f"a page expands to {largest >> 20:,} MiB, and at most "
-            problem += f"{MAX_PAGE_BYTES >> 20} MiB are read"
+            limit = f"at most {MAX_PAGE_BYTES >> 20} MiB are read"
+            problem = f"a page expands to {largest >> 20:,} MiB, and {limit}"
             raise self._error(problem, "write the file with smaller pages")
         return largest
 
@@ -210,14 +193,15 @@ class ParquetTable:
         return XtokError(f"{self._path}: {problem}", hint=hint)
 
 
+def _is_nested_text(leaf: Any) -> bool:
+    is_nested = leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level
+    return bool(is_nested and leaf.logical_type.type in _TEXTS)
+
+
 def python_values(values: Any, places: Sequence[object]) -> list[Any]:
     """Return an array as a list. A map becomes a dict, and a null field of a struct is left out.
 
-    An Arrow struct has all fields of its type, so null stands for a missing field. The values of
-    a map can be null.
-
-    Raises:
-        XtokError: for a map with a key that occurs twice, with its place.
+    An Arrow struct has all fields of its type, so null stands for a missing field.
     """
     try:
         return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
@@ -242,6 +226,8 @@ def _without_null_fields(rows: list[Any], values: Any) -> list[Any]:
             return {f.name: convert(item, f.type) for f, item in fields if item is not None}
         if types.is_map(kind):
             return {key: convert(item, kind.item_type) for key, item in value.items()}
+        if not types.is_nested(kind.value_type):  # a long list of numbers
+            return value
         return [convert(item, kind.value_type) for item in value]
 
     return [convert(row, values.type) for row in rows]
@@ -265,7 +251,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 @lru_cache(maxsize=4)
 def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
-    """Return the row groups in a footer; size and time of the file identify its contents."""
+    # The size and time identify the contents for the cache.
     with _mapped(path) as data:
         start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
         groups: list[dict[int, Any]] = _decode(data, start)[0][4]
@@ -273,7 +259,7 @@ def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Return the value of a Thrift type at a position, by default a struct, and its end."""
+    # 12 is a struct
     value: Any = None
     if kind in (1, 2):  # booleans, stored in the field's type
         value = kind == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from xtok._lib.lines import LinePlace, decode, json_lines, too_long
@@ -35,18 +36,8 @@ def read_rows(
     """Yield the rows of a shard, which are equal in all formats.
 
     A `json` shard contains JSON lines, one row, or an array of rows; a list of messages is one row.
-    Values within a row of Parquet are left out where they are null: the format has no other way to
-    leave out a field that another row has.
-
-    Args:
-        shard: a part of a file that is perhaps compressed.
-        max_bytes: the limit for a line or document of JSON.
-        hint: how to fix a row that is not JSON.
-        parameter: the parameter that `hint` names, if any.
-        columns: the columns of Parquet to read, if they exist; each other column is True.
-
-    Raises:
-        XtokError: with the file and the place, if the file or a row cannot be read.
+    `max_bytes` limits a line or document of JSON. Errors for other text have `hint` and its
+    `parameter`. Of Parquet, only `columns` are read, and each other column is True.
     """
     with reading(shard.path):
         if shard.format == "parquet":
@@ -66,7 +57,6 @@ def read_rows(
 
 
 def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
-    """Return the JSON value of a whole file; None for JSON lines and for an empty file."""
     path = shard.path
     with path.open("rb") as raw:
         data = decompressed(raw, path).read(max_bytes + 1)
@@ -74,22 +64,18 @@ def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
         raise too_long(path, max_bytes)
     text = decode(LinePlace(path, 0), data)
     first = _FIRST_LINE.match(text)
-    if not text.strip() or (first and _is_json(first[1])):
+    if not text.strip():
         return None
+    if first:
+        with suppress(ValueError):
+            parse_json(first[1], allow_nan=True)
+            return None  # JSON lines
     try:
         return parse_json(text, allow_nan=True)
     except ValueError as error:
         place = f"{path}, line {getattr(error, 'lineno', 1)}"
         problem = f"{place}: {json_problem(error)}"
         raise XtokError(problem, hint=hint, parameter=parameter) from error
-
-
-def _is_json(text: str) -> bool:
-    try:
-        parse_json(text, allow_nan=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_message(value: Any) -> bool:

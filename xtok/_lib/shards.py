@@ -34,9 +34,9 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
 class Shard(NamedTuple):
-    """A part of a file that can be read independently: the lines or rows that begin in a range.
+    """The lines or rows that begin in a range of a file, in bytes or in row groups of Parquet.
 
-    The range is in bytes, or in row groups of Parquet. Without `stop`, it extends to the end.
+    Without `stop`, the range extends to the end.
     """
 
     path: Path
@@ -56,11 +56,7 @@ class SourceFile:
 
 
 def find_files(patterns: Paths, hint: str) -> list[Path]:
-    """Expand paths and glob patterns to files, without repetitions and in the given order.
-
-    Raises:
-        XtokError: if a pattern matches no file (with the given hint), or matches a pipe.
-    """
+    """Expand paths and glob patterns to files, without repetitions and in the given order."""
     if isinstance(patterns, str | Path):
         patterns = [patterns]
     files: dict[Path, None] = {}
@@ -84,11 +80,7 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
 
 
 def source_of(path: Path) -> SourceFile:
-    """Return a file's name, size and digest.
-
-    Raises:
-        XtokError: if the file cannot be read.
-    """
+    """Return a file's name, size and digest."""
     sha256, size = hashlib.sha256(), 0
     with reading(path), path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -106,11 +98,8 @@ def format_of(path: Path) -> Format:
 def shards(path: Path, kind: Format | None = None) -> list[Shard]:
     """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
 
-    A compressed file and an array of JSON are one shard. The result depends only on the file and
-    on `kind`, by default the format of the suffix.
-
-    Raises:
-        XtokError: if the file cannot be read.
+    A compressed file and an array of JSON are one shard. By default, `kind` is the format of the
+    suffix.
     """
     kind = kind or format_of(path)
     with reading(path), path.open("rb") as raw:
@@ -118,12 +107,11 @@ def shards(path: Path, kind: Format | None = None) -> list[Shard]:
         if kind == "json" and decompressed(raw, path).peek(3).lstrip(_BEFORE_JSON)[:1] != b"[":
             kind = "jsonl"
         raw.seek(0)
+        total, step = 1, 1
         if kind == "parquet":
-            total, step = ParquetTable(path).num_row_groups, 1
-        elif kind == "json":
-            total, step = 1, 1
-        else:
-            total, step = (1, 1) if compression_of(raw, path) else (size, SHARD_BYTES)
+            total = ParquetTable(path).num_row_groups
+        elif kind != "json" and not compression_of(raw, path):
+            total, step = size, SHARD_BYTES
     bounds = [*(range(0, total, step) or [0]), total]
     return [
         Shard(

@@ -89,7 +89,7 @@ class StoredMap:
             contents = nemo_tables.to_tables(*pack(self), self.student, self.teacher)
         else:
             contents = [to_nemo(self)]
-        io.write_all(dict(zip(targets, contents, strict=True)))
+        io.write_all({path: [data] for path, data in zip(targets, contents, strict=True)})
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
@@ -133,11 +133,7 @@ def check_output(
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table, next to `path`, would only replace one of the same pair.
-
-    Raises:
-        OutputError: if its file contains anything else.
-    """
+    """Check that the teacher's table, next to `path`, would only replace one of the same pair."""
     beside = nemo_tables.reverse_of(path)
     if not beside.exists():
         return
@@ -185,9 +181,6 @@ def read(
 
     `preserve_last`: the last column of another program's file contains scale slots; `normalize`:
     its weights were trained.
-
-    Raises:
-        MapFileError: if the file is not a map, or is damaged.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):
@@ -233,7 +226,6 @@ def table_digests(path: str | PathLike[str]) -> list[str] | None:
 def _imported(
     entries: nemo.PtEntries, preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of another program's map, or of trained weights, and report repairs."""
     if entries.own is None:
         fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
         return fields | {
@@ -380,10 +372,7 @@ def assemble(
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return the fields of a map's class, and the recorded digests, from a file's tensors and JSON.
 
-    Neither invariants nor digests are checked.
-
-    Raises:
-        ValueError: if the file is not a map; also other exceptions of `MALFORMED`.
+    Neither invariants nor digests are checked; errors are of `MALFORMED`.
     """
     kind = kind_of(tensors)
     header = _header(metadata)

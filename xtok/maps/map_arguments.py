@@ -31,7 +31,14 @@ CLASSES: Mapping[mapfile.MapKind, type[AnyMap]] = {
 }  # fmt: skip
 
 
-def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
+def read_map(
+    source: AnyMapLike,
+    *,
+    student_vocab_size: int | None = None,
+    teacher_vocab_size: int | None = None,
+    preserve_last: bool | None = None,
+    normalize: bool = False,
+) -> AnyMap:
     """Load a map of any kind, with the options of `ProjectionMap.load`; return a map unchanged.
 
     Raises:
@@ -39,22 +46,21 @@ def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
     """
     if isinstance(source, AnyMap):
         return source
-    reading = {name: options[name] for name in ("preserve_last", "normalize") if name in options}
-    fields = mapfile.read(source, **reading)
+    fields = mapfile.read(source, preserve_last, normalize)
     kind = mapfile.kind_of(fields)
+    widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
     if kind == "map":
-        return ProjectionMap.of_fields(fields, source, **options)
-    name, (description, _) = os.fspath(source), mapfile.KINDS[kind]
-    for option in ("preserve_last", "normalize"):
-        if options.get(option) is not None and (options[option] or option == "preserve_last"):
-            raise MapFileError(
-                f"{name} is {description}, which has no weights",
-                hint="leave out {option}",
-                parameter=option,
-            )
+        return ProjectionMap.of_fields(fields, source, widths, preserve_last)
+    name = os.fspath(source)
+    if preserve_last is not None or normalize:
+        raise MapFileError(
+            f"{name} is {mapfile.KINDS[kind][0]}, which has no weights",
+            hint="leave out {option}",
+            parameter="normalize" if preserve_last is None else "preserve_last",
+        )
     loaded = mapfile.map_of_fields(CLASSES[kind], fields, source)
-    for side in SIDES:
-        if (width := options.get(f"{side}_vocab_size")) is not None:
+    for side, width in widths.items():
+        if width is not None:
             require_width(loaded, side, width, name=name)
     return loaded
 
@@ -75,9 +81,6 @@ def bind_map(
     Returns:
         the map, with the pair's tokens if it lacks them, and the pair, as wide as the map unless
         the user set a width.
-
-    Raises:
-        XtokError: if the tokens or the width of a side differ.
     """
     if any_map is None:
         if not isinstance(pair, Pair):
@@ -110,7 +113,6 @@ def bind_maps(
 
 
 def _pair_of(pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[AnyMap]) -> Pair:
-    """Return the pair of the maps, with the tokenizers of `pair`, as wide as the first map."""
     if isinstance(pair, Pair):
         return _at_map_widths(pair, maps[0])
     sides: dict[str, Any] = {}
@@ -141,10 +143,7 @@ def _at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
 
 
 def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
-    """Return the width of a tokenizer that is used with a side of a map.
-
-    Priority: the user's width, the map's if the tokens are equal, the model config's.
-    """
+    # The user's width, or the map's if the tokens are equal, or the model config's
     if of_pair.width_source == "option":
         return of_pair.vocab_size
     if of_map.table is not None:

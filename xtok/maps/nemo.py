@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,7 +25,7 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.records import InvariantError, RowKind
-from xtok.maps.tensors import own_tensors, require_valid, strided
+from xtok.maps.tensors import own_tensors, require_valid, strided, torch_bytes
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 
@@ -93,19 +92,14 @@ def to_nemo(
         for name, tensor in {**tensors, _LOWERED: lowered}.items()
         if name not in Edges._fields
     }
-    buffer = io.BytesIO()  # torch.save would write a file's name into the archive
-    torch.save(
-        {
-            "indices": torch.from_numpy(indices),
-            "likelihoods": torch.from_numpy(likelihoods),
-            "student_model_id": student.model_id,
-            "teacher_model_id": teacher.model_id,
-            "enable_scale_trick": slot is not None,
-            "xtok": {"tensors": kept, "metadata": metadata},
-        },
-        buffer,
-    )
-    return buffer.getvalue()
+    return torch_bytes({
+        "indices": torch.from_numpy(indices),
+        "likelihoods": torch.from_numpy(likelihoods),
+        "student_model_id": student.model_id,
+        "teacher_model_id": teacher.model_id,
+        "enable_scale_trick": slot is not None,
+        "xtok": {"tensors": kept, "metadata": metadata},
+    })  # fmt: skip
 
 
 # Reading: every layout as `PtEntries`, then put in order
@@ -170,7 +164,6 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
 
 
 def _sparse(matrix: torch.Tensor, size: int) -> Edges:
-    """Return the entries of a sparse matrix, after comparing its size with the file's."""
     import torch
 
     is_coo = matrix.layout == torch.sparse_coo
@@ -188,7 +181,6 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
 
 
 def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
-    """Return the entries of a dict `{(student_id, teacher_id): count}`."""
     pairs = all(
         type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
         for pair in counts
@@ -228,7 +220,6 @@ def read_padded(
 
 
 def _entries_by_row(edges: Edges) -> PtEntries:
-    """Sort entries by student id; entries of a row keep their order."""
     for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
         require_valid(lowest >= 0, f"the {side} id {lowest}")
@@ -314,7 +305,6 @@ def foreign_fields(
 
 
 def _side(place: int, entries: PtEntries) -> dict[str, Any]:
-    """Return the fields of a side; a missing width becomes the largest id + 1."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     width, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
     size = highest + 1 if width is None else width
@@ -339,8 +329,7 @@ def _put_in_order(
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize and sort; count each repair.
 
-    Rows that need no repair keep their bits. `last` marks slots; `has_order` counts reordered rows.
-    Also return the rows with a slot.
+    Rows that need no repair keep their bits. Also return the rows with a slot (`last`).
     """
     if not (np.isfinite(edges.weights) & (edges.weights >= 0)).all():
         raise InvariantError("weights", "a weight is negative or not finite")

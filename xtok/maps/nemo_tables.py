@@ -5,7 +5,6 @@ Its draft "v6", pull request 4177 at a84de17, reads them in `loss_functions.py`.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.maps.edges import ranks
+from xtok.maps.tensors import torch_bytes
 from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
@@ -52,21 +53,17 @@ def to_tables(
     for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
         size = _num_ids(vocabulary)
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-        buffer = io.BytesIO()  # torch.save would write a file's name into the archive
-        torch.save(
-            {
-                "subtoks": torch.from_numpy(_padded(pieces, counts)[:size]),
-                "lengths": torch.from_numpy(counts[:size].astype(np.int64)),
-                "src": vocabulary.model_id,
-                "dst": into.model_id,
-                "N_max": N_MAX,
-                "V_src": size,
-                "V_dst": _num_ids(into),
-                "xtok": {"side": side, "metadata": metadata},
-            },
-            buffer,
-        )
-        files.append(buffer.getvalue())
+        table = {
+            "subtoks": torch.from_numpy(_padded(pieces, counts)[:size]),
+            "lengths": torch.from_numpy(counts[:size].astype(np.int64)),
+            "src": vocabulary.model_id,
+            "dst": into.model_id,
+            "N_max": N_MAX,
+            "V_src": size,
+            "V_dst": _num_ids(into),
+            "xtok": {"side": side, "metadata": metadata},
+        }
+        files.append(torch_bytes(table))
     return files[0], files[1]
 
 
@@ -75,9 +72,9 @@ def _num_ids(vocabulary: Vocabulary) -> int:
 
 
 def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the first `N_MAX` pieces of each token, int64 `[V, N_MAX]`, padded with -1."""
     rows = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(len(pieces)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = ranks(rows)
+    kept = place < N_MAX
     subtoks = np.full((len(counts), N_MAX), -1, np.int64)
-    subtoks[rows[place < N_MAX], place[place < N_MAX]] = pieces[place < N_MAX]
+    subtoks[rows[kept], place[kept]] = pieces[kept]
     return subtoks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
@@ -210,7 +210,10 @@ class ProjectionMap(StoredMap):
         """Check the invariants; an `InvariantError` names the first that does not hold."""
         if "_holds" not in vars(self):
             for name, (check, _) in self.INVARIANTS.items():
-                _check_named(name, check, self)
+                try:
+                    check(self)
+                except ValueError as error:
+                    raise InvariantError(name, str(error)) from error
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
                 vars(self)["_holds"] = True  # read-only arrays need one check
@@ -265,20 +268,15 @@ class ProjectionMap(StoredMap):
             MapFileError: if the file is not a map, is damaged, or has other widths.
         """
         fields = mapfile.read(path, preserve_last, normalize)
-        return ProjectionMap.of_fields(
-            fields, path, student_vocab_size=student_vocab_size,
-            teacher_vocab_size=teacher_vocab_size, preserve_last=preserve_last,
-        )  # fmt: skip
+        widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
+        return ProjectionMap.of_fields(fields, path, widths, preserve_last)
 
     @staticmethod
     def of_fields(
         fields: Mapping[str, Any],
         path: str | PathLike[str],
-        *,
-        student_vocab_size: int | None = None,
-        teacher_vocab_size: int | None = None,
+        widths: Mapping[str, int | None],
         preserve_last: bool | None = None,
-        normalize: bool = False,
     ) -> ProjectionMap:
         """Make a map of the fields from `file.read`, with the options of `load`."""
         kind = mapfile.kind_of(fields)
@@ -290,13 +288,12 @@ class ProjectionMap(StoredMap):
         projection = mapfile.map_of_fields(ProjectionMap, fields, path)
         if preserve_last is not None:
             projection = projection._with_slots(preserve_last)
-        for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
+        for side, width in widths.items():
             if width is not None:
                 projection = projection.at_width(side, width, name=os.fspath(path))
         return projection
 
     def _with_slots(self, preserve_last: bool) -> ProjectionMap:
-        """Turn the entries of the last column into scale slots, or slots into ordinary entries."""
         if preserve_last == self.enable_scale_trick:
             return self
         edges, slot = self.edges, None
@@ -336,13 +333,6 @@ def require_width(m: _HasSides, side: str, width: int, *, name: str = "the map")
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     """Return a token as reports show it; None if the map has no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
-
-
-def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
-    try:
-        check(m)
-    except ValueError as error:
-        raise InvariantError(name, str(error)) from error
 
 
 # Each check takes few passes over the entries, and no more memory than the entries themselves.

@@ -48,9 +48,9 @@ class SpellingMap(StoredMap):
     @property
     def shared(self) -> tuple[Ids, Ids]:
         """Student ids (ascending) and teacher ids of the shared tokens, both int64 `[shared]`."""
-        ids = np.flatnonzero(self.student_counts == 1)
-        first = np.cumsum(self.student_counts)[ids] - 1
-        return ids, self.student_pieces[first].astype(np.int64)
+        partners = _partners(self, "student")
+        ids = np.flatnonzero(partners >= 0)
+        return ids, partners[ids]
 
     def left_out(self, side: str) -> dict[str, Ids]:
         """Return the ids of a side, `student` or `teacher`, without a spelling, by reason."""
@@ -96,7 +96,6 @@ def _check_shared(m: SpellingMap) -> None:
 
 
 def _partners(m: SpellingMap, side: str) -> Ids:
-    """Return the other side's id of each shared token, int64 `[V]`, or −1."""
     pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
     partners = np.full(len(counts), -1, np.int64)
     partners[counts == 1] = pieces[(np.cumsum(counts) - 1)[counts == 1]]
@@ -116,15 +115,13 @@ def _check_bytes(m: SpellingMap) -> None:
         wrong = ids[spelled != table.lengths[ids]]
         if not len(wrong):
             differs = _bytes_of(table, ids) != _bytes_of(others, pieces)
-            owners = np.repeat(ids, table.lengths[ids])
-            wrong = owners[differs]
+            wrong = np.repeat(ids, table.lengths[ids])[differs]
         if len(wrong) or (others.lengths[pieces] == 0).any():
             example = f": {wrong[0]}" if len(wrong) else ""
             raise ValueError(f"a token of the {side} is not spelled by its bytes{example}")
 
 
 def _bytes_of(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of some tokens, concatenated, uint8 `[total]`."""
     lengths = table.lengths[ids]
     starts = table.offsets[ids] - (np.cumsum(lengths) - lengths)
     data: NDArray[np.uint8] = table.data[np.arange(int(lengths.sum())) + np.repeat(starts, lengths)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,15 @@ def require_valid(holds: object, description: str) -> None:
     """Raise a `ValueError` with the description unless the condition holds."""
     if not holds:
         raise ValueError(f"{description} is not valid")
+
+
+def torch_bytes(contents: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a `.pt` file."""
+    import torch
+
+    buffer = io.BytesIO()  # torch.save would write a file's name into the archive
+    torch.save(contents, buffer)
+    return buffer.getvalue()
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok._lib.io import atomic_output, locked, remove, write
+from xtok._lib.io import atomic_output, locked, write
 from xtok._lib.opening import need
 from xtok._lib.parquet import parquet_writer
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -388,7 +387,7 @@ def _compression_config(
         hold()
     except BaseException:
         if is_ours:
-            remove(path.parent, [re.escape(path.name)], with_folder=False)
+            path.unlink(missing_ok=True)
         raise
 
 
