@@ -144,24 +144,28 @@ def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Non
     if value is None and NoneType in get_args(kind):
         return
     kind = without_none(kind)
-    plain = get_origin(kind) or kind
-    if plain is Literal:
+    base = get_origin(kind) or kind
+    if base is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
-    elif plain in _KINDS:
-        accepted, what = _KINDS[plain]
-        if not isinstance(value, accepted) or (isinstance(value, bool) and plain is not bool):
-            raise ValueError(f"{name} is {value!r}, and must be {what}")
-    if plain is tuple:
+        return
+    accepted, description = _KINDS.get(base, (object, ""))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and base in (int, float)):
+        raise ValueError(f"{name} is {value!r}, and must be {description}")
+    if base is tuple:
         for number, item in enumerate(value, start=1):
             check_value(f"{name}, number {number},", item, get_args(kind)[0], details)
-    elif plain in (int, float):
-        limits = {key: getattr(details, key) for key in _ENDS}
-        ends = [(*_ENDS[key], end) for key, end in limits.items() if end is not None]
-        if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
-            words = [f"{word} {end}" for word, _, end in ends]
-            known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
-            raise ValueError(f"{name} is {value}, and must be {known}")
+    elif base in (int, float):
+        _check_range(name, value, details)
+
+
+def _check_range(name: str, value: float, details: OptionDetails) -> None:
+    ends = {key: end for key in _ENDS if (end := getattr(details, key)) is not None}
+    if isfinite(value) and all(_ENDS[key][1](value, end) for key, end in ends.items()):
+        return
+    words = [f"{_ENDS[key][0]} {end}" for key, end in ends.items()]
+    expected = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
+    raise ValueError(f"{name} is {value}, and must be {expected}")
 
 
 def without_none(kind: Any) -> Any:
