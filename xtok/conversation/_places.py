@@ -17,7 +17,6 @@ from xtok.tokenizers.table import byte_offsets
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
 """Tags, words and other single characters. A header ends after a whole piece."""
 
-
 _TAG = re.compile(r"<[^<>]+>")
 
 
@@ -104,13 +103,8 @@ class Places:
     ) -> Iterator[tuple[int, int]]:
         """Yield the target characters of an answer, from its header to the end of its turn.
 
-        Gemma 4 writes tool results into the turn of the call, so the answer has two parts.
-
-        Args:
-            index: the answer's message index.
-            header: the text that precedes an answer.
-            up_to: renders the messages up to an index, "" if this fails. The first part ends where
-                this text and the full text differ.
+        Gemma 4 writes tool results into the turn of the call, so the answer has two parts. The
+        first ends where the text differs from `up_to(index)`, the messages up to the answer.
         """
         whole = self.whole(index)
         if whole is None:
@@ -139,7 +133,6 @@ class Places:
         return whole[0] if self._text.endswith(header, 0, whole[0]) else first
 
     def _first_difference(self, start: int, end: int, other: str) -> int:
-        """Return the first difference from another text before `end`, or the tag around it."""
         limit = min(end, len(other))
         limit = next((i for i in range(limit) if self._text[i] != other[i]), limit)
         tag = self._text.rfind("<", start, limit)
@@ -178,9 +171,7 @@ class Places:
             begin = max(0, whole[0] - len(prompt))
             if self._text.find(part, begin, first + len(part)) >= 0:
                 rest = prompt[len(part) :].strip()
-                return (
-                    rest if any(len(p) > 1 and p[0] == "<" for p in _PIECES.findall(rest)) else ""
-                )
+                return rest if _TAG.search(rest) else ""
         return ""
 
     def _first(self, index: int, whole: tuple[int, int]) -> int:
@@ -188,7 +179,7 @@ class Places:
         return next(runs, whole[1])
 
     def _after_header(self, start: int, first: int, header: str) -> int:
-        """Return the end of a turn's header, or -1 if there is no header.
+        """Return the end of a turn's header, or -1.
 
         The header starts before `first`, the first character of the message. It can end later if
         the prompt opens a `<think>` block and the message contains the same tag.

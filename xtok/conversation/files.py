@@ -80,23 +80,23 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     return chain([first], records)
 
 
-def read_row(row: Any, place: object, field: str = "text") -> str | ChatRecord:
+def read_row(row: Any, place: object) -> str | ChatRecord:
     """Return the text or the conversation of a row. Null and NaN mean that a field is missing.
 
     Raises:
         XtokError: if the row contains neither.
     """
     fields = row if isinstance(row, Mapping) else {}
-    text = row if isinstance(row, str) else fields.get(field)
+    text = row if isinstance(row, str) else fields.get("text")
     if isinstance(text, str):
         return text
     if not is_missing(text):
-        problem = f"the field {field!r} is {type(text).__name__}, not a string"
+        problem = f"the field 'text' is {type(text).__name__}, not a string"
     elif not isinstance(row, Mapping | Sequence):
         problem = f"{type(row).__name__} is neither a text nor a conversation"
     elif fields and is_missing(fields.get("messages")):
         keys = [key for key, value in fields.items() if not is_missing(value)]
-        problem = f"neither {field} nor messages, only: {listed(keys, 8) or 'nothing'}"
+        problem = f"neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
         return chat_record(arrays or list(row), place)
@@ -104,12 +104,8 @@ def read_row(row: Any, place: object, field: str = "text") -> str | ChatRecord:
 
 
 _FIELDS = {
-    "messages": list,
-    "tools": list,
-    "documents": list,
-    "system": str,
-    "chat_template_kwargs": dict,
-}
+    "messages": list, "tools": list, "documents": list, "system": str, "chat_template_kwargs": dict,
+}  # fmt: skip
 _KINDS = {list: "a list", dict: "an object", str: "a text"}
 
 

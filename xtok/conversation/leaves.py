@@ -71,13 +71,8 @@ def unread_leaves(
     """Yield notes on values that the template omits by design, and on unused keys.
 
     Templates omit earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
-    some keys of tools and documents.
-
-    Args:
-        render: renders inputs with other values.
-        inputs: the rendered values.
-        rendering: the rendering of `inputs`.
-        first: index of the first message to check.
+    some keys of tools and documents. `render` renders `inputs` with other values; messages before
+    `first` are not checked.
 
     Raises:
         XtokError: if another value is missing; names the message and the key.
@@ -106,7 +101,6 @@ def unread_leaves(
 def _of_message(
     whole: _Written, index: int, leaves: Sequence[_Leaf], earlier: set[tuple[Any, ...]]
 ) -> Iterator[str]:
-    """Yield notes on omitted leaves; `earlier` has the kinds that only the last message keeps."""
     messages = whole.inputs["messages"]
     message, is_last = messages[index], index + 1 == len(messages)
     lost = [(leaf, part) for leaf in leaves if (part := whole.lost(leaf))]
@@ -121,13 +115,11 @@ def _of_message(
         tag = _TAG.search(part) if isinstance(leaf.value, str) else None
         if tag is None:
             raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
-        yield _cut_at(printable(tag[0]), leaf, is_marked=not part[: tag.start()].strip())
-
-
-def _cut_at(tag: str, leaf: _Leaf, *, is_marked: bool) -> str:
-    if is_marked:
-        return f"the template omits text marked with {tag}"
-    return f"the template cuts the {leaf.path[2]} of a message at {tag} and omits a part"
+        if part[: tag.start()].strip():
+            where = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
+            yield f"the template cuts {where} and omits a part"
+        else:
+            yield f"the template omits text marked with {printable(tag[0])}"
 
 
 def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
@@ -226,7 +218,6 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
-    """Yield the leaves of a value; a content part without text is one leaf."""
     is_part = isinstance(value, Mapping) and path[2:3] == ("content",) and len(path) == 4
     if is_part and "text" not in value:
         yield _Leaf(path, value)
@@ -254,8 +245,6 @@ def _items(value: Any, *, is_part: bool, is_call: bool) -> Iterator[tuple[str | 
 
 
 class _Written:
-    """Compares a rendering with its inputs."""
-
     def __init__(self, render: Render, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._render, self._text = inputs, render, rendering.text
         self._places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
@@ -286,7 +275,6 @@ class _Written:
             self._is_written |= {leaf.path: False for leaf in others}
 
     def _marked(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
-        """Yield the paths of leaves that the text contains, identified by unique numbers."""
         inputs, marks = self.inputs, {}
         for number, leaf in enumerate(leaves, start=_UNUSED):
             if isinstance(leaf.value, (str, int, float)):
@@ -346,7 +334,6 @@ class _Written:
 
 
 def _altered(value: Any) -> Any:
-    """Return a different value of the same type; None removes a part."""
     if isinstance(value, str):
         return f"{value}x"
     if isinstance(value, bool):

@@ -133,10 +133,7 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 def _normalized(
     tokenizer: Tokenizer, messages: Any, options: RenderOptions
 ) -> tuple[list[dict[str, Any]], RenderOptions]:
-    """Return messages as dicts, and tools from the variables as an option.
-
-    A role becomes the assistant's if the template writes both in the same way.
-    """
+    # A role becomes the assistant's if the template writes both in the same way.
     variables = dict(options.variables or {})
     arguments = {"messages", "add_generation_prompt", *(["tools"] if options.tools else [])}
     if named := sorted(arguments & variables.keys()):
@@ -176,7 +173,7 @@ def _account(
 
 
 def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
-    template = find_template(tokenizer, options.template, tools=bool(options.tools))
+    template = _template_of(tokenizer, options)
     source = template.template if isinstance(template, PromptFormat) else template
     for name, value in (options.variables or {}).items():
         if name != "documents" and name not in names_read(source):
@@ -208,8 +205,6 @@ def encoded(
 
 
 class _Targets:
-    """The targets of one rendering: characters, mask and notes."""
-
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -226,7 +221,7 @@ class _Targets:
         self._bytes = rendering.text.encode()
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         self._answers = [i for i in assistant if is_trained_on(messages[i], i)]
-        self._headers = _headers(tokenizer, rendering, messages, options)
+        self._headers = self._find_headers()
         self._blocks = self._kept_blocks([i for i in assistant if i not in self._answers])
         self._stretches = [*self._find()]  # in characters
         self.mask = self._make_mask()
@@ -253,9 +248,11 @@ class _Targets:
 
     def _up_to(self, index: int) -> str:
         with suppress(XtokError):
-            options = replace(self._options, add_generation_prompt=False)
-            return rendered(self._tokenizer, self._messages[: index + 1], options).text
+            return self._rendered(self._messages[: index + 1], add_generation_prompt=False).text
         return ""
+
+    def _rendered(self, messages: Sequence[Message], **changes: Any) -> Rendering:
+        return rendered(self._tokenizer, messages, replace(self._options, **changes))
 
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
@@ -288,7 +285,7 @@ class _Targets:
         return behind + 1 if rest.strip() and self._ids[behind] in ends else stop
 
     def notes(self) -> Iterator[str]:
-        yield from _not_targets(self._messages, self._answers, self._options)
+        yield from self._not_targets()
         if any(self._begins_in_prompt(*stretch) for stretch in self._stretches):
             yield BEGINS_IN_PROMPT
         yield from self._without_prompt() if self._blocks is None else ()
@@ -297,7 +294,7 @@ class _Targets:
         if any(map(self._is_left_out, self._answers)):
             yield NO_TARGETS if self._blocks is None else NOT_GENERATED
         if self._rendering.is_dated:
-            yield _note_on_date(self._tokenizer, self._messages, self._options)
+            yield self._note_on_date()
         edges = np.flatnonzero(np.diff(self.mask, prepend=False, append=False)).reshape(-1, 2)
         tokens = self._control, self._bounds, self._bytes
         if any(_end_of_turn(*tokens, *edge) is None for edge in edges.tolist()):
@@ -318,19 +315,66 @@ class _Targets:
             return not self._stretches
         return not any(whole[0] < end and start < whole[1] for start, end in self._stretches)
 
+    def _not_targets(self) -> Iterator[str]:
+        if not self._answers and not self._options.add_generation_prompt:
+            yield NO_ANSWERS
+        for message in self._messages:
+            role = message["role"]
+            if role not in _KNOWN_ROLES:
+                yield (
+                    f"messages of the role {role} are not targets: they differ from the assistant's"
+                )
+            for name in WEIGHTS if role != "assistant" else ():
+                if message.get(name):
+                    yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
 
-def _not_targets(
-    messages: Sequence[Message], answers: Sequence[int], options: RenderOptions
-) -> Iterator[str]:
-    if not answers and not options.add_generation_prompt:
-        yield NO_ANSWERS
-    for message in messages:
-        role = message["role"]
-        if role not in _KNOWN_ROLES:
-            yield f"messages of the role {role} are not targets: they differ from the assistant's"
-        for name in WEIGHTS if role != "assistant" else ():
-            if message.get(name):
-                yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
+    def _note_on_date(self) -> str:
+        template = _template_of(self._tokenizer, self._options)
+        for name in names_beside_date(template) if isinstance(template, str) else ():
+            variables = {**(self._options.variables or {}), name: "1 January 2026"}
+            with suppress(XtokError):
+                if not self._rendered(self._messages, variables=variables).is_dated:
+                    return (
+                        f"{_DATED}: set the variable {name} to get the same ids every day (in a "
+                        "file: in each conversation's chat_template_kwargs)"
+                    )
+        return f"{_DATED}, and no variable replaces it"
+
+    def _find_headers(self) -> dict[int, tuple[str, bool]]:
+        """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
+        roles = [message["role"] for message in self._messages]
+        before = {
+            i: self._messages[max(0, i - 1)] for i, role in enumerate(roles) if role == "assistant"
+        }
+        prompts: dict[str, str] = {}  # by the role of the message before the answer
+        if self._options.add_generation_prompt:
+            prompts[roles[-1]] = self._rendering.generation_prompt
+        for message in (*before.values(), *_PROBE) if before else ():
+            if message["role"] not in prompts:
+                prompts[message["role"]] = self._prompt_after(message)
+        if before and not any(prompts.values()):  # the template has no generation prompt
+            return dict.fromkeys(before, (self._written_header(), False))
+        return {index: (prompts[message["role"]], True) for index, message in before.items()}
+
+    def _prompt_after(self, message: Message) -> str:
+        probes: list[Sequence[Message]] = [_PROBE]
+        if message["role"] not in ("assistant", "system", "user"):
+            result = {**message, "content": "x"}
+            # DeepSeek's templates accept arguments as JSON strings only
+            probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")]
+            probes.append(_PROBE)
+        for probe in probes:
+            with suppress(XtokError):
+                shown = self._rendered(probe, tools=None, add_generation_prompt=True)
+                return shown.generation_prompt
+        return ""
+
+    def _written_header(self) -> str:
+        probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
+        with suppress(XtokError):
+            shown = self._rendered(probe, tools=None, add_generation_prompt=False)
+            return written_header(shown, probe)
+        return written_header(self._rendering, self._messages)
 
 
 def _end_of_turn(
@@ -343,67 +387,6 @@ def _end_of_turn(
         if text[bounds[i] : bounds[i + 1]].strip():
             break
     return None
-
-
-def _note_on_date(tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions) -> str:
-    template = find_template(tokenizer, options.template, tools=bool(options.tools))
-    for name in names_beside_date(template) if isinstance(template, str) else ():
-        variables = {**(options.variables or {}), name: "1 January 2026"}
-        with suppress(XtokError):
-            if not rendered(tokenizer, messages, replace(options, variables=variables)).is_dated:
-                return (
-                    f"{_DATED}: set the variable {name} to get the same ids every day (in a file: "
-                    "in each conversation's chat_template_kwargs)"
-                )
-    return f"{_DATED}, and no variable replaces it"
-
-
-def _headers(
-    tokenizer: Tokenizer,
-    rendering: Rendering,
-    messages: Sequence[Message],
-    options: RenderOptions,
-) -> dict[int, tuple[str, bool]]:
-    """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
-    before = {
-        i: messages[max(0, i - 1)] for i, m in enumerate(messages) if m["role"] == "assistant"
-    }
-    prompts: dict[str, str] = {}  # by the role of the message before the answer
-    if options.add_generation_prompt:
-        prompts[messages[-1]["role"]] = rendering.generation_prompt
-    for message in (*before.values(), *_PROBE) if before else ():
-        if message["role"] not in prompts:
-            prompts[message["role"]] = _prompt_of(tokenizer, message, options)
-    if before and not any(prompts.values()):  # the template has no generation prompt
-        written = _written_header(tokenizer, rendering, messages, options)
-        return dict.fromkeys(before, (written, False))
-    return {index: (prompts[message["role"]], True) for index, message in before.items()}
-
-
-def _prompt_of(tokenizer: Tokenizer, before: Message, options: RenderOptions) -> str:
-    asking = replace(options, tools=None, add_generation_prompt=True)
-    probes: list[Sequence[Message]] = [_PROBE]
-    if before["role"] not in ("assistant", "system", "user"):
-        # DeepSeek's templates accept arguments as JSON strings only
-        result = {**before, "content": "x"}
-        probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")] + probes
-    for probe in probes:
-        with suppress(XtokError):
-            return rendered(tokenizer, probe, asking).generation_prompt
-    return ""
-
-
-def _written_header(
-    tokenizer: Tokenizer,
-    rendering: Rendering,
-    messages: Sequence[Message],
-    options: RenderOptions,
-) -> str:
-    probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
-    with suppress(XtokError):
-        plain_options = replace(options, tools=None, add_generation_prompt=False)
-        return written_header(rendered(tokenizer, probe, plain_options), probe)
-    return written_header(rendering, messages)
 
 
 def tool_suffix(
@@ -527,7 +510,7 @@ def rendered(
     tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions
 ) -> Rendering:
     """Render messages with the selected template, without encoding."""
-    chosen = find_template(tokenizer, options.template, tools=bool(options.tools))
+    chosen = _template_of(tokenizer, options)
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
@@ -544,6 +527,10 @@ def rendered(
         variables=names,
         source=f"{source} of {tokenizer.vocabulary.model_id}",
     )
+
+
+def _template_of(tokenizer: Tokenizer, options: RenderOptions) -> str | PromptFormat:
+    return find_template(tokenizer, options.template, tools=bool(options.tools))
 
 
 def find_template(
