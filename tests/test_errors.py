@@ -359,7 +359,7 @@ FLOATS = "give a checkpoint without quantization, or fetch it again"
 WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
-EACH = "give one for each teacher, as map= of a trainer or of make_loss"
+EACH = "pass one for each teacher, as map= of the trainer or of make_loss"
 OF_TEACHERS = "use a text, or a list with an item per teacher; null stands for the student's"
 SAME_ANSWERS = "use the same answers in the same order on both sides; the rest may differ"
 COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
@@ -1043,9 +1043,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
     (lambda: read_loss("p_kl", EventLoss), "p-kl does not use an event map",
      "xtok build STUDENT TEACHER --for p-kl"),
-    (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
+    (lambda: losses.make_loss("p-kl"), "p-kl requires a map", EACH),
     (lambda: losses.make_loss("event-kl"),
-     "event-kl needs an event map", EACH),
+     "event-kl requires an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
      "same-tokenizer needs one tokenizer, but bytes and small-digits have different ones",
@@ -1086,12 +1086,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "
      "[1, 4] for ids [1, 3]", WHOLE),
     (lambda: heads_of("other"), "the student needs whole logits: the logits of LlamaForCausalLM "
-     "are not its head times its hidden states, with what its configuration says of logit_scale, "
+     "differ from its head applied to its hidden states (configuration values used: logit_scale, "
      "logits_scaling, lm_head_multiplier, output_multiplier, final_logit_softcapping, "
-     "logits_soft_cap", WHOLE),
+     "logits_soft_cap)", WHOLE),
     (lambda: ProjectionModule(of_bytes())(torch.zeros(1, 1, 5)),
      "the student's logits are 5 wide, expected at least 256 (the map's width)",
-     "give a map of this student, or build it 5 wide with vocab_size="),
+     "use a map for this student, or build it 5 wide with vocab_size="),
     (lambda: ProjectionModule(read_map(pt_bytes(FOREIGN), "map.pt")),
      "the map file does not record the width of the teacher's logits (largest id: 3)",
      "load or convert the map with teacher_vocab_size="),

@@ -28,6 +28,7 @@ from xtok.training.heads import Head, find_heads, logits_of
 from xtok.training.losses.chunks import number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
+from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.objective import make_objective
 
@@ -147,9 +148,10 @@ def _ways(
     config = losses.ChunkLossConfig()
 
     def in_one_pass(student: Any, teacher: Any) -> Tensor:
+        chunks = number_chunks(aligned, (False, True))
         plans = [
             plan_cross_entropy(student, targets),
-            plan_event_kl(student, teacher, index, number_chunks(aligned, (False, True)), config),
+            plan_event_kl(chunked(student, teacher, chunks), index, config),
         ]  # fmt: skip
         return one_pass(student, plans, (1.0, 1.0))[0]
 

@@ -137,16 +137,16 @@ def test_rows_without_a_chunk() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"teacher_logits": None}, "give teacher_logits, or teacher_logprobs"),
-        ({"targets": (torch.zeros(3, 5), sides()[2][1])}, r"student's targets are \[3, 5\]"),
+        ({"teacher_logits": None}, "teacher_logits or teacher_logprobs are missing"),
+        ({"targets": (torch.zeros(3, 5), sides()[2][1])}, r"student's targets have shape \[3, 5\]"),
         ({"targets": (sides()[2][0], torch.full((3, 5), 13))}, "teacher's targets .* 13, .* 0..12"),
         (
             {"targets": (torch.full((3, 6), -100), sides()[2][1])},
-            "student's targets .* -100, which",
+            "student's targets .* -100, expected",
         ),
-        ({"teacher_logprobs": torch.zeros(3, 4)}, r"does not fit the teacher's logits \[3, 4, 1\]"),
-        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs have nan at"),
-        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs have 0.5 at"),
+        ({"teacher_logprobs": torch.zeros(3, 4)}, r"the teacher's logits are \[3, 4, 1\]"),
+        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs contain nan at"),
+        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs contain 0.5 at"),
         ({"teacher_logits": torch.full((3, 5, 13), torch.nan)}, "the teacher's logits are nan at"),
         ({"student_logits": torch.full((3, 6, 10), torch.inf)}, "the student's logits are inf at"),
     ],

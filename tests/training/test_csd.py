@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +323,10 @@ def test_the_index_moves() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targets": (torch.zeros(3, 5), torch.zeros(3, 5))}, r"student's targets are \[3, 5\]"),
+        (
+            {"targets": (torch.zeros(3, 5), torch.zeros(3, 5))},
+            r"student's targets have shape \[3, 5\]",
+        ),
         ({"student_logits": torch.full((3, T_S, V_S), torch.nan)}, "student's logits are nan at"),
         ({"teacher_logits": torch.full((3, T_T, V_T), torch.inf)}, "teacher's logits are inf at"),
     ],
@@ -338,7 +341,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 
 def test_ids_of_the_padding_and_narrow_logits() -> None:
     student, teacher, targets, aligned = batch([[([V_S], [2])]], wider=1)
-    with pytest.raises(ValueError, match=f"student's targets in a chunk have {V_S}, .* 0..9"):
+    with pytest.raises(ValueError, match=f"student's targets in a chunk contain {V_S}, .* 0..9"):
         csd(student, teacher, INDEX, targets, aligned)
     with pytest.raises(XtokError, match="7 wide"):
         csd(student, teacher[..., :7], INDEX, targets, aligned)
@@ -347,14 +350,47 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": -1}, "beta is -1, and must be 0 or above"),
-        ({"alpha": float("nan")}, "alpha is nan, and must be 0 or above"),
-        ({"jsd_beta": 1}, "jsd_beta is 1, and must be between 0 and 1"),
-        ({"jsd_beta": "a"}, "jsd_beta is 'a', and must be between 0 and 1"),
-        ({"jsd_beta": True}, "jsd_beta is True, and must be between 0 and 1"),
+        ({"beta": -1}, "beta is -1, expected a number 0 or above"),
+        ({"alpha": float("nan")}, "alpha is nan, expected a number 0 or above"),
+        ({"jsd_beta": 1}, "jsd_beta is 1, expected 0 to 1"),
+        ({"jsd_beta": "a"}, "jsd_beta is 'a', expected 0 to 1"),
+        ({"jsd_beta": True}, "jsd_beta is True, expected 0 to 1"),
         ({"jsd_beta": 0.5, "reverse_kl": True}, "without a reverse KL"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CSDConfig(**options)
+
+
+# The rules of CSD's authors on chunks of one and several tokens. A teacher with a top-k has a
+# value for chunks whose only completion is the text itself; here K is the whole vocabulary.
+
+
+@pytest.mark.parametrize(
+    ("chunk", "num_completions"),
+    [(([4], [0, 2]), 3), (([7], [1, 3, 3]), 2), (([2, 3], [4]), 2), (([0, 0], [3]), 1)],
+)
+def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) -> None:
+    """One to many and many to one, beside the formulas of the paper over the whole vocabulary."""
+    student, teacher, targets, aligned = batch([[chunk]], seed=6)
+    loss = csd(student, teacher, INDEX, targets, aligned)
+    own, other = chunk
+    p, q = (x.detach().log_softmax(-1)[0] for x in (student, teacher))
+    if len(own) == 1:
+        pairs = [(u, of[-1]) for u, of in enumerate(STUDENT) if of[:-1] == other[:-1] and of]
+    else:
+        pairs = [(of[-1], v) for v, of in enumerate(TEACHER) if of[:-1] == own[:-1] and of]
+    assert len(pairs) == num_completions
+    assert (own[-1], other[-1]) in pairs
+    path_s = sum(float(p[place, token]) for place, token in enumerate(own[:-1]))
+    path_t = sum(float(q[place, token]) for place, token in enumerate(other[:-1]))
+    q_s = [path_s + float(p[len(own) - 1, u]) for u, _ in pairs]
+    q_t = [path_t + float(q[len(other) - 1, v]) for _, v in pairs]
+    rest_s, rest_t = (log(1 - sum(exp(x) for x in side)) for side in (q_s, q_t))
+    expected = sum(exp(t) * (t - s) for s, t in zip([*q_s, rest_s], [*q_t, rest_t], strict=True))
+    assert expected > 0
+    # With whole logits, one completion is not enough: the chunk does not count.
+    counts = num_completions > 1
+    assert count_completed(INDEX, targets, starting(aligned)) == counts
+    assert float(loss.detach()) == pytest.approx(expected if counts else 0, rel=1e-9)

@@ -271,7 +271,8 @@ class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(Twisted, "not its head"), (Twice, "2 times"), (SoftPrompt, "positions")]
+    ("kind", "word"),
+    [(Twisted, "differ from its head"), (Twice, "2 times"), (SoftPrompt, "positions")],
 )
 def test_another_head_is_no_error_unless_hidden_states_are_asked_for(kind: Any, word: str) -> None:
     """However small the logits are, where it would not show: here below 0.1."""

@@ -102,9 +102,9 @@ def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([0, 6], r"not different ids in 0\.\.5"), ([-1], r"not different ids in 0\.\.5"),
-        ([2, 2], r"not different ids in 0\.\.5"), ([[1]], r"not int64 \[k\]"),
-        ([0.5], r"torch.float32 \[1\], not int64"),
+        ([0, 6], r"must be distinct ids in 0\.\.5"), ([-1], r"must be distinct ids in 0\.\.5"),
+        ([2, 2], r"must be distinct ids in 0\.\.5"), ([[1]], r"expected int64 \[k\]"),
+        ([0.5], r"torch.float32 \[1\], expected int64"),
     ],
 )  # fmt: skip
 def test_columns_that_are_none(columns: Any, message: str) -> None:

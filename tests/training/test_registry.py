@@ -34,7 +34,7 @@ def test_the_table() -> None:
     assert {name for name, row in LOSSES.items() if row.is_stored} == {"topk-kl"}
     for name, row in LOSSES.items():
         if row.map:
-            with pytest.raises(XtokError, match=f"{name} needs {row.map.name}"):
+            with pytest.raises(XtokError, match=f"{name} requires {row.map.name}"):
                 make_loss(name)
     # 3 of 4 tokens are targets that something predicts, in 2 chunks; of one the first is not.
     aligned = alignment([[0, 0, 1, -1]], [[0, 1, -1]])

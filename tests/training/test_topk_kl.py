@@ -138,7 +138,7 @@ def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
         ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"its probabilities.* sum to 1\.859"),
         ({"rest_logprob": [[0.0, -0.5]]}, r"its probabilities.* sum to 1\.11"),
         ({"rest_logprob": [[0.0, torch.nan]]}, "log-probability of the rest is"),
-        ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], and do not fit .* \[1, 2, 9\]"),
+        ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], but .* \[1, 2, 9\]"),
         ({"student_logits": torch.full((1, 2, 9), torch.nan)}, r"student's logits are nan at \[0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model's hidden states and its head, of which losses make logits a block at a time."""
+"""A model's hidden states and head, from which losses compute logits in blocks."""
 
 from __future__ import annotations
 
@@ -16,47 +16,43 @@ from xtok.errors import XtokError
 from xtok.training.losses.logits import AnyLogits, HiddenLogits
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""What configurations call a factor of the logits: Cohere, Granite (which divides by it) and
-HyperCLOVA X, Falcon H1, Muse."""
+"""Configuration keys of a factor of the logits: Cohere, Granite (a divisor) and HyperCLOVA X,
+Falcon H1, Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""What they call the c of c · tanh(logits / c): Gemma, nanochat; RecurrentGemma."""
+"""Configuration keys of c in c · tanh(logits / c): Gemma and nanochat, RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""The largest |hidden · weight| at the positions where a head is compared with its model's logits.
+"""The largest |hidden · weight| at the positions where a head is compared with the model's logits.
 
-0: hidden states as they are. The others show a factor or a softcap, however small the logits are.
-"""
+0 keeps the hidden states. The others reveal a factor or a softcap even if the logits are small."""
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
-"""What models and configurations call the weight of a router's loss; JetMoE has the second."""
+"""Names of the weight of a router's loss in models and configurations; JetMoE uses the second."""
 
 WHOLE_LOGITS_HINT = (
     "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 )
 
 SOFT_PROMPT_HINT = (
-    "each position must be that of a token: train a LoRA adapter in place of soft prompts (prompt "
-    "tuning, p-tuning)"
+    "train a LoRA adapter instead of soft prompts (prompt tuning, p-tuning): each position must "
+    "belong to a token"
 )
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a causal language model does to its hidden states."""
+    """The output layers of a causal language model."""
 
-    decoder: nn.Module  # whose first output is the hidden states, after the last norm
+    decoder: nn.Module  # first output: the hidden states after the last norm
     linear: Any  # an `nn.Linear`
-    bias: Tensor | None  # beside that of `linear`
+    bias: Tensor | None  # added to the bias of `linear`
     scale: float
     softcap: float | None
-    shards: Any = None  # the module of FSDP2 that has it in pieces
+    shards: Any = None  # the FSDP2 module that shards the head
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
-        """Return the logits of hidden states `[B, T, d]` as `HiddenLogits`, not computed yet.
-
-        `autocast` is the dtype in which the decoder ran, or None without autocast.
-        """
+        """Return the logits of hidden states `[B, T, d]`; `autocast` is the decoder's."""
         hidden, weight, bias = self._whole(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
@@ -66,10 +62,9 @@ class Head:
             return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
     def _whole(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return hidden states, and the weight and bias of `linear`, gathered from any pieces."""
         linear = self.linear
         if self.shards is not None:
-            self.shards.unshard()  # until FSDP2 reduces the gradient, or runs the model again
+            self.shards.unshard()  # FSDP2 reshards after the gradient or in the next run
         if not hasattr(linear.weight, "ds_id"):
             return hidden, linear.weight, linear.bias
 
@@ -77,7 +72,7 @@ class Head:
             bias = linear.bias
             return hidden, linear.weight.clone(), None if bias is None else bias.clone()
 
-        # DeepSpeed's hooks gather around a call of the module, and again where its backward begins.
+        # DeepSpeed's hooks gather at the module's call and at the start of its backward.
         linear.forward = forward
         try:
             hidden, weight, bias = linear(hidden)
@@ -87,13 +82,12 @@ class Head:
 
 
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
-    """Run a model, or what wraps it, on its side of a batch; return its outputs.
+    """Run a model, wrapped or not, on its side of a batch; return its outputs.
 
-    With a head, their `logits` are `HiddenLogits`, not yet made. Rows that are padded on the left
-    come with `position_ids`, for models that take them.
+    With a head, the `logits` are `HiddenLogits`.
 
     Raises:
-        XtokError: if there are other positions than ids: prompt tuning adds some.
+        XtokError: if the model adds positions, as in prompt tuning.
     """
     ids, mask = side["input_ids"], side["attention_mask"]
     taken: list[tuple[Tensor, torch.dtype | None]] = []
@@ -102,8 +96,8 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     if head is None:
         outputs = model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
     else:
-        # The wrapper is called, and hidden states leave it as outputs do: DDP and FSDP reduce
-        # gradients of what they have seen.
+        # Call the wrapper and return hidden states as outputs: DDP and FSDP reduce only gradients
+        # of their outputs.
         inner = unwrapped(model)
 
         def add_hidden(outputs: Any, _: Tensor) -> Any:
@@ -112,7 +106,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
 
         with ExitStack() as hooks:
             hooks.enter_context(_hook(head.decoder, lambda _, x: taken.append((x, _autocast(x)))))
-            for module in {inner, _base(inner)}:  # PEFT calls the forward of the second by itself
+            for module in {inner, _base(inner)}:  # PEFT calls only the base's forward
                 hooks.enter_context(_hook(module, add_hidden, first=True))
             outputs = model(
                 input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **options
@@ -130,16 +124,15 @@ def _autocast(like: Tensor) -> torch.dtype | None:
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
-    """Run a model on its side of a batch; return its logits, not yet made if a head is given."""
+    """Run a model on its side of a batch; return its logits."""
     logits: AnyLogits = run(model, side, head).logits
     return logits
 
 
 def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> Tensor | None:
-    """Return what a mixture of experts adds to its own loss, a scalar; None for other models.
+    """Return the router's weighted loss in a mixture of experts; None for other models.
 
-    That is the `aux_loss` of its outputs, with `output_router_logits`, times a coefficient: by
-    default the one that its library takes, of the model or of its configuration.
+    Requires `output_router_logits`. The default coefficient is the model's, or its configuration's.
     """
     loss = getattr(outputs, "aux_loss", None)
     if not isinstance(loss, Tensor):
@@ -154,7 +147,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
-    """Run models in evaluation mode, and restore the mode of each module afterwards."""
+    """Run models in evaluation mode; restore each module's mode afterwards."""
     training = [m for model in models if model for m in model.modules() if m.training]
     for module in training:
         module.training = False
@@ -166,7 +159,7 @@ def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
 
 
 def rng_restored(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context after which the random numbers drawn in it, by dropout, are drawn again."""
+    """Return a context that restores the random generators, for example after dropout."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -181,11 +174,12 @@ def find_heads(
     Args:
         models: the student, then its teachers; None for stored predictions.
         sides: of a batch, for each model, on its device.
-        takes_hidden: for each model, whether the losses on its logits take hidden states.
-        wanted: False: whole logits of all; True: of none, or an error; None: where they have to be.
+        takes_hidden: for each model, whether its losses accept hidden states.
+        wanted: False: whole logits; True: hidden states or an error; None: hidden states if
+            possible.
 
     Raises:
-        XtokError: where `wanted` is True, and a loss or a model does not allow it.
+        XtokError: if `wanted` is True, and a loss or a model does not support it.
     """
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
@@ -194,14 +188,14 @@ def find_heads(
         require_rows(model, side, number)
         if model is None or wanted is False:
             continue
-        problem = why_whole_logits(model) if takes else "its loss compares whole distributions"
-        found = problem or find_head(model, side["input_ids"])
-        if isinstance(found, Head):
-            heads[number] = found
+        problem = why_whole_logits(model) if takes else "its loss requires whole distributions"
+        result = problem or find_head(model, side["input_ids"])
+        if isinstance(result, Head):
+            heads[number] = result
         elif wanted:
-            raise XtokError(f"{names[number]} needs whole logits: {found}", hint=WHOLE_LOGITS_HINT)
+            raise XtokError(f"{names[number]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
-            notes.append(f"{names[number]} makes whole logits: {found}")
+            notes.append(f"{names[number]} makes whole logits: {result}")
     without = [name for name, head in zip(names, heads, strict=True) if head]
     if without:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
@@ -209,14 +203,7 @@ def find_heads(
 
 
 def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
-    """Check that a model has an embedding for each id of its side of a batch.
-
-    Without this check, a GPU ends the process with a device-side assert.
-
-    Args:
-        model: a model, or None for stored predictions.
-        side: its side of a batch.
-        number: 0 for the student, n for the nth teacher.
+    """Check that a model has an embedding for each id; otherwise, a GPU ends the process.
 
     Raises:
         XtokError: if an id has no row.
@@ -232,16 +219,16 @@ def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
         raise XtokError(
             f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but its ids reach "
             f"{largest:,}",
-            hint="check that student and teacher are not swapped, and that each model has the "
-            "tokenizer of its own folder",
+            hint="check that student and teacher are not swapped, and that each model uses the "
+            "tokenizer in its folder",
         )
 
 
 def why_whole_logits(model: Any) -> str | None:
-    """Return why a model has to make whole logits; None if losses can take its hidden states."""
+    """Return the reason why a model must compute whole logits, or None."""
     inner = unwrapped(model)
     if any("FullyShardedDataParallel" in type(m).__name__ for m in (*model.modules(),)):
-        return "FSDP 1 has its head in pieces; fully_shard, FSDP 2, gives it back"
+        return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
         return "torch.compile hides its hidden states"
     config = getattr(inner, "config", None)
@@ -254,32 +241,31 @@ def why_whole_logits(model: Any) -> str | None:
     except (AttributeError, NotImplementedError):
         decoder = linear = None
     if decoder in (None, inner, _base(inner)) or linear is None:
-        return f"{type(_base(inner)).__name__} does not tell its decoder and its head"
+        return f"{type(_base(inner)).__name__} has no get_decoder() or get_output_embeddings()"
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
-        return f"its head is a {kind}, as of an adapter or of quantization"
+        return f"its head is a {kind} (adapter or quantization)"
     return _weight_problem(linear.weight) if _shards(inner, linear) is None else None
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Whether the forward of a model, inside of what wraps it, has an argument of this name."""
+    """Whether the forward of a model, inside any wrapper, has this argument."""
     return argument in inspect.signature(type(_base(unwrapped(model))).forward).parameters
 
 
 def _shards(inner: Any, linear: nn.Module) -> Any:
-    """Return the module of FSDP2 that has a layer's weight in pieces, and gives it back."""
     if not torch.distributed.is_available():
         return None
     from torch.distributed.fsdp import FSDPModule
 
     sharded: list[Any] = [module for module in inner.modules() if isinstance(module, FSDPModule)]
-    around = [module for module in sharded if any(one is linear for one in module.modules())]
+    around = [module for module in sharded if any(layer is linear for layer in module.modules())]
     return around[-1] if around else None  # the innermost
 
 
 def _weight_problem(weight: Tensor) -> str | None:
     if hasattr(weight, "device_mesh"):
-        return "tensor parallelism has its head in pieces"
+        return "tensor parallelism shards its head"
     if weight.device.type == "meta":
         return "its head is offloaded"
     return None
@@ -287,29 +273,21 @@ def _weight_problem(weight: Tensor) -> str | None:
 
 @torch.no_grad()
 def find_head(model: Any, ids: Tensor) -> Head | str:
-    """Return the head whose logits are the model's own, at three positions of some ids `[B, T]`.
+    """Return a head that reproduces the model's logits at three positions of ids `[B, T]`.
 
-    Or why there is none: no bias, factor and softcap that its configuration names gives them.
+    Otherwise, return the reason.
     """
     inner = unwrapped(model)
-    config = inner.config.get_text_config()
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
-    scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
-    factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
-    caps = [None, *(cap for cap in softcaps if cap)]
-    bias = getattr(_base(inner), "final_logits_bias", None)
-    shards = _shards(inner, linear)
-    candidates = [Head(decoder, linear, bias, *both, shards) for both in product(factors, caps)]
     taken: list[tuple[Tensor, torch.dtype | None]] = []
 
     def scaled(output: Any, hidden: Tensor) -> Any:
-        """Scale the hidden states as `PROBES` has it, and keep them."""
         taken.append((hidden, _autocast(hidden)))
         if _other_positions(hidden, few):
             return None
         largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
-        wanted = torch.tensor(PROBES, device=hidden.device)
-        factors = torch.where(wanted > 0, wanted / largest.clamp(min=1e-6), 1.0)
+        probes = torch.tensor(PROBES, device=hidden.device)
+        factors = torch.where(probes > 0, probes / largest.clamp(min=1e-6), 1.0)
         hidden = (hidden * factors[..., None]).to(hidden.dtype)
         taken[-1] = hidden, _autocast(hidden)
         if isinstance(output, tuple):
@@ -326,26 +304,34 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     if problem := _other_positions(hidden, few):
         return f"{_name(model)} has {problem}"
     positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
-    for head in candidates:
+    for head in _candidates(inner, decoder, linear):
         logits = head.logits(hidden, autocast)
         if problem := _weight_problem(linear.weight):
             return problem
         if _is_close(logits.at(positions), expected, logits.dtype):
             return head
     return (
-        f"the logits of {_name(model)} are not its head times its hidden states, with what its "
-        f"configuration says of {', '.join((*SCALES, *SOFTCAPS))}"
+        f"the logits of {_name(model)} differ from its head applied to its hidden states "
+        f"(configuration values used: {', '.join((*SCALES, *SOFTCAPS))})"
     )
 
 
-def _other_positions(given: Any, ids: Tensor) -> str | None:
-    """Return how many positions there are, unless there is one for each id."""
-    of_given, of_ids = list(given.shape[:2]), list(ids.shape)
-    return None if of_given == of_ids else f"positions {of_given} for ids {of_ids}"
+def _candidates(inner: Any, decoder: nn.Module, linear: Any) -> list[Head]:
+    """Return heads with all combinations of the configuration's factors and softcaps."""
+    config = inner.config.get_text_config()
+    scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
+    factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
+    caps = [None, *(cap for cap in softcaps if cap)]
+    bias, shards = getattr(_base(inner), "final_logits_bias", None), _shards(inner, linear)
+    return [Head(decoder, linear, bias, *both, shards) for both in product(factors, caps)]
+
+
+def _other_positions(outputs: Any, ids: Tensor) -> str | None:
+    positions, shape = list(outputs.shape[:2]), list(ids.shape)
+    return None if positions == shape else f"positions {positions} for ids {shape}"
 
 
 def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits are equal, position by position, but for rounding to a type."""
     if ours.shape != expected.shape:
         return False
     eps = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
@@ -358,10 +344,7 @@ def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _hook(
     module: nn.Module, call: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
-    """Call with a module's output, and its first part; what is returned is the output then.
-
-    Before the hooks that the module has, or after them.
-    """
+    """Call a function with a module's output and its first part; a result replaces the output."""
     handle = module.register_forward_hook(
         lambda _, args, output: call(output, output[0]), prepend=first
     )
@@ -372,14 +355,13 @@ def _hook(
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model inside DDP, DeepSpeed's engine and the like."""
+    """Return the model inside wrappers such as DDP or DeepSpeed's engine."""
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
     return model
 
 
 def _base(inner: Any) -> Any:
-    """Return the model inside PEFT's."""
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 

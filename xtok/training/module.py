@@ -18,13 +18,9 @@ from xtok.training.sparse import check_columns, check_width, project_token_likel
 class ProjectionModule(nn.Module):
     """A map W as a module: `[..., V_student]` probabilities to `[..., V_teacher]`.
 
-    Frozen weights are a buffer. Learnable, each entry has a parameter, initialized from the map,
-    and a row is the softmax over its parameters. A scale slot is the sigmoid of its parameter, and
-    the row's other entries share what it leaves. So each row sums to 1 whatever is learned, and a
-    row of one entry never changes. `to_map` returns a map again.
-
-    Everything is computed in float32 under any autocast (float64 if the probabilities are).
-    Entries are stored by column, so that the cost grows with the columns that are asked for.
+    If learnable, a row is the softmax over parameters that are initialized from the map. A scale
+    slot is the sigmoid of its parameter, and the row's other entries share the remaining mass. Each
+    row sums to 1, and a row with one entry never changes.
 
     >>> import torch
     >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
@@ -36,8 +32,8 @@ class ProjectionModule(nn.Module):
         learnable: train the weights.
 
     Raises:
-        ValueError: if the map does not hold what `ProjectionMap.check` asks for.
-        XtokError: if its file lacks a width.
+        ValueError: if the map fails `ProjectionMap.check`.
+        XtokError: if its file does not record a width.
     """
 
     # Entries sorted by teacher id, then by student id; column t is entries offsets[t] to
@@ -45,7 +41,7 @@ class ProjectionModule(nn.Module):
     student_ids: Tensor  # int64 [nnz]
     teacher_ids: Tensor  # int64 [nnz]
     offsets: Tensor  # int64 [V_teacher + 1]
-    is_slot: Tensor  # bool [nnz], which entries are scale slots; none is alone in its row
+    is_slot: Tensor  # bool [nnz], scale slots; none is the only entry of its row
     weights: Tensor  # float32 [nnz], the map's; training does not change them
     logits: nn.Parameter | None  # float32 [nnz], the parameters of a learnable module
 
@@ -75,7 +71,7 @@ class ProjectionModule(nn.Module):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(V_student, V_teacher)`, the map's widths."""
+        """`(V_student, V_teacher)`."""
         return self.map.shape
 
     @property
@@ -103,19 +99,18 @@ class ProjectionModule(nn.Module):
             return torch.where(self.is_slot, slot, shares * left[self.student_ids])
 
     def forward(self, student_probs: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Project student probabilities to the teacher's vocabulary.
+        """Project student probabilities to the teacher's vocabulary, in float32 under any autocast.
 
         Args:
-            student_probs: `[..., V_s]`; columns beyond the map's width (the padding of a wider
-                model) are ignored.
-            columns: int64 `[k]`, distinct teacher ids: only these are computed.
+            student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
+            columns: int64 `[k]`, distinct teacher ids to compute; all if None.
 
         Returns:
-            float32 `[..., V_teacher]`, or `[..., k]` in the order of `columns`.
+            float32 `[..., V_teacher]` or `[..., k]` (float64 for float64).
 
         Raises:
             XtokError: if the probabilities are narrower than the map.
-            ValueError: if `columns` is not a flat tensor of different ids of the teacher.
+            ValueError: if `columns` is invalid.
         """
         check_width("student", student_probs.shape[-1], self.shape[0])
         if columns is not None:
@@ -127,8 +122,7 @@ class ProjectionModule(nn.Module):
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, without entries that became 0.
 
-        After learning, the history has one more step, `learn`, and the rows whose weights changed
-        by more than rounding are of kind MIXED.
+        If learnable, the history gets a step `learn`, and changed rows become MIXED.
         """
         if self.logits is None:
             return self.map

@@ -30,7 +30,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
     if ids.dtype.kind in "iuf":
         with np.errstate(invalid="ignore"):
             is_id = ids.astype(np.int64) == ids
-    else:  # of several types, or longer numbers
+    else:  # mixed types, or numbers beyond 64 bits
         is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in ids.tolist()])
     if not is_id.all():
         wrong = ids.tolist()[int(np.flatnonzero(~is_id)[0])]
@@ -43,14 +43,14 @@ def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
     if not is_flag.all():
-        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, which is neither 0 nor 1")
+        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, expected 0 or 1")
     return values.astype(np.bool_)
 
 
 def check_length(max_length: int | None) -> None:
     """Raise a `ValueError` for a length below 1."""
     if max_length is not None and max_length < 1:
-        raise ValueError(f"max_length is {max_length}, and must be at least 1")
+        raise ValueError(f"max_length is {max_length}, expected at least 1")
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A sparse map times probabilities, with gradients to both, in blocks; what losses share of it."""
+"""Products of a sparse map with probabilities, with both gradients, in blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from torch import Tensor
 from xtok.errors import XtokError
 
 BLOCK_NUMBERS = 2**25
-"""Numbers in a temporary tensor: 128 MiB in float32. A block of hidden states reads the whole head,
-so that smaller ones cost time: 2**24 took 1.2 times as long, and 2**26 0.9 (event KL of 512 tokens,
-128,256 × 262,208 ids, two cores)."""
+"""Numbers in a temporary tensor: 128 MiB in float32. Each block of hidden states reads the whole
+head: 2**24 took 1.2 times as long, and 2**26 0.9 (event KL, 512 tokens, 128,256 × 262,208 ids)."""
 
 CACHED_BLOCK_NUMBERS = 2**22
-"""The same where a CPU works best in its cache: where logits are compared, and in products with a
-sparse map."""
+"""The same for CPU work that is fastest in the cache: comparisons and sparse products."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -32,20 +30,18 @@ def project_token_likelihoods(
 
     out[..., j] = Σ_s student_probs[..., s] · W[s, columns[j]]
 
+    `torch.sparse.mm` (PyTorch 2.13) would make a dense gradient to the weights, and
+    `torch.compile` cannot trace sparse tensors.
+
     Args:
-        student_probs: `[..., V_s]`, at least as wide as the largest student id.
+        student_probs: `[..., V_s]`.
         student_ids: int64 `[nnz]`, sorted by the teacher's id.
-        offsets: int64 `[V_teacher + 1]`, where each teacher id's entries begin.
+        offsets: int64 `[V_teacher + 1]`, the start of each teacher id's entries.
         weights: `[nnz]`.
-        columns: int64 `[k]`, distinct teacher ids; all of them if None.
+        columns: int64 `[k]`, distinct teacher ids; default: all.
 
     Returns:
-        float32 `[..., V_teacher]` or `[..., k]`, float64 if the probabilities are; with gradients
-        to the probabilities and to the weights.
-
-    `torch.sparse.mm` alone would not do (PyTorch 2.13): its gradient to the weights is dense,
-    `[V_teacher, V_student]`, and `torch.compile` cannot trace sparse tensors. So this is its own
-    function, outside of compiled graphs.
+        float32 `[..., V_teacher]` or `[..., k]` (float64 for float64), with both gradients.
     """
     flat = student_probs.reshape(-1, student_probs.shape[-1])
     restricted = restrict(student_ids, offsets, columns)
@@ -53,31 +49,31 @@ def project_token_likelihoods(
     return projected.reshape(*student_probs.shape[:-1], projected.shape[-1])
 
 
-def check_width(side: str, of_logits: int, of_map: int) -> None:
+def check_width(side: str, logits_width: int, map_width: int) -> None:
     """Raise an `XtokError` if logits are narrower than the map."""
-    if of_logits < of_map:
+    if logits_width < map_width:
         raise XtokError(
-            f"the {side}'s logits are {of_logits} wide, expected at least {of_map} "
+            f"the {side}'s logits are {logits_width} wide, expected at least {map_width} "
             "(the map's width)",
-            hint=f"give a map of this {side}, or build it {of_logits} wide with {{option}}",
+            hint=f"use a map for this {side}, or build it {logits_width} wide with {{option}}",
             parameter="vocab_size",
         )
 
 
 def check_columns(columns: Tensor, width: int) -> None:
-    """Raise a `ValueError` unless `columns` is int64 `[k]`, and in range where that is cheap."""
+    """Raise a `ValueError` unless `columns` is int64 `[k]`; on a CPU, check the values too."""
     if columns.ndim != 1 or columns.dtype != torch.int64:
-        raise ValueError(f"columns are {columns.dtype} {list(columns.shape)}, not int64 [k]")
+        raise ValueError(f"columns are {columns.dtype} {list(columns.shape)}, expected int64 [k]")
     if columns.device.type == "cpu" and not torch.compiler.is_compiling():
         inside = not len(columns) or bool(columns.min() >= 0 and columns.max() < width)
         if not inside or len(columns.unique()) != len(columns):
-            raise ValueError(f"columns are not different ids in 0..{width - 1}")
+            raise ValueError(f"columns must be distinct ids in 0..{width - 1}")
 
 
 class Restricted(NamedTuple):
     """A map restricted to k columns, as local indices; m entries, int64 each."""
 
-    used: Tensor  # [R], the student ids that have an entry there, rising
+    used: Tensor  # [R], the student ids with an entry, rising
     rows: Tensor  # [m], each entry's place in `used`
     columns: Tensor  # [m], each entry's place among the k columns, rising
     picked: Tensor  # [m], each entry's place among all entries
@@ -85,7 +81,7 @@ class Restricted(NamedTuple):
 
 
 def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Restricted:
-    """Restrict a map to some columns; to all, if `columns` is None."""
+    """Restrict a map to some columns (default: all)."""
     device = student_ids.device
     if columns is None:
         columns = torch.arange(len(offsets) - 1, device=device)
@@ -100,7 +96,7 @@ def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Re
 
 
 def sparse_pair(restricted: Restricted, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the restricted map as `[k, R]` and as `[R, k]`, sparse, for products with columns."""
+    """Return the restricted map as sparse matrices `[k, R]` and `[R, k]`."""
     size = (restricted.num_columns, len(restricted.used))
     by_row = torch.argsort(restricted.rows, stable=True)
     return (
@@ -110,37 +106,37 @@ def sparse_pair(restricted: Restricted, weights: Tensor) -> tuple[Tensor, Tensor
 
 
 def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-    # Entries are sorted by row, which is all that a product asks of a coalesced tensor.
+    # Products only require of a coalesced tensor that entries are sorted by row.
     return torch.sparse_coo_tensor(
         torch.stack([rows, columns]), values, size, is_coalesced=True, check_invariants=False
     )
 
 
 def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Return a sparse matrix times `[..., b]`, in their own type under any autocast."""
+    """Return a sparse matrix times `[..., b]`, in their dtype under any autocast."""
     with torch.autocast(matrix.device.type, enabled=False):
         product: Tensor = torch.sparse.mm(matrix, columns.contiguous())
         return product
 
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
-    """Return how many rows of a width a temporary tensor may have."""
+    """Return the number of rows of a width that a temporary tensor may have."""
     in_cache = cached and like.device.type == "cpu"
     size = min(BLOCK_NUMBERS, CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
     return max(1, size // max(width, 1))
 
 
 def work_dtype(*tensors: Any) -> torch.dtype:
-    """Return float64 if any tensor is, else float32."""
+    """Return float64 if any tensor is float64, else float32."""
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
 def require_first_order() -> None:
-    """Raise a `RuntimeError` in a `backward` that should be differentiated again."""
+    """Raise a `RuntimeError` in a `backward` with `create_graph=True`."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "xtok computes this gradient by hand, and it has no gradient of its own: leave out "
-            "create_graph=True, and add gradient penalties to a loss of PyTorch's"
+            "this gradient cannot be differentiated again: remove create_graph=True, or apply "
+            "gradient penalties to a PyTorch loss"
         )
 
 

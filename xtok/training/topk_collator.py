@@ -1,4 +1,4 @@
-"""A data collator of stored predictions: rows of `xtok project` in, a batch for `topk-kl` out."""
+"""A data collator for stored predictions: rows of `xtok project` to a batch for `topk-kl`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_id
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredTopK:
-    """Stored predictions for the tokens of a padded batch, as `topk_kl` takes them."""
+    """Stored predictions for the tokens of a padded batch, for `topk_kl`."""
 
     top_ids: torch.Tensor  # int64 [B, T, K], the student's
-    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ where a row has fewer than K
-    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ where the candidates have all
+    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ for unused places
+    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ if the candidates have the whole mass
     valid: torch.Tensor  # bool [B, T], whether a token counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopKCollator:
-    """Turns rows of stored predictions into a batch for the loss `topk-kl`; no teacher runs.
+    """Turns rows of stored predictions into a batch for the loss `topk-kl`, without a teacher.
 
-    A row is a mapping of lists, as a row of the Parquet file that `xtok project` writes. Row i of
-    the predictions is of token i, so that of the first token is empty. `input_ids` are the
-    student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
-    logarithm of what these leave; where it is None, all that they lack of a sum of 1. Tokens count
-    that have candidates, unless `valid` or `loss_mask` excludes them; without `loss_mask` all are
-    targets.
-
-    The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
+    A row is a mapping of lists, for example from the Parquet file of `xtok project`. Row i predicts
+    token i, so the first one is empty. `input_ids` are the student's; `topk_ids` and
+    `topk_logprobs` contain candidates per token, and `rest_logprob` the logarithm of the remaining
+    mass (None: the complement to 1). Tokens with candidates count, unless `valid` or `loss_mask`
+    excludes them. The batch has the form of a `DistillationCollator` batch, with `stored` in its
+    only teacher.
     """
 
-    max_length: int | None = None  # tokens of a row that are kept; all if None
+    max_length: int | None = None  # tokens to keep per row; all if None
     pad_id: int = 0  # of `input_ids`
 
     pairs: ClassVar[list[None]] = [None]
@@ -54,9 +52,7 @@ class TopKCollator:
         """Return the batch of the rows.
 
         Raises:
-            ValueError: if there are no rows, or columns of a row are missing or differ in length;
-                and for predictions that no model can make, see `checked`. Without the column
-                `rest_logprob`, which `project` writes, that is also asked of what they leave.
+            ValueError: if rows or columns are missing or invalid.
         """
         if not rows:
             raise ValueError("a batch needs samples")
@@ -77,7 +73,7 @@ class TopKCollator:
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
-        topk = _lawful(columns, ids)
+        topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)
         top_ids, top_logprobs = pad_candidates(counts, topk.ids, topk.logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
@@ -96,8 +92,8 @@ _NEEDED = ("input_ids", "topk_ids", "topk_logprobs")
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
-def _lawful(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    """Return a row's predictions, checked; with a `rest_logprob`, they are those of `project`."""
+def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
+    """Return a row's checked predictions; a `rest_logprob` indicates `project`."""
     lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
@@ -117,7 +113,7 @@ def _lawful(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
 def pad_candidates(
     counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
+    """Return consecutive candidates as rows, `[rows, width]`, padded with id 0 and −inf."""
     filled = np.arange(width) < counts[:, None]
     top_ids = np.zeros(filled.shape, np.int64)
     top_logprobs = np.full(filled.shape, -np.inf, np.float32)

@@ -395,11 +395,11 @@ def test_what_does_not_fit_is_refused(
 ) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
     for loss, given, says in (
-        ("p-kl", None, "needs a map"),
+        ("p-kl", None, "requires a map"),
         ("p-kl", built(*sides), "swapped"),
         ("event-kl", xtok.events(*sides), "swapped"),
         ("p-kl", built(collator.student, sentencepiece), "other tokens"),
-        ("event-kl", projection, "needs an event map"),
+        ("event-kl", projection, "requires an event map"),
     ):
         with pytest.raises(XtokError, match=says):
             trainer(loss, map=given)

@@ -1,6 +1,6 @@
-"""Distillation losses across tokenizers: pure functions of logits, a map, and an alignment.
+"""Distillation losses across tokenizers: functions of logits, a map and an alignment.
 
-All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts an alignment.
+Alignments hold the chunk ids of the *predicted* tokens: use `xtok.shift_to_predictions`.
 """
 
 from xtok.training.losses.alm import alm

@@ -1,4 +1,4 @@
-"""What losses share that compare next tokens: where chunks begin, a KL, a teacher's candidates."""
+"""Comparisons of next-token distributions: chunk starts, a KL and a teacher's candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xtok.training.losses.logits import Positions
 
 
 def first_positions(numbers: Tensor, total: int) -> Positions:
-    """Return where `total` chunks begin in the batch, by the chunks of positions `[B, T]`."""
+    """Return the first position of each chunk, from the chunk numbers `[B, T]`."""
     flat = numbers.flatten()
     first = torch.full((total + 1,), len(flat), device=flat.device)
     places = torch.arange(len(flat), device=flat.device)
@@ -24,7 +24,7 @@ def first_positions(numbers: Tensor, total: int) -> Positions:
 def kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     """Return the sum of KL(t ‖ p) over n positions, and its gradient to the logits of p.
 
-    Reversed, of KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
+    With `reverse`, this is KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
     """
     if reverse:
         difference = log_t.neg_().add_(log_p)
@@ -38,9 +38,8 @@ def kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tenso
 def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    What is not a candidate, by an id of −1 or a log-probability of −∞, has the id `width` and −∞.
-    An id that is beyond the width, or twice at a position, makes its log-probability NaN:
-    `check_candidates` tells which, after the losses are known. Nothing is fetched from a device.
+    Unused places get the id `width` and −∞. Invalid or repeated ids get NaN, without a fetch from
+    the device; `check_candidates` reports them.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
     ids = top_ids.long().masked_fill(is_none, width)
@@ -55,7 +54,7 @@ def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tenso
 def check_candidates(
     top_ids: Tensor, top_logprobs: Tensor, rest_logprob: Tensor, width: int
 ) -> None:
-    """Raise a `ValueError` for candidates at n positions that are no predictions; see `checked`."""
+    """Raise a `ValueError` if the candidates at n positions are invalid."""
     ids, logprobs, rest = (x.cpu().double().numpy() for x in (top_ids, top_logprobs, rest_logprob))
     kept = (ids != -1) & ~np.isneginf(logprobs)
     nothing = np.full(len(ids), np.nan)

@@ -1,9 +1,9 @@
-"""The text's own tokens in chunks: the ids that positions predict, chunk after chunk."""
+"""The text's own tokens in chunks: the ids that positions predict, ordered by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,25 +12,31 @@ from xtok.training.losses.chunks import Chunks
 from xtok.training.losses.logits import Positions
 
 Targets = tuple[Tensor, Tensor]
-"""The ids that positions predict, the student's int64 `[B, T_s]` and the teacher's `[B, T_t]`."""
+"""The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
+
+
+def to_device(index: Any, device: torch.device | str) -> Any:
+    """Return a named tuple with all its tensors on a device."""
+    moved = {name: v.to(device) for name, v in index._asdict().items() if hasattr(v, "to")}
+    return index._replace(**moved)
 
 
 def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return where a mask `[n]` is true, which is `count` times: what `nonzero` has to fetch."""
+    """Return the `count` places where a mask `[n]` is true, without a fetch as in `nonzero`."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
 class ChunkTokens(NamedTuple):
-    """The n tokens of one side that are in chunks, chunk after chunk; int64 tensors."""
+    """The n tokens of one side that are in chunks, ordered by chunk; int64 tensors."""
 
-    positions: Positions  # [n], what predicts them
-    chunk: Tensor  # [n], the number of each one's chunk, rising
+    positions: Positions  # [n], the positions that predict them
+    chunk: Tensor  # [n], the number of the chunk, rising
     ids: Tensor  # [n]
     starts: Tensor  # [N], the place of each chunk's first token
     sizes: Tensor  # [N], at least 1
 
     def last(self, chunks: Tensor) -> Tensor:
-        """Return the places of some chunks' last tokens."""
+        """Return the places of the last tokens of some chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def at(self, places: Tensor | slice) -> Positions:
@@ -38,7 +44,7 @@ class ChunkTokens(NamedTuple):
         return self.positions[0][places], self.positions[1][places]
 
     def only(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the tokens of some chunks, rising, which are `total`."""
+        """Return the `total` tokens of some chunks, given in rising order."""
         sizes = self.sizes[chunks]
         ends, numbers = sizes.cumsum(0), torch.arange(len(chunks), device=chunks.device)
         number = numbers.repeat_interleave(sizes, output_size=total)
@@ -50,21 +56,13 @@ class ChunkTokens(NamedTuple):
 def tokens_in(
     side: str, numbers: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
 ) -> ChunkTokens:
-    """Return one side's tokens in chunks.
+    """Return the `count` tokens of one side that are in chunks.
 
-    Ids are checked where that fetches nothing, on a CPU. Elsewhere a wrong one is −1, whose
-    log-probability is NaN.
-
-    Args:
-        side: what errors call it.
-        numbers: int64 `[B, T]`, the number of each position's chunk, N for none.
-        sizes: int64 `[N]`, of the chunks.
-        count: how many positions are in chunks.
-        targets: `[B, T]`, the ids that the positions predict; None where nobody needs them.
-        width: how many ids there are.
+    `numbers`, `[B, T]`, is the chunk of each position; N outside chunks. Ids are checked on a CPU.
+    Elsewhere, an invalid id becomes −1, and its log-probability NaN.
 
     Raises:
-        ValueError: if the targets do not fit, or are not ids in a chunk.
+        ValueError: if the targets' shape does not fit, or a target is not an id.
     """
     if targets is not None and targets.shape != numbers.shape:
         raise ValueError(
@@ -97,10 +95,15 @@ def both_tokens(
     return ours, theirs
 
 
+def check_targets(both: Sequence[ChunkTokens], widths: Sequence[int]) -> None:
+    """Raise a `ValueError` for the first invalid id of either side."""
+    for side, tokens, width in zip(("student", "teacher"), both, widths, strict=True):
+        check_ids(side, tokens.ids, tokens.ids < 0, width)
+
+
 def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:
-    """Raise a `ValueError` that names the first of the wrong ids."""
+    """Raise a `ValueError` that names the first invalid id."""
     if bool(wrong.any()):
         raise ValueError(
-            f"the {side}'s targets in a chunk have {int(ids[wrong][0])}, which is not in "
-            f"0..{width - 1}"
+            f"the {side}'s targets in a chunk contain {int(ids[wrong][0])}, expected 0..{width - 1}"
         )

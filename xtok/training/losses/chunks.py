@@ -1,4 +1,4 @@
-"""Chunks on tensors: numbered through a batch, and their tokens on either side."""
+"""Chunks on tensors: numbered through a batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from xtok.training.losses.logits import Logits
 from xtok.training.sparse import check_width
 
 EPSILON = 1e-10
-"""Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
+"""Added to a chunk's size and inside logarithms, to match the values of NeMo-RL."""
 
 
 class Chunks(NamedTuple):
-    """The N chunks that a loss is the mean of, numbered through the batch."""
+    """The N chunks of a loss, numbered through the batch."""
 
-    student: Tensor  # int64 [B, T_s], the number of each position's chunk; N where it has none
+    student: Tensor  # int64 [B, T_s], the number of each position's chunk; N outside chunks
     teacher: Tensor  # int64 [B, T_t]
     student_sizes: Tensor  # int64 [N], positions per chunk, at least 1
     teacher_sizes: Tensor  # int64 [N]
     total: int  # N
-    positions: tuple[int, int]  # how many of each side's are in chunks
+    positions: tuple[int, int]  # positions of each side in chunks
 
     def to(self, device: torch.device | str) -> Chunks:
         """Return the chunks on a device."""
@@ -36,27 +36,23 @@ class Chunks(NamedTuple):
 
 
 ChunkKind: TypeAlias = tuple[bool, bool]
-"""Which chunks a loss compares: only those that are `pair_is_correct`; with a predicted start."""
+"""Whether a loss uses only chunks with `pair_is_correct`, and only those with a predicted start."""
 
 
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
-    """Return how many chunks a loss over a shifted alignment is the mean of.
+    """Return the number of chunks that a loss averages over, for a shifted alignment.
 
-    A sum over several batches needs it: Σ count · loss / Σ count is the loss of all in one batch.
-    `starts_only` leaves out the chunks whose first token nothing predicts, as `event_kl`
-    does.
+    Use it to average several batches: Σ count · loss / Σ count. Set `starts_only` for losses that
+    skip chunks without a predicted first token, such as `event_kl`.
     """
     return number_chunks(alignment, (exact_token_match_only, starts_only)).total
 
 
 @dataclass(eq=False)
 class NumberedAlignment(ShiftedAlignment):
-    """A shifted alignment whose chunks are numbered when it is made, once for all losses.
-
-    One with another field is numbered again, as `dataclasses.replace` makes it.
-    """
+    """A shifted alignment with its chunks numbered once for all losses."""
 
     chunks: dict[ChunkKind, Chunks] = field(init=False, repr=False)
 
@@ -68,24 +64,19 @@ class NumberedAlignment(ShiftedAlignment):
 def chunks_in(
     side: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
 ) -> Chunks:
-    """Return the chunks of a teacher's part of a batch, which `prepare` numbers."""
+    """Return the chunks of a teacher's part of a prepared batch."""
     aligned = side["shifted"]
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[kind]
     return number_chunks(aligned, kind, device=device)
 
 
-def require_type(given: Any, kind: type, how: str) -> None:
-    """Raise a `ValueError` with the call that makes a loss's input, if it has another type."""
-    if not isinstance(given, kind):
-        is_file = isinstance(given, str | PathLike)
-        what = f"the path {str(given)!r}" if is_file else type(given).__name__
-        raise ValueError(f"{what} is not of type {kind.__name__}: give {how}")
-
-
-def require_shifted(alignment: Any) -> None:
-    """Raise a `ValueError` for the alignment of the tokens themselves."""
-    require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
+def require_type(value: Any, kind: type, how: str) -> None:
+    """Raise a `ValueError` with the fix if a loss receives an argument of another type."""
+    if not isinstance(value, kind):
+        is_file = isinstance(value, str | PathLike)
+        description = f"the path {str(value)!r}" if is_file else type(value).__name__
+        raise ValueError(f"{description} is not of type {kind.__name__}: give {how}")
 
 
 def number_chunks(
@@ -94,35 +85,29 @@ def number_chunks(
     mask: Any = None,
     device: torch.device | None = None,
 ) -> Chunks:
-    """Number the chunks that count: valid, with a predicting position on both sides.
+    """Number the valid chunks of a shifted alignment that have positions on both sides.
 
-    Chunk ids are checked where that fetches nothing, on a CPU.
-
-    Args:
-        alignment: of the predicted tokens.
-        kind: which of its chunks.
-        mask: `[B]`, 0 where a row does not count.
-        device: of the result; the alignment's if None.
+    Chunk ids are checked only on a CPU. `mask`, `[B]`, is 0 for rows that do not count.
 
     Raises:
-        ValueError: for shapes that do not fit, and chunk ids that fall within a row.
+        ValueError: if shapes do not fit, or chunk ids decrease within a row.
     """
-    require_shifted(alignment)
+    require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
     device = valid.device
-    for name, wanted in zip(("pair_is_correct", "has_start"), kind, strict=True):
-        if wanted:
+    for name, is_required in zip(("pair_is_correct", "has_start"), kind, strict=True):
+        if is_required:
             valid &= torch.as_tensor(getattr(alignment, name), device=device)
     if mask is not None:
         mask = torch.as_tensor(mask, device=device)
         if mask.shape != valid.shape[:1]:
-            raise ValueError(f"sample_mask is {list(mask.shape)}, and must be [{len(valid)}]")
+            raise ValueError(f"sample_mask is {list(mask.shape)}, expected [{len(valid)}]")
         valid &= (mask != 0)[:, None]
     sides, sizes = [], []
     for side in ("student", "teacher"):
         ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
         if ids.ndim != 2 or len(ids) != len(valid):
-            raise ValueError(f"{side}_chunk_id is {list(ids.shape)}, and must be [{len(valid)}, T]")
+            raise ValueError(f"{side}_chunk_id is {list(ids.shape)}, expected [{len(valid)}, T]")
         if ids.device.type == "cpu":
             _check_monotone(side, ids, valid.shape[1])
         ids = ids.to(device)
@@ -132,7 +117,9 @@ def number_chunks(
         valid &= sizes[-1] > 0
     total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
     number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
-    padded = torch.nn.functional.pad(number, (1, 0), value=total)  # place 0 is for "no chunk"
+    padded = torch.nn.functional.pad(
+        number, (1, 0), value=total
+    )  # place 0: positions outside chunks
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
     of_student, of_teacher = (
         number.new_zeros(total + 1).scatter_(0, number.flatten(), size.flatten())[:total]
@@ -142,11 +129,11 @@ def number_chunks(
 
 
 def require_fit(chunks: Chunks, both: tuple[Logits, Logits], widths: tuple[int, int]) -> None:
-    """Check the logits that chunks are of.
+    """Check that the logits fit the chunks.
 
     Raises:
-        XtokError: if logits are narrower than their side of `widths`.
-        ValueError: if their positions are others.
+        XtokError: if logits are narrower than `widths`.
+        ValueError: if their batch or length does not fit.
     """
     for side, logits, width, numbers in zip(
         ("student", "teacher"), both, widths, chunks[:2], strict=True
@@ -154,24 +141,23 @@ def require_fit(chunks: Chunks, both: tuple[Logits, Logits], widths: tuple[int, 
         check_width(side, logits.shape[-1], width)
         if logits.ndim != 3 or numbers.shape != logits.shape[:2]:
             raise ValueError(
-                f"{side}_chunk_id is {list(numbers.shape)}, and does not fit the {side}'s logits "
+                f"{side}_chunk_id is {list(numbers.shape)}, but the {side}'s logits are "
                 f"{list(logits.shape)}, [B, T, V]"
             )
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
-    """Raise unless the ids of a row never fall, −1 left out, and are all in −1..C−1."""
     if not ids.numel():
         return
     for wrong, problem in (
         ((ids < -1) | (ids >= num_chunks), f"not in -1..{num_chunks - 1}"),
-        ((ids >= 0) & (ids < ids.cummax(1).values), "less than one before it"),
+        ((ids >= 0) & (ids < ids.cummax(1).values), "below an earlier one"),
     ):
         if bool(wrong.any()):
             row, place = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
-                "never fall within a row"
+                "must not decrease within a row"
             )
 
 

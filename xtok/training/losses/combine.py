@@ -19,7 +19,7 @@ def combine(
 
         loss = sg(|c| / |d|) · d + c
 
-    where sg lets no gradient through, and the factor is 1 where d is 0.
+    where sg stops the gradient, and the factor is 1 if d is 0.
     """
     of_distillation, of_own = weights_of(config or CombineConfig(), distillation, cross_entropy)
     return of_distillation * distillation + of_own * cross_entropy
@@ -28,7 +28,7 @@ def combine(
 def weights_of(
     config: CombineConfig, distillation: Tensor, cross_entropy: Tensor
 ) -> tuple[Tensor | float, float]:
-    """Return the weights of distillation and cross-entropy, where they have these values."""
+    """Return the weights of distillation and cross-entropy for these values."""
     if not config.dynamic_scaling:
         return config.distillation_weight, config.cross_entropy_weight
     d, c = distillation.detach().abs(), cross_entropy.detach().abs()
@@ -36,12 +36,14 @@ def weights_of(
 
 
 def teacher_weights(weights: Sequence[float] | None, count: int) -> list[float]:
-    """Return a weight for each teacher; each is 1 if None.
+    """Return one weight per teacher; 1 each if None.
 
     Raises:
-        ValueError: for weights that do not fit.
+        ValueError: if their number is wrong, or one is below 0.
     """
     shares = [1.0] * count if weights is None else list(weights)
     if len(shares) != count or not all(weight >= 0 for weight in shares):
-        raise ValueError(f"{shares} are not {count} weights of 0 or above, one per teacher")
+        raise ValueError(
+            f"the weights are {shares}, expected {count} numbers of at least 0, one per teacher"
+        )
     return shares

@@ -1,4 +1,4 @@
-"""The student's own cross-entropy, a block of positions at a time."""
+"""The student's own cross-entropy, one block of positions at a time."""
 
 from __future__ import annotations
 
@@ -13,30 +13,25 @@ from xtok.training.sparse import work_dtype
 def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of the targets, −log p, in the memory of one block.
 
-    With a loss it goes into one pass, and into one gradient, as `one_pass` of the plans of both.
-    The gradient is used up by `backward`, as that of `event_kl`.
-
-    Args:
-        student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
-            autocast (float64 if they are).
-        targets: int64 `[B, T]`, the ids that positions predict; below 0 where there is none.
+    `targets`, int64 `[B, T]`, are the predicted ids; below 0 for no target. As with `event_kl`,
+    `backward` can run once.
 
     Returns:
-        A scalar; 0 with a gradient of zeros where there is no target.
+        A scalar; 0 with zero gradients if there is no target.
 
     Raises:
-        ValueError: for shapes that do not fit, targets beyond the width, and logits of NaN or +∞.
+        ValueError: if shapes do not fit, a target is beyond the width, or logits are NaN or +∞.
     """
     return one_pass(student_logits, [plan_cross_entropy(student_logits, targets)])[0]
 
 
 def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
-    """Return what `cross_entropy` compares where there is a target."""
+    """Plan `cross_entropy` for one pass."""
     student = as_logits(student_logits)
     width = student.shape[-1]
     if targets.shape != student.shape[:-1]:
         raise ValueError(
-            f"targets {list(targets.shape)} do not fit the logits {list(student.shape)}, [B, T, V]"
+            f"targets are {list(targets.shape)}, but the logits are {list(student.shape)}"
         )
     positions = (targets >= 0).nonzero(as_tuple=True)
     of_positions = targets[positions]
@@ -57,6 +52,5 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
             )
 
     at = positions[0], positions[1]
-    parts = [Part(at, compare)] if len(ids) else []
     sides = sides_of([student], [at], [width])
-    return Plan(parts, len(ids), work_dtype(student), sides=sides, explain=explain)
+    return Plan([Part(at, compare)], len(ids), work_dtype(student), sides=sides, explain=explain)

@@ -1,32 +1,34 @@
-"""CSD: compare both models, chunk by chunk, on completions with the same text."""
+"""CSD: compares both models, chunk by chunk, on completions with the same text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import log, log1p
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, both_tokens, check_ids
-from xtok.training.losses.chunks import Chunks, number_chunks, require_fit, require_type
+from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, both_tokens, check_targets
+from xtok.training.losses.chunks import Chunks, require_type
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.in_chunks import (
     BlockTokens,
     Chunked,
+    ChunkedLogits,
     TokenGradients,
+    chunk_loss,
     chunk_part,
     picked,
     to_logits,
 )
-from xtok.training.losses.logits import AnyLogits, Logits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
+from xtok.training.losses.logits import AnyLogits, Logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
-from xtok.training.sparse import work_dtype
 
 LEAST = 1e-12
-"""The least probability of the rest, as in NeMo-RL."""
+"""Lower bound of the rest's probability, as in NeMo-RL."""
 
 
 def csd(
@@ -39,106 +41,68 @@ def csd(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the Common-Support Distillation loss (arXiv 2610.28895) as NeMo-RL's draft has it.
+    """Return the Common-Support Distillation loss (arXiv 2610.28895) of NeMo-RL's draft.
 
-    A chunk is student tokens s_1 … s_M and teacher tokens t_1 … t_N of equal bytes. On each
-    side, the last token is replaced by each of K completions, u_k of the student and v_k of the
-    teacher, which stand for the same text. The other tokens do not change. At temperature τ
+    A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. Its
+    events replace the last token of each side by one of K completions with the same text, u_k and
+    v_k. At temperature τ
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is the teacher's, and the last event is the rest, at least 1e-12. Completions of a chunk:
+    P_T is the teacher's. The last event, the rest, is at least 1e-12. Completions are
 
-    - one token on each side: all shared tokens;
-    - M = 1: the student tokens whose spelling is t_1 … t_{N−1}, v; N = 1: the mirror image;
-    - both above 1: only the text's own last tokens.
+    - M = N = 1: all shared tokens;
+    - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the mirror image;
+    - M, N > 1: only the text's own tokens.
 
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 
     D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) +
-    (1 − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. With `alpha` α a chunk that is not 1:1 also
-    compares shared tokens at its first place, times βα; the tokens that the chunk has there, and
-    its completions, are in the rest. As in NeMo-RL, a chunk with M = 1 or N = 1 that has fewer than
-    two completions does not count, nor is it in the number of chunks.
+    (1 − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. `alpha` α adds βα times a comparison of shared
+    tokens at the first position of chunks that are not 1:1; there, the chunk's first tokens and
+    completions belong to the rest.
 
-    The first chunk of a row counts only where its first token is predicted, as in `event_kl`; what
-    is said there of memory holds here. NeMo-RL has the rest from 1 − Σ q; here that of 1:1 chunks
-    is summed up, which keeps its digits where it is small.
+    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions do not count. The rest of 1:1
+    chunks is a sum, which is more accurate than NeMo-RL's 1 − Σ q.
 
-    Args:
-        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
-            autocast (float64 if they are). Columns beyond the index's width are ignored.
-        teacher_logits: `[B, T_t, V]`, either; no gradient.
-        index: `spelling_index(spellings)`, on the logits' device.
-        targets: the ids that both sides' positions predict, int64 `[B, T_s]` and `[B, T_t]`; any
-            outside of chunks.
-        alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
-        config: the options; the defaults if None.
-        sample_mask: `[B]`, 0 where a row does not count.
-
-    Returns:
-        A scalar; 0 with a gradient of zeros where no chunk counts.
+    `index` is `spelling_index(spellings)`, on the logits' device. `targets` are the predicted ids,
+    int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments, result and errors.
 
     Raises:
-        XtokError: if logits are narrower than the index.
-        ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
-            ids, and logits of NaN or +∞.
+        ValueError: also if a target in a chunk is not an id.
     """
-    config = config or CSDConfig()
-    kind = config.exact_token_match_only, True
-    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
-    plan = plan_csd(student_logits, teacher_logits, index, chunks, config, targets)
-    return one_pass(student_logits, [plan])[0]
+    plan, both = partial(plan_csd, index=index, targets=targets), (student_logits, teacher_logits)
+    return chunk_loss(plan, both, alignment, config or CSDConfig(), sample_mask)
 
 
 def plan_csd(
-    student_logits: AnyLogits,
-    teacher_logits: AnyLogits,
-    index: SpellingIndex,
-    chunks: Chunks,
-    config: CSDConfig,
-    targets: Targets,
+    both: ChunkedLogits, index: SpellingIndex, config: CSDConfig, targets: Targets
 ) -> Plan:
-    """Return what `csd` compares: shared tokens where chunks begin, and completions of chunks.
-
-    Sums of losses are of chunks, without τ²; gradients are to the logits over τ.
-    """
+    """Plan `csd` for one pass."""
     require_type(index, SpellingIndex, "spelling_index(spellings)")
-    both = as_logits(student_logits), as_logits(teacher_logits)
-    dtype = work_dtype(*both)
-    require_fit(chunks, both, index.widths)
-    if not chunks.total:
-        return Plan((), 0, dtype)
-    ours, theirs = both_tokens(chunks, targets, index.widths)
+    ours, theirs = tokens = both.tokens(index.widths, targets)
+    if not both.chunks.total:
+        return Plan((), 0, both.dtype)
     events = index.events(ours, theirs)
-    step = _CSDStep(both[1], index, config, dtype, ours, theirs, events)
-    parts = []
-    if len(events.singles):
-        parts.append(step.shared_part(events.singles))
-    if len(events.others):
-        parts.append(step.completed_part())
-        if weight := config.alpha * config.beta:
-            parts.append(step.shared_part(events.others, step.excluded(), weight))
-
-    def explain() -> None:
-        for side, tokens, width in zip(("student", "teacher"), (ours, theirs), index.widths,
-                                       strict=True):  # fmt: skip
-            check_ids(side, tokens.ids, tokens.ids < 0, width)
-
-    sides = sides_of(both, (ours.positions, theirs.positions), index.widths)
-    return Plan(parts, events.num_chunks, dtype, config.temperature, sides, explain)
+    step = _CSDStep(both.teacher, index, config, both.dtype, ours, theirs, events)
+    parts = [step.shared_part(events.singles), step.completed_part()]
+    if weight := config.alpha * config.beta:
+        parts.append(step.shared_part(events.others, step.excluded(), weight))
+    plan = both.plan(
+        parts, tokens, index.widths,
+        temperature=config.temperature, explain=partial(check_targets, tokens, index.widths),
+    )  # fmt: skip
+    return plan._replace(num_terms=events.num_chunks)
 
 
 def count_completed(index: SpellingIndex, targets: Targets, chunks: Chunks) -> int:
-    """Return how many chunks `csd` is the mean of."""
+    """Return the number of chunks that `csd` averages over."""
     if not chunks.total:
         return 0
     return index.events(*both_tokens(chunks, targets, index.widths)).num_chunks
 
 
 class _CSDStep(NamedTuple):
-    """What one computation of the loss compares."""
-
     teacher: Logits
     spellings: SpellingIndex
     config: CSDConfig
@@ -150,7 +114,7 @@ class _CSDStep(NamedTuple):
     def shared_part(
         self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> Part:
-        """Compare all shared tokens but the `excluded` where some chunks begin."""
+        """Compare the shared tokens at the start of some chunks, without the `excluded` tokens."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             cells = None
@@ -167,10 +131,7 @@ class _CSDStep(NamedTuple):
         return Part(ours, compare, read, self.teacher.shape[2], places)
 
     def excluded(self) -> tuple[Tensor, Tensor]:
-        """Return what is in the rest at other chunks' first places: which of these, and tokens.
-
-        A cell that is none, or occurs twice, is in a row that is none.
-        """
+        """Return sorted cells of the rest: places among the other chunks, student tokens."""
         index, chunks = self.spellings, self.events.others
         numbers = torch.arange(len(chunks), device=chunks.device)
         ours, theirs = (tokens.ids[tokens.starts[chunks]] for tokens in (self.ours, self.theirs))
@@ -187,11 +148,7 @@ class _CSDStep(NamedTuple):
     def _compare_shared(
         self, block: LogitBlock, teacher_logits: Tensor, excluded: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses of n positions, and its gradient to the student's logits.
-
-        Both sides' other tokens are the rest; so are `excluded` cells of `[n, V_student]`, as far
-        as they are in the block.
-        """
+        """Return the losses' sum and its gradient; `excluded` cells belong to the rest."""
         index, temperature = self.spellings, self.config.temperature
         ours, theirs = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
@@ -227,7 +184,7 @@ class _CSDStep(NamedTuple):
         return lost, back
 
     def completed_part(self) -> Part:
-        """Compare the G chunks that are not 1:1 by their completions, and the rest."""
+        """Compare the G chunks that are not 1:1."""
         events, config, widths = self.events, self.config, self.spellings.widths
         ours, theirs = (
             tokens.only(events.others, size)
@@ -265,11 +222,7 @@ class _CSDStep(NamedTuple):
 def _completed(
     log_p: Tensor, inside: BlockTokens, place: Tensor, ends: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
-    """Return the log-probabilities of completions, with those of the paths to them, `[e]`.
-
-    And what hands their gradient on, as `to_logits` takes it. `place` is the chunk of each
-    completion, `ends` what it has in place of the chunk's last token.
-    """
+    """Return the log-probabilities of e completions, and a function for their gradients."""
     rows, sizes = torch.arange(len(inside.ids), device=place.device), inside.sizes
     last = sizes.cumsum(0) - 1
     is_path = rows != last[inside.chunk]
@@ -286,7 +239,7 @@ def _completed(
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:
-    """Return each event's term of D(t ‖ p), and p times its derivative to p, but for a constant."""
+    """Return each event's term of D(t ‖ p), and p times its derivative, up to a constant."""
     if config.jsd_beta is not None:
         share = config.jsd_beta
         log_m = torch.logaddexp(log_p + log1p(-share), log_t + log(share))

@@ -1,7 +1,8 @@
-"""Event KL: both softmaxes summed by event, and compared by KL where both begin at one byte."""
+"""Event KL: both models' next-token distributions, summed by event, at the start of chunks."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,32 +12,24 @@ from torch import Tensor
 
 from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import first_positions, kl
-from xtok.training.losses.chunks import (
-    Chunks,
-    number_chunks,
-    require_fit,
-    require_type,
-    top_columns,
-)
+from xtok.training.losses.chunk_tokens import to_device
+from xtok.training.losses.chunks import require_fit, require_type, top_columns
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
+from xtok.training.losses.in_chunks import ChunkedLogits, chunk_loss
+from xtok.training.losses.logits import AnyLogits, Logits, Positions, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, sides_of
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
-"""Log-probabilities below this count as this in sums over events: float64 has their exponential."""
+"""Lower bound of log-probabilities in sums over events; float64 can represent its exponential."""
 
 
 class EventIndex(NamedTuple):
-    """An event map on a device, as `event_kl` takes it; int64 tensors.
+    """An event map on a device; int64 tensors. C events have several tokens on a side."""
 
-    Most events have one token on each side: the teacher's log-probability is picked. In the C
-    others probabilities are added up.
-    """
-
-    partner: Tensor  # [V_student], the teacher token of the same event; any, where it has several
-    student_tokens: Tensor  # those of events that have several tokens, rising
-    student_sums: Tensor  # the number in 0..C − 1 of each one's event
+    partner: Tensor  # [V_student], a teacher token of the same event
+    student_tokens: Tensor  # tokens of events with several tokens, rising
+    student_sums: Tensor  # the numbers of their events, 0..C − 1
     teacher_tokens: Tensor
     teacher_sums: Tensor
     widths: tuple[int, int]  # (V_student, V_teacher)
@@ -44,9 +37,8 @@ class EventIndex(NamedTuple):
 
     def to(self, device: torch.device | str) -> EventIndex:
         """Return the index on a device."""
-        tensors = {n: v for n, v in self._asdict().items() if isinstance(v, Tensor)}
-        moved: dict[str, Any] = {n: tensor.to(device) for n, tensor in tensors.items()}
-        return self._replace(**moved)
+        moved: EventIndex = to_device(self, device)
+        return moved
 
 
 def event_index(events: EventMap) -> EventIndex:
@@ -81,65 +73,52 @@ def event_kl(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the KL between both models' distributions over events, where both begin at one byte.
+    """Return the KL between both models' distributions over events at the start of chunks.
 
-    Each chunk has one position on each side that predicts its first token, from the same text.
     With s_e and r_e the sums of the student's and the teacher's softmax at temperature τ over the
-    tokens of event e:
+    tokens of event e, at the positions that predict a chunk's first token:
 
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
-    Reversed, Σ_e s_e (log s_e − log r_e). By the data processing inequality (Cover and Thomas,
-    Elements of Information Theory, 2nd ed., section 2.8) it is at most the divergence of the
-    models' own predictions. The first chunk of a row counts only where its first token is
-    predicted: not where position 0, which predicts token 1, is already in it.
+    `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL of the models' own
+    predictions (data processing inequality; Cover and Thomas, Elements of Information Theory, 2nd
+    ed., section 2.8). A chunk at position 0, which predicts token 1, is excluded.
 
-    The gradient to the student's logits is the one large allocation, in their own dtype; with
-    `HiddenLogits` there is none. It is computed with the loss, a block of positions at a time, and
-    used up by `backward`, which can run once.
+    The only large allocation is the gradient to a tensor of student logits, in its dtype.
+    `backward` consumes it, so it can run only once.
 
     Args:
         student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
-            autocast (float64 if they are). Columns beyond the events' width are ignored.
-        teacher_logits: `[B, T_t, V]`, either; no gradient.
+            autocast (float64 for float64). Columns beyond the index's width are ignored.
+        teacher_logits: `[B, T_t, V]`, likewise, without gradient.
         index: `event_index(events)`, on the logits' device.
-        alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
-        config: the options; the defaults if None.
-        sample_mask: `[B]`, 0 where a row does not count.
+        alignment: the result of `xtok.shift_to_predictions`.
+        config: the options; defaults if None.
+        sample_mask: `[B]`, 0 for rows that do not count.
 
     Returns:
-        A scalar; 0 with a gradient of zeros where no chunk counts.
+        A scalar; 0 with zero gradients if no chunk counts.
 
     Raises:
-        XtokError: if logits are narrower than the events.
-        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+        XtokError: if logits are narrower than the index.
+        ValueError: if shapes do not fit, chunk ids decrease, or logits are NaN or +∞.
     """
-    config = config or ChunkLossConfig()
-    kind = config.exact_token_match_only, True
-    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
-    return one_pass(
-        student_logits, [plan_event_kl(student_logits, teacher_logits, index, chunks, config)]
-    )[0]
+    plan, both = partial(plan_event_kl, index=index), (student_logits, teacher_logits)
+    return chunk_loss(plan, both, alignment, config or ChunkLossConfig(), sample_mask)
 
 
-def plan_event_kl(
-    student_logits: AnyLogits,
-    teacher_logits: AnyLogits,
-    index: EventIndex,
-    chunks: Chunks,
-    config: ChunkLossConfig,
-) -> Plan:
-    """Return what `event_kl` compares where chunks begin."""
+def plan_event_kl(both: ChunkedLogits, index: EventIndex, config: ChunkLossConfig) -> Plan:
+    """Plan `event_kl` for one pass."""
     require_type(index, EventIndex, "event_index(events)")
-    both = as_logits(student_logits), as_logits(teacher_logits)
-    require_fit(chunks, both, index.widths)
-    return plan_kl(*both, starts_of(chunks), config, index)
+    return plan_starts(both, config, index)
 
 
-def starts_of(chunks: Chunks) -> tuple[Positions, Positions]:
-    """Return where chunks begin on both sides."""
+def plan_starts(both: ChunkedLogits, config: Any, index: EventIndex | None = None) -> Plan:
+    """Plan the KL at the first positions of chunks, with the arguments of `plan_kl`."""
+    student, teacher, chunks = both
+    require_fit(chunks, (student, teacher), (0, 0) if index is None else index.widths)
     ours, theirs = (first_positions(numbers, chunks.total) for numbers in chunks[:2])
-    return ours, theirs
+    return plan_kl(student, teacher, (ours, theirs), config, index)
 
 
 def plan_kl(
@@ -148,27 +127,24 @@ def plan_kl(
     positions: tuple[Positions, Positions],
     config: Any,
     index: EventIndex | None = None,
-    top_k: int | None = None,
 ) -> Plan:
-    """Return the KL at n positions of each side, over events or over tokens of the same id.
-
-    With `top_k` over those k that have the largest logits of the teacher.
-    """
+    """Plan the KL at n positions, over events or, without an index, over equal ids."""
     ours, theirs = positions
     count, dtype, temperature = len(ours[0]), work_dtype(student, teacher), config.temperature
     same = min(student.shape[-1], teacher.shape[-1])
-    width, of_teacher = (same, same) if index is None else index.widths
+    width, teacher_width = (same, same) if index is None else index.widths
     columns, compared = None, teacher
-    if top_k is not None and top_k < of_teacher and count:
-        columns = top_columns(teacher.largest()[:of_teacher], top_k)
+    top_k = getattr(config, "top_k", None)
+    if top_k is not None and top_k < teacher_width and count:
+        columns = top_columns(teacher.largest()[:teacher_width], top_k)
         compared = teacher.only(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
+        """Share each event's teacher mass t among its student tokens, in proportion to p.
 
-        Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
+        KL(t ‖ p) over tokens then equals the KL over events, with gradient p − t.
         """
-        log_q = log_probabilities(rows.teacher_logits[:, :of_teacher], temperature)
+        log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
             log_p = log_probabilities(block.logits.index_select(1, columns), temperature)
             lost, of_columns = kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
@@ -179,13 +155,12 @@ def plan_kl(
         log_t = log_q if index is None else _shared_out(log_p, log_q, index)
         return kl(log_p, p, log_t, reverse=config.reverse_kl)
 
-    parts = [Part(ours, compare, Read(compared, theirs), teacher.shape[2])] if count else []
-    sides = sides_of((student, teacher), positions, (width, of_teacher))
-    return Plan(parts, count, dtype, temperature, sides)
+    part = Part(ours, compare, Read(compared, theirs), teacher.shape[2])
+    sides = sides_of((student, teacher), positions, (width, teacher_width))
+    return Plan([part], count, dtype, temperature, sides)
 
 
 def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Return the log of sums of probabilities, `[n, count]`, by the events' `numbers`."""
     sums = torch.zeros((len(log_p), count), dtype=torch.float64, device=log_p.device)
     p = log_p.to(sums.dtype, copy=True).exp_()
     sums.scatter_add_(1, numbers.expand(len(p), -1), p)

@@ -1,7 +1,8 @@
-"""Losses on both vocabularies as they are: gold and H-KL, on exact pairs and sorted values."""
+"""Gold and H-KL: exact pairs by KL, remaining tokens by sorted probabilities."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,17 +10,22 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunk_tokens import both_tokens
-from xtok.training.losses.chunks import Chunks, number_chunks, require_fit, require_type
+from xtok.training.losses.chunks import require_type
 from xtok.training.losses.config import GoldConfig
-from xtok.training.losses.in_chunks import Chunked, chunk_part, mean_over, to_values
-from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Plan, one_pass, sides_of
-from xtok.training.sparse import work_dtype
+from xtok.training.losses.in_chunks import (
+    Chunked,
+    ChunkedLogits,
+    chunk_loss,
+    chunk_part,
+    mean_over,
+    to_values,
+)
+from xtok.training.losses.logits import AnyLogits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Plan
 
 
 class ExactPairs(NamedTuple):
-    """Both vocabularies, divided into P pairs and the rest; int64 each."""
+    """P pairs of tokens, and the remaining tokens of both vocabularies; int64."""
 
     student_ids: Tensor  # [P], rising
     teacher_ids: Tensor  # [P], the counterparts; each teacher id at most once
@@ -38,16 +44,11 @@ class ExactPairs(NamedTuple):
 
 
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
-    """Return the pairs that `gold` compares one to one: strict, or by weight (H-KL).
+    """Return the pairs that `gold` compares, as NeMo-RL's `build_exact_token_map`.
 
-    Strict: the rows of one entry, of weight 1, of equal bytes or of one role; if several students
-    share a teacher token, the lowest id wins. With a threshold: the rows whose largest weight, a
-    scale slot aside, reaches it; the heaviest student wins, then the lowest id. These are the rules
-    of NeMo-RL's `build_exact_token_map`.
-
-    Args:
-        projection: a map; of a learnable `ProjectionModule`, its `to_map()`.
-        threshold: 0.6 in NeMo-RL's H-KL; None is the strict rule.
+    Without a threshold, these are rows with one entry of weight 1 and equal bytes or role; the
+    lowest student id of a teacher token wins. With a threshold (0.6 for H-KL), the largest weight
+    of a row, except a scale slot, must reach it; the heaviest student wins, then the lowest id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
     rows, columns = projection.student_ids[first], projection.teacher_ids[first]
@@ -82,49 +83,31 @@ def gold(
 ) -> Tensor:
     """Return the gold loss of NeMo-RL: KL on the exact pairs, sorted L1 on the rest.
 
-    It is the hybrid of GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al.,
-    arXiv 2402.12030) on chunks. With log s and log r the means over a chunk's positions of the
-    student's and the teacher's log-softmax over all their tokens at temperature τ, P the pairs,
-    and ↓ the largest values in falling order, at most `uncommon_topk`:
+    It combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
+    2402.12030). log s and log r are the means of the log-softmax at temperature τ over a chunk's
+    positions, P the pairs, and ↓ the `uncommon_topk` largest probabilities in falling order:
 
         loss = τ² · mean over chunks of
-               Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over what is not in P
+               Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over tokens without a pair
 
-    Reversed, the first sum is Σ s_i (log s_i − log r_j). The pairs alone are not a distribution, so
-    the first sum, and with it the loss, may be below 0.
-
-    `pairs` are `exact_pairs(map)`, on the logits' device; logits beyond their widths are ignored.
-    With the pairs of heavy weights, `exact_pairs(map, threshold=0.6)`, this is the H-KL loss of
-    X-Token (arXiv 2605.21699).
-    The other arguments, the result and the errors are those of `p_kl`.
+    `reverse_kl` makes the first sum Σ s_i (log s_i − log r_j). The loss may be below 0, because the
+    pairs alone are not a distribution. `pairs` are `exact_pairs(map)`, on the logits' device; with
+    `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl` for the rest.
     """
+    plan, both = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
     config = config or GoldConfig()
-    kind = config.exact_token_match_only, False
-    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
-    return one_pass(
-        student_logits, [plan_gold(student_logits, teacher_logits, pairs, chunks, config)]
-    )[0]
+    return chunk_loss(plan, both, alignment, config, sample_mask, starts_only=False)
 
 
-def plan_gold(
-    student_logits: AnyLogits,
-    teacher_logits: AnyLogits,
-    pairs: ExactPairs,
-    chunks: Chunks,
-    config: GoldConfig,
-) -> Plan:
-    """Return what `gold` compares, chunk by chunk."""
+def plan_gold(both: ChunkedLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
+    """Plan `gold` for one pass."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
-    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
-    (width, of_teacher), dtype = pairs.widths, work_dtype(student, teacher)
-    require_fit(chunks, (student, teacher), pairs.widths)
-    if not chunks.total:
-        return Plan((), 0, dtype)
-    ours, theirs = both_tokens(chunks)
+    width, teacher_width = pairs.widths
+    ours, theirs = tokens = both.tokens(pairs.widths)
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
-        log_q = log_probabilities(inside.teacher_logits[:, :of_teacher], config.temperature)
+        log_q = log_probabilities(inside.teacher_logits[:, :teacher_width], config.temperature)
         log_r = mean_over(inside.theirs, log_q)
         with torch.enable_grad():
             log_s = mean_over(inside.ours, log_p).requires_grad_()
@@ -134,13 +117,12 @@ def plan_gold(
         p = block.probabilities(width, config.temperature)
         return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
 
-    part = chunk_part(ours, theirs, compare, teacher, 2 * of_teacher)
-    sides = sides_of((student, teacher), (ours.positions, theirs.positions), pairs.widths)
-    return Plan([part], chunks.total, dtype, config.temperature, sides)
+    part = chunk_part(ours, theirs, compare, both.teacher, 2 * teacher_width)
+    return both.plan([part], tokens, pairs.widths, temperature=config.temperature)
 
 
 def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:
-    """Return the sum of losses of c chunks with these mean log-probabilities, `[c, V]`."""
+    """Return the sum of losses of c chunks, from mean log-probabilities `[c, V]`."""
     towards, away = log_r[:, pairs.teacher_ids], log_s[:, pairs.student_ids]
     if config.reverse_kl:
         towards, away = away, towards

@@ -1,47 +1,98 @@
-"""What a loss compares chunk by chunk: each block of positions has whole chunks of both sides."""
+"""Comparisons chunk by chunk: each block of positions contains whole chunks of both sides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from xtok.predictions.checked import STORED_ROUNDING
-from xtok.training.losses.chunk_tokens import ChunkTokens
-from xtok.training.losses.chunks import EPSILON
-from xtok.training.losses.logits import FLOOR, Logits, Positions
-from xtok.training.losses.one_pass import LogitBlock, Part, Read, Rows
+from xtok.training.losses.chunk_tokens import ChunkTokens, both_tokens
+from xtok.training.losses.chunks import EPSILON, Chunks, number_chunks, require_fit
+from xtok.training.losses.config import ChunkLossConfig
+from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, Positions, as_logits
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
+from xtok.training.sparse import work_dtype
+
+
+class ChunkedLogits(NamedTuple):
+    """Both models' logits, and the chunks to compare."""
+
+    student: Logits
+    teacher: Any  # `Logits`; None for stored log-probabilities
+    chunks: Chunks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the comparisons."""
+        return work_dtype(self.student, self.teacher)
+
+    def tokens(
+        self, widths: tuple[int, int], targets: Sequence[Tensor | None] = (None, None)
+    ) -> tuple[ChunkTokens, ChunkTokens]:
+        """Return both sides' tokens in the chunks; check the logits' shapes."""
+        require_fit(self.chunks, (self.student, self.teacher), widths)
+        return both_tokens(self.chunks, targets, widths)
+
+    def plan(
+        self, parts: Sequence[Part], tokens: Any, widths: tuple[int, int], **options: Any
+    ) -> Plan:
+        """Return the plan of a mean over the chunks."""
+        positions = [side.positions for side in tokens]
+        sides = sides_of((self.student, self.teacher), positions, widths)
+        return Plan(parts, self.chunks.total, self.dtype, sides=sides, **options)
+
+
+def chunked(student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks) -> ChunkedLogits:
+    """Wrap both models' logits; the teacher's are None if stored."""
+    teacher = None if teacher_logits is None else as_logits(teacher_logits)
+    return ChunkedLogits(as_logits(student_logits), teacher, chunks)
+
+
+def chunk_loss(
+    plan: Callable[..., Plan],
+    logits: tuple[AnyLogits, Any],
+    alignment: Any,
+    config: ChunkLossConfig,
+    sample_mask: Tensor | None,
+    *,
+    starts_only: bool = True,
+) -> Tensor:
+    """Return the loss of a plan over the chunks of a shifted alignment."""
+    kind = config.exact_token_match_only, starts_only
+    chunks = number_chunks(alignment, kind, sample_mask, logits[0].device)
+    return one_pass(logits[0], [plan(chunked(*logits, chunks), config=config)])[0]
 
 
 class BlockTokens(NamedTuple):
-    """One side's n tokens in c whole chunks of a block, chunk after chunk; int64 tensors."""
+    """One side's n tokens in the c chunks of a block, ordered by chunk; int64 tensors."""
 
-    chunk: Tensor  # [n], the number in 0..c − 1 of each one's chunk
+    chunk: Tensor  # [n], the number of the chunk in 0..c − 1
     ids: Tensor  # [n]
-    sizes: Tensor  # [c], of the chunks
+    sizes: Tensor  # [c], tokens per chunk
     positions: Positions  # [n]
 
 
 class Chunked(NamedTuple):
-    """What a block has of chunks: their tokens on both sides, the student's as its rows."""
+    """The chunks of a block; the student's tokens are the block's rows."""
 
     chunks: slice  # c of all
     ours: BlockTokens
     theirs: BlockTokens
-    teacher_logits: Tensor  # [n, V] at their tokens; [0] where they are stored
-    others: Sequence[slice]  # of `others`, those in these chunks
+    teacher_logits: Tensor  # [n, V] at their tokens; [0] for stored log-probabilities
+    others: Sequence[slice]  # the ranges of `others` in these chunks
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return len(self.ours.sizes)
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, Chunked], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of some tokens rows of a block, ids, log-probabilities, and the gradient to these."""
+"""Of some tokens: rows of a block, ids, log-probabilities, and the gradient to these."""
 
 
 def chunk_part(
@@ -52,16 +103,7 @@ def chunk_part(
     width: int,
     others: Sequence[Tensor] = (),
 ) -> Part:
-    """Return what is compared in N chunks.
-
-    Args:
-        ours: the student's tokens in them.
-        theirs: the teacher's.
-        compare: takes both sides' logits at the tokens of some chunks.
-        teacher: the teacher's logits; None where they are stored.
-        width: of what is compared of them.
-        others: int64, rising: the chunks of what else is compared.
-    """
+    """Return a part that compares N chunks; `others`, rising, are the chunks of further entries."""
 
     def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher, *more = rows.entries
@@ -80,26 +122,26 @@ def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> Bloc
 
 
 def mean_over(tokens: BlockTokens, values: Tensor) -> Tensor:
-    """Return the means of `[n, k]` values over each chunk, `[c, k]`."""
+    """Return the means of values `[n, k]` over each chunk, `[c, k]`."""
     sums = values.new_zeros(len(tokens.sizes), values.shape[1])
     sums.index_add_(0, tokens.chunk, values)
     return sums.div_(tokens.sizes.to(values.dtype)[:, None] + EPSILON)
 
 
 def to_values(tokens: BlockTokens, to_means: Tensor) -> Tensor:
-    """Return the gradient to the values, `[n, k]`, from that to their means, `[c, k]`."""
+    """Return the gradient to the values, `[n, k]`, from the gradient to their means, `[c, k]`."""
     return (to_means / (tokens.sizes.to(to_means.dtype)[:, None] + EPSILON))[tokens.chunk]
 
 
 def picked(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """Return log-probabilities of tokens, `[e]`, NaN where there is none, by an id of −1."""
+    """Return log-probabilities of tokens, `[e]`; NaN for the id −1."""
     return log_p[rows, ids].masked_fill_(ids < 0, torch.nan)
 
 
 def to_logits(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
     """Return the gradient to logits, `[m, V]`, from that to log-probabilities of some tokens.
 
-    There is none to those that are masked with −∞.
+    Logits of −∞ get no gradient.
     """
     back, sums = torch.zeros_like(p), p.new_zeros(len(p))
     for rows, ids, logprobs, gradient in tokens:
@@ -110,21 +152,20 @@ def to_logits(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
 
 
 def stored_logprobs(logprobs: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
-    """Return a teacher's log-probabilities of the text at some positions, `[n]`.
-
-    NaN is what is missing, or is of a probability above 1: `check_stored` tells which.
-    """
+    """Return a teacher's stored log-probabilities, `[n]`; NaN if invalid."""
     values = logprobs[positions].to(dtype)
     return values.clamp(max=0).masked_fill(_is_wrong(values), torch.nan)
 
 
 def check_stored(logprobs: Tensor, positions: Positions) -> None:
-    """Raise a `ValueError` for log-probabilities that are missing, or of probabilities above 1."""
+    """Raise a `ValueError` for log-probabilities that are missing or above 0."""
     values = logprobs[positions].float()
     wrong = _is_wrong(values)
     if bool(wrong.any()):
         culprit = float(values[wrong][0])
-        raise ValueError(f"teacher_logprobs have {culprit:.4g} at a position that is compared")
+        raise ValueError(
+            f"teacher_logprobs contain {culprit:.4g} at a compared position, expected at most 0"
+        )
 
 
 def _is_wrong(values: Tensor) -> Tensor:

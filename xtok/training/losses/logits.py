@@ -1,4 +1,4 @@
-"""Who has logits: a tensor, or hidden states and a head; a block at a time, and its gradient."""
+"""Logits as a tensor or as hidden states and a head; read one block at a time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ from torch import Tensor
 from xtok.training.sparse import block_length, work_dtype
 
 Positions: TypeAlias = tuple[Tensor, Tensor]
-"""Positions in a batch, int64 `[n]` both: of the batch's rows, and within them."""
+"""Positions in a batch: its rows and the places in them, int64 `[n]` each."""
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""Sums of gradients, one for each of `inputs`; None where none is wanted."""
+"""Sums of gradients, one for each of `inputs`; None if not required."""
 
 
 FLOOR = -23.02585092994046
-"""log(1e-10): the log-probability of a token that is masked with −∞."""
+"""log(1e-10): the log-probability of a token with a logit of −∞."""
 
 
 class HiddenLogits:
-    """Logits that are never whole: hidden states and a head, in the place of a tensor of logits.
+    """Logits computed from hidden states and a head, one block of positions at a time.
 
     With `hidden` h, `weight` W, `bias` b and `softcap` c, the logits of a position are
 
         z = scale · (h Wᵀ + b)        or, with a softcap, c · tanh(z / c)
 
-    Losses make them a block of positions at a time, and hand each block's gradient on at once to
-    `hidden`, `weight` and `bias`: nothing of size `[B, T, V]` is allocated. As with a tensor, the
-    gradient is used up by `backward`, which can run once.
-
-    The product is in the type of the hidden states and the weight, or in that of the autocast under
-    which this is made, as a model's own head would have it; all else is in float32 (float64 if they
-    are). Sums of gradients to the weight and the bias are in float32, too.
+    Nothing of size `[B, T, V]` is allocated. `backward` can run only once. The product has the
+    dtype of the inputs, or of the autocast at construction; everything else is float32 (float64 for
+    float64).
 
     >>> import torch
     >>> xtok.losses.HiddenLogits(torch.zeros(2, 5, 8), torch.zeros(100, 8)).shape
@@ -42,13 +38,13 @@ class HiddenLogits:
 
     Args:
         hidden: `[B, T, d]`, a decoder's last hidden states, after its final norm.
-        weight: `[V, d]`, that of the head.
+        weight: `[V, d]`, the head's weight.
         bias: `[V]`.
         scale: a model's `logit_scale`, or 1 / `logits_scaling`.
         softcap: a model's `final_logit_softcapping`.
 
     Raises:
-        ValueError: for shapes that do not fit, and a softcap that is not above 0.
+        ValueError: if shapes do not fit, or the softcap is not above 0.
     """
 
     def __init__(
@@ -62,11 +58,13 @@ class HiddenLogits:
     ) -> None:
         shapes = [list(x.shape) for x in (hidden, weight)]
         if hidden.ndim != 3 or weight.ndim != 2 or shapes[0][2] != shapes[1][1]:
-            raise ValueError(f"hidden {shapes[0]} and weight {shapes[1]} are not [B, T, d], [V, d]")
+            raise ValueError(
+                f"hidden {shapes[0]} and weight {shapes[1]} must be [B, T, d] and [V, d]"
+            )
         if bias is not None and list(bias.shape) != shapes[1][:1]:
-            raise ValueError(f"bias is {list(bias.shape)}, and must be {shapes[1][:1]}")
+            raise ValueError(f"bias is {list(bias.shape)}, expected {shapes[1][:1]}")
         if softcap is not None and not softcap > 0:
-            raise ValueError(f"softcap is {softcap}, and must be above 0")
+            raise ValueError(f"softcap is {softcap}, expected a number above 0")
         self.hidden, self.weight, self.bias = hidden, weight, bias
         self.scale, self.softcap = scale, softcap
         self.shape = torch.Size((*hidden.shape[:2], len(weight)))
@@ -77,7 +75,7 @@ class HiddenLogits:
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
-        """What gradients go to."""
+        """The tensors that receive gradients."""
         return self.hidden, self.weight, self.bias
 
     @torch.no_grad()
@@ -104,7 +102,7 @@ class HiddenLogits:
         return largest
 
     def only(self, columns: Tensor) -> HiddenLogits:
-        """Return the logits of k tokens alone, `[B, T, k]`, without a gradient."""
+        """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         bias = None if self.bias is None else self.bias.detach()[columns]
         part = HiddenLogits(
             self.hidden.detach(), self.weight.detach()[columns], bias,
@@ -114,17 +112,12 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return zeros for the gradients that are wanted."""
+        """Return zeros for the required gradients."""
         dtype = work_dtype(self)
-        return tuple(_zeros(one, dtype) for one in self.inputs)
+        return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
     def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
-        """Return the gradient of h Wᵀ + b from the gradient of the logits, which is overwritten.
-
-        Args:
-            logits: `[n, V]`, as `at` returned them. A logit of −∞ from the bias has no gradient.
-            back: their gradient, `[n, V]`.
-        """
+        """Return the gradient to h Wᵀ + b; overwrites `back`. Masked logits (−∞) get none."""
         if self.bias is not None:
             back.masked_fill_(torch.isneginf(logits), 0)
         if self.softcap is not None:
@@ -132,13 +125,7 @@ class HiddenLogits:
         return back if self.scale == 1 else back.mul_(self.scale)
 
     def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
-        """Hand on a gradient as `before_cap` returned it, which is overwritten.
-
-        Args:
-            to: what `gradients` returned.
-            positions: n, each of which is handed on once.
-            back: `[n, V]`.
-        """
+        """Add a gradient `[n, V]` returned by `before_cap`, once per position; overwrites it."""
         to_hidden, to_weight, to_bias = to
         if to_bias is not None:
             to_bias += back.sum(0)
@@ -155,7 +142,7 @@ class HiddenLogits:
                 to_weight += _unscaled(back.t() @ rows, factor)
 
     def culprit(self, positions: Positions, width: int) -> str | None:
-        """Return what is NaN or infinite of what the first logits at n positions are made of."""
+        """Describe the first NaN or infinite value in the inputs of these logits."""
         hidden = self.hidden.detach()[positions]
         if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", positions):
             return culprit
@@ -167,11 +154,7 @@ class HiddenLogits:
         return None
 
     def _factor(self, back: Tensor, rows: Tensor) -> Tensor:
-        """Return the power of 2 by which a gradient goes into float16 products.
-
-        float16 has nothing below 6e-8, so its largest entry becomes 1, if no product then reaches
-        65,504: a sum is at most that of the entries, times the largest number that they meet.
-        """
+        """Return the power of 2 that fits a gradient into float16 products (6e-8 to 65,504)."""
         size = back.abs()
         products = size.sum(1).amax() * self._largest_weight, size.sum(0).amax() * rows.abs().amax()
         largest = torch.stack([size.amax(), *(bound / 2**15 for bound in products)]).amax()
@@ -190,7 +173,7 @@ class HiddenLogits:
 
 
 class WholeLogits:
-    """A tensor of logits, `[B, T, V]`, as `HiddenLogits` is."""
+    """A tensor of logits, `[B, T, V]`, with the interface of `HiddenLogits`."""
 
     def __init__(self, logits: Tensor, columns: Tensor | None = None) -> None:
         self.logits, self.inputs, self.columns = logits, (logits,), columns
@@ -206,7 +189,7 @@ class WholeLogits:
         return self.logits[at].to(dtype or work_dtype(self))
 
     def only(self, columns: Tensor) -> WholeLogits:
-        """Return the logits of k tokens alone, `[B, T, k]`, without a gradient."""
+        """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         return WholeLogits(self.logits.detach(), columns)
 
     def largest(self) -> Tensor:
@@ -214,13 +197,13 @@ class WholeLogits:
         return self.logits.detach().amax((0, 1))
 
     def gradients(self) -> Gradients:
-        """Return zeros for the gradient, if it is wanted."""
+        """Return zeros for the gradient, if required."""
         return (
             _zeros(self.logits, work_dtype(self) if self.dtype != torch.bfloat16 else self.dtype),
         )
 
     def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
-        """Return the gradient of a block of logits; there is none to −∞."""
+        """Return the gradient of a block of logits, without entries for −∞."""
         return back.masked_fill_(torch.isneginf(logits), 0)
 
     def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
@@ -230,7 +213,7 @@ class WholeLogits:
             to_logits[positions] = back.to(to_logits.dtype)
 
     def culprit(self, positions: Positions, width: int) -> str | None:
-        """Return where one of the first logits at n positions is NaN or +∞, if one is."""
+        """Describe the first NaN or +∞ among the logits at n positions."""
         for rows, places in zip(*(side.split(256) for side in positions), strict=True):
             values = self.logits.detach()[rows, places, :width]
             wrong = torch.isnan(values) | torch.isposinf(values)
@@ -240,27 +223,26 @@ class WholeLogits:
 
 
 AnyLogits: TypeAlias = Tensor | HiddenLogits
-"""What a loss takes as a model's logits, `[B, T, V]`."""
+"""A model's logits as losses accept them, `[B, T, V]`."""
 
 Logits: TypeAlias = WholeLogits | HiddenLogits
 
 
-def as_logits(given: Any) -> Logits:
-    """Return what has logits at positions.
+def as_logits(value: Any) -> Logits:
+    """Wrap a tensor of logits.
 
     Raises:
-        ValueError: for something else.
+        ValueError: if the value is neither a tensor nor `HiddenLogits`.
     """
-    if isinstance(given, WholeLogits | HiddenLogits):
-        return given
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{type(given).__name__} is given where logits are due: a tensor, or "
-                         "HiddenLogits")  # fmt: skip
-    return WholeLogits(given)
+    if isinstance(value, WholeLogits | HiddenLogits):
+        return value
+    if not isinstance(value, Tensor):
+        raise ValueError(f"logits are {type(value).__name__}, expected a tensor or HiddenLogits")
+    return WholeLogits(value)
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
+    """Return the log-softmax over the last dimension, with `FLOOR` instead of −∞."""
     log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
     fill = torch.nan_to_num if log_probs.requires_grad else torch.nan_to_num_
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
@@ -269,7 +251,6 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def _first(
     wrong: Tensor, values: Tensor, name: str, positions: Positions | None = None
 ) -> str | None:
-    """Return the first wrong value and its place, where the first axis may be of positions."""
     if not bool(wrong.any()):
         return None
     first, *others = wrong.nonzero()[0].tolist()
@@ -278,7 +259,6 @@ def _first(
 
 
 def _unscaled(product: Tensor, factor: Tensor | None) -> Tensor:
-    """Return a product without the factor of its gradient, in float32 if there is one."""
     return product if factor is None else product.float().div_(factor)
 
 

@@ -1,7 +1,6 @@
-"""One pass over the student's positions: every block of its logits is made once, for all losses.
+"""One pass over the student's positions: all losses share each block of its logits.
 
-A loss plans: at which positions of the student it compares what. `one_pass` runs plans, of one loss
-or of several with the cross-entropy, and all their gradients go into one.
+A loss returns a plan; `one_pass` runs the plans of several losses and sums their gradients.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from xtok.training.sparse import block_length, require_first_order, work_dtype
 
 
 class LogitBlock:
-    """The student's logits at some positions, `[m, V]`, and what comparisons share of them.
+    """The student's logits at some positions, `[m, V]`, with shared results.
 
-    All leave them as they are.
+    Comparisons must not modify them.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -38,14 +37,14 @@ class LogitBlock:
         self._exp: dict[tuple[int, float], Tensor] = {}
 
     def log_probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
-        """Return those of the first tokens, `[m, width]`, at a temperature."""
+        """Return log-probabilities of the first tokens, `[m, width]`, at a temperature."""
         key = width, temperature
         if key not in self._made:
             self._made[key] = log_probabilities(self.logits[:, :width], temperature)
         return self._made[key]
 
     def probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
-        """Return those of the first tokens, `[m, width]`, at a temperature."""
+        """Return probabilities of the first tokens, `[m, width]`, at a temperature."""
         key = width, temperature
         if key not in self._exp:
             self._exp[key] = self.log_probabilities(width, temperature).exp()
@@ -53,14 +52,14 @@ class LogitBlock:
 
 
 class Rows(NamedTuple):
-    """What a part has in a block."""
+    """The positions and entries of a part that are in a block."""
 
-    numbers: Tensor  # int64 [m], rising: which of the part's n positions
-    entries: Sequence[slice]  # for each of `places`, the entries that may be at one of them
-    teacher_logits: Tensor  # at what the part reads of the teacher; [0] where it reads nothing
+    numbers: Tensor  # int64 [m], rising: places among the part's n positions
+    entries: Sequence[slice]  # for each of `places`, the range of its entries
+    teacher_logits: Tensor  # [0] if the part reads no teacher
 
     def entries_at(self, place: Tensor, entries: slice) -> tuple[Tensor, Tensor]:
-        """Return the row of the block that each entry is at, any if none, and whether it is."""
+        """Return the block's row for each entry (arbitrary if absent), and whether it exists."""
         place = place[entries]
         at = torch.searchsorted(self.numbers, place).clamp_(max=len(self.numbers) - 1)
         return at, self.numbers[at] == place
@@ -68,14 +67,11 @@ class Rows(NamedTuple):
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
 """Returns the sum of losses at some positions, and its gradient to the first columns of the
-student's logits over τ, which is overwritten."""
+student's logits over τ. The caller overwrites the gradient."""
 
 
 class Read(NamedTuple):
-    """What a part reads of a teacher: the logits at one position for each of its own.
-
-    Or, with `of_place`, for each entry of one of its `places`.
-    """
+    """The teacher's logits that a part reads: per position, or per entry of `places[of_place]`."""
 
     logits: Logits
     positions: Positions
@@ -88,18 +84,18 @@ class Read(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a loss compares at n positions of the student."""
+    """A comparison at n positions of the student."""
 
-    positions: Positions  # each once, and rising with `chunk`
+    positions: Positions  # distinct, rising with `chunk`
     compare: Compare
     teacher: Read | None = None
-    width: int = 0  # of the teacher's side, for the size of blocks
-    places: Sequence[Tensor] = ()  # int64 [e], rising: at which of the positions entries are
-    chunk: Tensor | None = None  # int64 [n], rising: what has one number comes in one block
+    width: int = 0  # of the teacher's logits, for the size of blocks
+    places: Sequence[Tensor] = ()  # int64 [e], rising: the positions of entries
+    chunk: Tensor | None = None  # int64 [n], rising: equal numbers share a block
 
 
 class ReadLogits(NamedTuple):
-    """Which logits a loss reads, for errors that name one of them."""
+    """The logits that a loss reads, for errors."""
 
     name: str
     logits: Logits
@@ -110,23 +106,33 @@ class ReadLogits(NamedTuple):
 def sides_of(
     both: Sequence[Logits], positions: Sequence[Positions], widths: Sequence[int]
 ) -> list[ReadLogits]:
-    """Return the student's side, and the teacher's if there is one."""
+    """Return the student's side, and the teacher's if present."""
     names = ("student", "teacher")[: len(both)]
     return [ReadLogits(*side) for side in zip(names, both, positions, widths, strict=True)]
 
 
 class Plan(NamedTuple):
-    """A loss as what it compares: τ² times a mean over `num_terms`."""
+    """A loss as its comparisons: τ² times a mean over `num_terms`."""
 
     parts: Sequence[Part]
-    num_terms: int  # 0 where nothing is compared; the loss is 0 then
+    num_terms: int  # the loss is 0 if this is 0
     dtype: torch.dtype
     temperature: float = 1.0
     sides: Sequence[ReadLogits] = ()
-    explain: Callable[[], None] = lambda: None  # raises an error for what made a loss NaN
-    # Other tensors that want a gradient, and sums of it, which comparisons add up.
+    explain: Callable[[], None] = lambda: None  # raises an error if its input is invalid
+    # Other tensors with gradients, and the sums of these gradients.
     learned: Sequence[tuple[Tensor, Tensor]] = ()
-    by_autograd: Tensor | None = None  # the loss itself, of somebody's who compares whole logits
+    by_autograd: Tensor | None = None  # a loss on whole logits
+
+    @property
+    def scale(self) -> float:
+        """The factor of the sum of losses."""
+        return self.temperature**2 / max(1, self.num_terms)
+
+    def loss(self, total: Tensor) -> Tensor:
+        """Return the loss, from the sum of losses, without a gradient."""
+        own = self.by_autograd
+        return total * self.scale if own is None else own.detach().double()
 
 
 def one_pass(
@@ -134,46 +140,42 @@ def one_pass(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return Σ weight · loss, and each loss without a gradient; all are scalars.
 
-    The gradient is computed with the losses, and used up by `backward`, which can run once. It is
-    the one large allocation where the student's logits are a tensor.
-
-    Args:
-        student: its logits, `[B, T, V]`.
-        plans: of the losses.
-        weights: one for each; numbers, or tensors without a dimension.
+    The gradient is computed with the losses. `backward` consumes it, so it can run only once.
 
     Raises:
-        ValueError: if a loss is not finite, naming the logits or what else is at fault.
+        ValueError: if a loss is not finite; the message names the invalid input.
     """
     logits = as_logits(student)
-    is_theirs = [plan.by_autograd is not None for plan in plans]
-    to: Gradients = (None,) if all(is_theirs) else logits.gradients()
-    dtype = torch.float64 if torch.float64 in [p.dtype for p in plans] else torch.float32
+    by_autograd = all(plan.by_autograd is not None for plan in plans)
+    to: Gradients = (None,) if by_autograd else logits.gradients()
+    dtype = work_dtype(*plans)
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         sums = _compare(logits, plans, weights, to, dtype)
-        scales = [plan.temperature**2 / max(1, plan.num_terms) for plan in plans]
-        losses = [
-            total * scale if plan.by_autograd is None else plan.by_autograd.detach().double()
-            for total, scale, plan in zip(sums, scales, plans, strict=True)
-        ]
+        losses = [plan.loss(total) for plan, total in zip(plans, sums, strict=True)]
         _require_finite(losses, plans)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
     inputs, gradients = [*logits.inputs[: len(to)]], [*to]
-    connected = []
-    for plan, weight, scale in zip(plans, weights, scales, strict=True):
-        inputs += [tensor for tensor, _ in plan.learned]
-        gradients += [gradient.mul_(weight * scale) for _, gradient in plan.learned]
+    for plan, weight in zip(plans, weights, strict=True):
+        for tensor, gradient in plan.learned:
+            inputs.append(tensor)
+            gradients.append(gradient.mul_(weight * plan.scale))
+    result = with_gradient(inputs, total.to(dtype), gradients)
+    return _add_autograd(result, plans, weights), [x.to(dtype) for x in losses]
+
+
+def _add_autograd(
+    result: Tensor, plans: Sequence[Plan], weights: Sequence[float | Tensor]
+) -> Tensor:
+    """Add the gradients of losses that autograd differentiates, without changing the value."""
+    for plan, weight in zip(plans, weights, strict=True):
         if plan.by_autograd is not None:
             own = plan.by_autograd.double() * weight
-            connected.append((own - own.detach()).to(dtype))
-    result = with_gradient(inputs, total.to(dtype), gradients)
-    return sum(connected, result), [x.to(dtype) for x in losses]
+            result = result + (own - own.detach()).to(result.dtype)
+    return result
 
 
 class _Term(NamedTuple):
-    """A part with the factor of its gradient, and the sum of its plan's losses."""
-
     part: Part
     factor: Tensor | float
     total: Tensor
@@ -186,12 +188,12 @@ def _compare(
     to: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return each plan's sum of losses, and add the gradient of all to that of the logits."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms = [
-        _Term(part, weight * (plan.temperature / max(1, plan.num_terms)), total)
+        _Term(part, weight * (plan.scale / plan.temperature), total)
         for plan, weight, total in zip(plans, weights, sums, strict=True)
         for part in plan.parts
+        if len(part.positions[0])
     ]
     for positions, blocks in _blocks(logits, [term.part for term in terms]):
         _compare_at(logits, terms, positions, blocks, to, dtype)
@@ -206,7 +208,6 @@ def _compare_at(
     to: Gradients,
     dtype: torch.dtype,
 ) -> None:
-    """Compare at some positions. Their logits are freed before those of others are made."""
     made, back = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in to)
     for place, in_block in _with_teachers([term.part for term in terms], blocks, dtype):
@@ -227,7 +228,6 @@ def _compare_at(
 
 
 def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
-    """Add the gradient to the first columns of all rows, or of those inside, to that to all."""
     if back is None and more.shape == logits.shape:
         return more
     back = torch.zeros_like(logits) if back is None else back
@@ -239,25 +239,25 @@ def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | Non
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""Which part, what it has in a block, and in which of the block's rows; None: in all."""
+"""The number of a part, its rows, and their places in the block; None for all rows of the block."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
-"""Which of the positions that come at once, and the parts that compare there."""
+"""A slice of the positions that are computed at once, and the parts that compare there."""
 
 
 def _with_teachers(
     parts: Sequence[Part], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Yield blocks with what their parts read of teachers, made for all of them at once."""
-    wanted: dict[int, list[Positions]] = {}
+    """Yield blocks with the teacher logits of their parts, computed for all blocks at once."""
+    positions: dict[int, list[Positions]] = {}
     made: dict[int, Iterator[Tensor]] = {}
     for number, rows, _ in chain.from_iterable(in_block for _, in_block in blocks):
         if read := parts[number].teacher:
-            wanted.setdefault(number, []).append(read.at(rows))
+            positions.setdefault(number, []).append(read.at(rows))
     for number, read in enumerate(part.teacher for part in parts):
-        if read and number in wanted:
-            sides = [torch.cat(side) for side in zip(*wanted[number], strict=True)]
-            sizes = [len(one[0]) for one in wanted[number]]
+        if read and number in positions:
+            sides = [torch.cat(side) for side in zip(*positions[number], strict=True)]
+            sizes = [len(rows) for rows, _ in positions[number]]
             made[number] = iter(read.logits.at((sides[0], sides[1]), dtype).split(sizes))
     for place, in_block in blocks:
         yield place, [
@@ -268,57 +268,71 @@ def _with_teachers(
 
 
 def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Positions, list[Block]]]:
-    """Yield positions whose logits are made at once, and the blocks in which they are compared.
+    """Yield positions to compute at once, with the blocks for comparison.
 
-    Each position comes once. Those that the same parts compare at are in one block, so that a part
-    seldom has some of a block's rows alone; and those of a chunk, wherever a part asks for it.
-
-    A product reads a whole head, so it wants many positions; a CPU compares fastest what stays in
-    its cache (0.77 of the time: event KL of 512 tokens, 49,152 × 262,144 ids, one core).
+    Positions of the same parts share a block. A product reads the whole head, so it needs many
+    positions; on a CPU, comparisons are fastest in the cache (0.77 of the time: event KL of 512
+    tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return
-    length, device = logits.shape[1], logits.device
-    width = max(logits.shape[2], *(part.width for part in parts))
-    step = block_length(logits, width, cached=True)
-    reads = [logits, *(part.teacher.logits for part in parts if part.teacher)]
-    has_heads = any(isinstance(one, HiddenLogits) for one in reads)
-    at_once = block_length(logits, width) if has_heads else step
+    length, step, at_once = logits.shape[1], *_block_lengths(logits, parts)
     flat = [rows * length + places for rows, places in (part.positions for part in parts)]
     if len(parts) == 1 and parts[0].chunk is None:
         [order], bounds = flat, [*range(0, len(flat[0]), step), len(flat[0])]
-        of_parts = [(torch.arange(len(order), device=device),) * 2]
+        ordered = [(torch.arange(len(order), device=order.device),) * 2]
     else:
         order, bounds = _order(flat, parts, logits.shape[0] * length, step)
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
-        of_parts = [rank[places].sort() for places in flat]
-    slices, nothing = _slices(parts, of_parts, bounds), torch.empty(0, device=device)
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(len(order), device=order.device)
+        ordered = [rank[places].sort() for places in flat]
+    slices = _slices(parts, ordered, bounds)
     begin, blocks = bounds[0], list[Block]()
     for start, stop in pairwise(bounds):
         if blocks and stop - begin > at_once:
             yield (order[begin:start] // length, order[begin:start] % length), blocks
             begin, blocks = start, []
-        in_block: list[InBlock] = []
-        for number, (at, numbers) in enumerate(of_parts):
-            first, last, *entries = next(slices)
-            if last > first:
-                inside = None if last - first == stop - start else at[first:last] - start
-                ends = zip(entries[::2], entries[1::2], strict=True)
-                rows = Rows(numbers[first:last], [slice(*one) for one in ends], nothing)
-                in_block.append((number, rows, inside))
+        in_block = _parts_between(start, stop, ordered, slices)
         blocks.append((slice(start - begin, stop - begin), in_block))
     yield (order[begin:] // length, order[begin:] % length), blocks
+
+
+def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
+    """Return the number of positions that are compared, and that are computed, at once."""
+    width = max(logits.shape[2], *(part.width for part in parts))
+    step = block_length(logits, width, cached=True)
+    sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
+    has_heads = any(isinstance(source, HiddenLogits) for source in sources)
+    return step, block_length(logits, width) if has_heads else step
+
+
+def _parts_between(
+    start: int,
+    stop: int,
+    ordered: Sequence[tuple[Tensor, Tensor]],
+    slices: Iterator[list[int]],
+) -> list[InBlock]:
+    """Return the parts that compare in a block of ordered positions."""
+    in_block: list[InBlock] = []
+    for number, (at, numbers) in enumerate(ordered):
+        first, last, *entries = next(slices)
+        if last > first:
+            inside = None if last - first == stop - start else at[first:last] - start
+            ends = zip(entries[::2], entries[1::2], strict=True)
+            rows = Rows(numbers[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
+            in_block.append((number, rows, inside))
+    return in_block
 
 
 def _order(
     flat: Sequence[Tensor], parts: Sequence[Part], size: int, step: int
 ) -> tuple[Tensor, list[int]]:
-    """Return the places in an order of blocks, those of no part first, and where blocks begin."""
+    """Return positions ordered by block, unused ones first, and the bounds of the blocks."""
     code, joined = (torch.zeros(size, dtype=torch.int64, device=flat[0].device) for _ in range(2))
     for number, places in enumerate(flat):
         code *= 2
         code[places] += 1
-        if number % 32 == 31:  # so that it stays within 64 bits
+        if number % 32 == 31:  # keep the code within 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
     for places, part in zip(flat, parts, strict=True):
         if part.chunk is not None:
@@ -328,7 +342,7 @@ def _order(
     order = code.argsort(stable=True)
     code, is_joined = code[order], joined.cumsum(0)[order] > 0
     is_last = torch.nn.functional.pad(code[1:] != code[:-1], (0, 1), value=True)
-    # The one thing that is fetched.
+    # The only fetch from the device.
     ends, cuts, unused = torch.stack([is_last, ~is_joined, code == 0]).cpu().numpy()
     bounds, allowed = [int(unused.sum())], np.flatnonzero(cuts | ends) + 1
     for end in np.flatnonzero(ends) + 1:
@@ -342,7 +356,7 @@ def _order(
 def _slices(
     parts: Sequence[Part], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Yield for each block and part where the part's rows begin and end, and its entries."""
+    """Yield, for each block and part, the bounds of the part's rows and entries."""
     if len(parts) == 1 and not parts[0].places:
         yield from ([start, stop] for start, stop in pairwise(bounds))
         return
@@ -362,8 +376,8 @@ def _slices(
 def with_gradient(
     inputs: Sequence[Tensor | None], loss: Tensor, gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """Return a loss whose gradients to some inputs are known."""
-    if all(one is None for one in gradients):
+    """Return a loss with known gradients to some inputs."""
+    if all(gradient is None for gradient in gradients):
         return loss
     connected: Tensor = _WithGradient.apply(loss, gradients, *inputs)  # type: ignore[no-untyped-call]
     return connected
@@ -381,16 +395,16 @@ class _WithGradient(torch.autograd.Function):
         require_first_order()
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("the loss keeps its gradient for one backward; compute it again")
+            raise RuntimeError("backward can run only once per loss; compute the loss again")
         scaled = [
-            None if one is None else _scaled(one, grad_loss).to(dtype)
-            for one, dtype in zip(gradients, ctx.dtypes, strict=True)
+            None if gradient is None else _scaled(gradient, grad_loss).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         ]
         return None, None, *scaled
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply a gradient in place, by a factor that is not rounded to a half precision."""
+    """Multiply a gradient in place, without rounding the factor to half precision."""
     dtype = work_dtype(gradient)
     if gradient.dtype == dtype:
         return gradient.mul_(factor.to(dtype))
@@ -400,7 +414,6 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
 
 def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan]) -> None:
-    """Raise a `ValueError` unless all losses are finite."""
     is_finite = torch.isfinite(torch.stack(list(losses)))
     if bool(is_finite.all()):
         return
@@ -416,4 +429,4 @@ def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan]) -> None:
         for side in plan.sides:
             if culprit := side.logits.culprit(side.positions, side.width):
                 raise ValueError(f"the {side.name}'s {culprit}")
-    raise ValueError("a position that is compared has no finite logit, so the loss is not finite")
+    raise ValueError("the loss is not finite: all logits of a compared position are -inf")

@@ -1,4 +1,4 @@
-"""The losses as a table: what each takes, what it is computed from, and what it is the mean of."""
+"""The table of losses: inputs, options and number of terms."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
 )
 from xtok.training.losses.csd import count_completed, plan_csd
-from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl
+from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl, plan_starts
 from xtok.training.losses.gold import ExactPairs, exact_pairs, plan_gold
+from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.losses.p_kl import plan_p_kl
-from xtok.training.losses.same_tokenizer import plan_same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
@@ -45,7 +45,7 @@ Batch = Mapping[str, Any]
 
 
 def count_targets(batch: Batch, *_: Any) -> int:
-    """Return how many of the batch's tokens are targets that something predicts."""
+    """Return the number of predicted targets in the batch."""
     return int((batch["targets"] >= 0).sum())
 
 
@@ -54,11 +54,11 @@ def _targets(batch: Batch, side: Batch) -> dict[str, Any]:
 
 
 class BatchLoss:
-    """A loss as a trainer calls it, on a prepared batch and a teacher's part of it.
+    """A loss on a prepared batch and a teacher's part of it, as a trainer calls it.
 
-    `mean` takes the student's logits, the teacher's (None if they are stored), the batch and the
-    teacher's part, and returns a scalar, the mean over some terms. `count` takes the batch and the
-    teacher's part, and returns how many terms these are: the chunks by default.
+    `mean` takes the student's logits, the teacher's (None for stored predictions), the batch and
+    the teacher's part, and returns a scalar. `count` returns the number of terms of this mean: by
+    default, the chunks.
     """
 
     takes_hidden = False
@@ -79,30 +79,30 @@ class BatchLoss:
         return one_pass(student_logits, [plan])[0]
 
     def count(self, batch: Batch, side: Batch) -> int:
-        """Return how many terms it is the mean of."""
+        """Return the number of terms of the mean."""
         return self._count(batch, side)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
-        """Return what it compares, for `one_pass` of several losses."""
+        """Return a plan for `one_pass`."""
         mean = self._mean(student_logits, teacher_logits, batch, side)
         return Plan((), 1, work_dtype(mean), by_autograd=mean)
 
 
 class MapKind(NamedTuple):
-    """A kind of map that a loss takes: it belongs to two vocabularies."""
+    """A kind of map that a loss requires."""
 
     name: str
     of_file: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
     of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
-    to_torch: Callable[[Any], Any]  # from the one to the other
+    to_torch: Callable[[Any], Any]  # `of_file` to `of_device`
 
-    def on_device(self, given: Any) -> Any:
-        """Return a map, its path or what it is on a device as the last; None for another."""
-        if isinstance(given, str | PathLike):
-            given = self.of_file.load(given)
-        if isinstance(given, self.of_file):
-            given = self.to_torch(given)
-        return given if isinstance(given, self.of_device) else None
+    def on_device(self, any_map: Any) -> Any:
+        """Return a map or a file's map in its form on a device; None for other types."""
+        if isinstance(any_map, str | PathLike):
+            any_map = self.of_file.load(any_map)
+        if isinstance(any_map, self.of_file):
+            any_map = self.to_torch(any_map)
+        return any_map if isinstance(any_map, self.of_device) else None
 
 
 MAP = MapKind("a map", ProjectionMap, ProjectionModule, ProjectionModule)
@@ -114,25 +114,23 @@ SPELLINGS = MapKind("a spelling map", SpellingMap, SpellingIndex, spelling_index
 class NamedLoss:
     """A row of the table."""
 
-    # Takes the student's logits, the teacher's, the map if there is one, the chunks and the config;
-    # of stored predictions the student's logits alone; and `arguments` by name.
+    # Takes `ChunkedLogits`, the map if required, and the config; with stored predictions, the
+    # student's logits only. `arguments` are passed by name.
     plan: Callable[..., Plan]
-    config: Any = None  # a dataclass; its fields are the options that the loss has
+    config: Any = None  # a dataclass of options
     map: MapKind | None = None
-    is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
-    starts_only: bool = True  # whether only chunks count whose first token both sides predict
+    is_stored: bool = False  # whether the teacher is a cache of predictions
+    starts_only: bool = True  # skip chunks without a predicted first token
     arguments: Callable[[Batch, Batch], dict[str, Any]] = lambda batch, side: {}
-    count: Callable[[Any, Batch, Batch, Chunks], int] | None = None  # the chunks if None
-    prepared: Callable[[Any], Any] = lambda given: given
+    count: Callable[[Any, Batch, Batch, Chunks], int] | None = None  # None: the number of chunks
+    prepared: Callable[[Any], Any] = lambda on_device: on_device
 
 
 class _TableLoss(BatchLoss):
-    """A row of the table with what it takes."""
-
     takes_hidden = True
 
-    def __init__(self, row: NamedLoss, given: Any, config: Any) -> None:
-        self.row, self.map, self.config = row, given, config
+    def __init__(self, row: NamedLoss, on_device: Any, config: Any) -> None:
+        self.row, self.map, self.config = row, on_device, config
         self.kind = getattr(config, "exact_token_match_only", False), row.starts_only
 
     def count(self, batch: Batch, side: Batch) -> int:
@@ -147,17 +145,19 @@ class _TableLoss(BatchLoss):
         if self.row.is_stored:
             return self.row.plan(student_logits, **options)
         if teacher_logits is None and options.get("teacher_logprobs") is None:
-            hint = "give a model as the teacher; for alm, its log-probabilities are enough"
-            raise XtokError("neither a teacher nor its predictions are given", hint=hint)
-        given = [] if self.map is None else [self.map]
-        chunks = chunks_in(side, self.kind, student_logits.device)
-        return self.row.plan(student_logits, teacher_logits, *given, chunks, self.config, **options)
+            hint = "pass a teacher model; for alm, its log-probabilities are enough"
+            raise XtokError("the teacher and its predictions are missing", hint=hint)
+        both = chunked(
+            student_logits, teacher_logits, chunks_in(side, self.kind, student_logits.device)
+        )
+        maps = [] if self.map is None else [self.map]
+        return self.row.plan(both, *maps, config=self.config, **options)
 
 
 def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
     if problems := p_kl_problems(module.map):
         warnings.warn(
-            f"this map is not made for P-KL: {'; '.join(problems)}. Build one for it: "
+            f"this map is not made for P-KL: {'; '.join(problems)}. Build one with "
             'xtok.build(student, teacher, for_loss="p-kl")',
             stacklevel=3,
         )
@@ -193,7 +193,7 @@ LOSSES: dict[LossName, NamedLoss] = {
         plan=plan_gold, config=GoldConfig, map=MAP, starts_only=False,
         prepared=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "same-tokenizer": NamedLoss(plan=plan_same_tokenizer_kl, config=SameTokenizerConfig),
+    "same-tokenizer": NamedLoss(plan=plan_starts, config=SameTokenizerConfig),
     "topk-kl": NamedLoss(
         plan=plan_topk_kl, is_stored=True,
         arguments=lambda batch, side: {**vars(side["stored"])},
@@ -202,43 +202,37 @@ LOSSES: dict[LossName, NamedLoss] = {
 
 
 def loss_named(name: LossName) -> NamedLoss:
-    """Return a loss's row of the table; `event_kl` is `event-kl`.
-
-    Raises:
-        ValueError: if there is no such loss.
-    """
+    """Return a loss's row of the table; `event_kl` and `event-kl` are equivalent."""
     return LOSSES[loss_name(name, LossName)]
 
 
 def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLoss:
-    """Return a loss that takes a batch as `prepare` of the collator leaves it.
+    """Return a loss for batches from the collator's `prepare`.
 
     >>> xtok.losses.make_loss("alm", config=xtok.losses.ALMConfig(temperature=100)).takes_hidden
     True
 
     Args:
-        name: which one.
-        map: a map, its path, or what it is on a device: a `ProjectionModule` for `p-kl`, `gold` and
-            `h-kl`, the `event_index` of an event map for `event-kl`, the `spelling_index` of a
-            spelling map for `csd`.
-        config: the options: a `PKLConfig`, `GoldConfig` (of `h-kl`, too), `ChunkLossConfig` (of
-            `event-kl`), `CSDConfig`, `ALMConfig` or `SameTokenizerConfig`; the defaults if None.
+        name: a key of `LOSSES`.
+        map: a map, its path, or its form on a device: a `ProjectionModule`, `EventIndex` or
+            `SpellingIndex`.
+        config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
 
     Raises:
-        XtokError: if the loss needs a map, or an event map, and there is none.
-        ValueError: if there is no such loss, or the config is of another one.
+        XtokError: if a required map is missing.
+        ValueError: if the loss does not exist, or the config belongs to another loss.
     """
     row, name = loss_named(name), loss_name(name, LossName)
     if config is not None and (row.config is None or not isinstance(config, row.config)):
-        what = row.config.__name__ if row.config else "no config"
-        raise ValueError(f"{name} expects {what}, not {type(config).__name__}")
+        expected = row.config.__name__ if row.config else "no config"
+        raise ValueError(f"{name} expects {expected}, not {type(config).__name__}")
     if config is None and row.config:
         config = row.config()
-    given = None
+    on_device = None
     if row.map:
-        given = row.map.on_device(map)
-        if given is None:
-            hint = "give one for each teacher, as map= of a trainer or of make_loss"
-            raise XtokError(f"{name} needs {row.map.name}", hint=hint)
-        given = row.prepared(given)
-    return _TableLoss(row, given, config)
+        on_device = row.map.on_device(map)
+        if on_device is None:
+            hint = "pass one for each teacher, as map= of the trainer or of make_loss"
+            raise XtokError(f"{name} requires {row.map.name}", hint=hint)
+        on_device = row.prepared(on_device)
+    return _TableLoss(row, on_device, config)

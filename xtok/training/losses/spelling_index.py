@@ -1,8 +1,8 @@
-"""A spelling map on a device: shared tokens, and tokens by the prefix of their spelling."""
+"""A spelling map on a device: shared tokens, and a trie of spellings."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,33 +11,29 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.chunk_tokens import ChunkTokens, places_of
+from xtok.training.losses.chunk_tokens import ChunkTokens, places_of, to_device
 
 
 class CompletionTrie(NamedTuple):
-    """The tokens of one side by their spelling in the other's pieces, but for its last piece.
+    """A trie of one side's tokens, spelled in the other's pieces, without the last piece.
 
-    These prefixes are a trie. Node 0 is the empty prefix, and `keys[i]` leads to node i + 1: it is
-    the number of the node above · `width` + a piece. So one search a piece finds a prefix, exactly.
+    Node 0 is the empty prefix, and `keys[i]` leads to node i + 1: the parent's number · `width` + a
+    piece. One search per piece finds a prefix.
     """
 
     keys: Tensor  # int64 [P], rising
-    bounds: Tensor  # int64 [P + 3], where the completions of a node begin; no prefix is node P + 1
+    bounds: Tensor  # int64 [P + 3], the start of each node's completions; node P + 1: unknown
     tokens: Tensor  # int64 [completions], by node, then rising
-    pieces: Tensor  # int64 [completions], each one's last piece
-    width: int  # of the side that spells
+    pieces: Tensor  # int64 [completions], the last pieces
+    width: int  # vocabulary size of the pieces
     depth: int  # pieces of the longest prefix
 
     def nodes(
         self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int | None = None
     ) -> Tensor:
-        """Return the nodes of n prefixes, int64 `[n]`; P + 1 for those that no token has.
+        """Return the nodes of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
 
-        Args:
-            pieces: int64, those of all prefixes.
-            starts: int64 `[n]`, where a prefix begins in it.
-            sizes: int64 `[n]`, of prefixes.
-            longest: of the prefixes; any if None.
+        A prefix is `sizes` of the `pieces` at `starts`.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
@@ -50,13 +46,7 @@ class CompletionTrie(NamedTuple):
         return node
 
     def first_of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first completions of n nodes: the place of each one's node, tokens, pieces.
-
-        Args:
-            nodes: int64 `[n]`.
-            counts: int64 `[n]`, how many of each one's.
-            total: their sum.
-        """
+        """Return the first completions of n nodes: the place of the node, tokens, pieces."""
         first, ends = self.bounds[nodes], counts.cumsum(0)
         numbers = torch.arange(len(nodes), device=nodes.device)
         place = numbers.repeat_interleave(counts, output_size=total)
@@ -64,34 +54,34 @@ class CompletionTrie(NamedTuple):
         return place, self.tokens[at], self.pieces[at]
 
     def counts(self, nodes: Tensor) -> Tensor:
-        """Return how many completions n nodes have."""
+        """Return the number of completions of n nodes."""
         return self.bounds[nodes + 1] - self.bounds[nodes]
 
     def to(self, device: torch.device | str) -> CompletionTrie:
         """Return the completions on a device."""
-        moved: CompletionTrie = _moved(self, device)
+        moved: CompletionTrie = to_device(self, device)
         return moved
 
 
 class Events(NamedTuple):
-    """What the two sides' predictions are compared on in N chunks."""
+    """The events on which the predictions are compared in N chunks."""
 
     singles: Tensor  # int64 [n], the chunks of one token on each side
     others: Tensor  # int64 [G], the other chunks that count
-    sizes: tuple[int, int]  # how many tokens these have, on either side
+    sizes: tuple[int, int]  # their tokens on each side
     # The completions of the other chunks, int64 [e] each, by chunk:
-    place: Tensor  # which of the G
-    student: Tensor  # in place of the chunk's last student token
-    teacher: Tensor  # in place of its last teacher token
+    place: Tensor  # the place among the G chunks
+    student: Tensor  # replaces the chunk's last student token
+    teacher: Tensor  # replaces its last teacher token
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks count."""
+        """The number of chunks that count."""
         return len(self.singles) + len(self.others)
 
 
 class SpellingIndex(NamedTuple):
-    """A spelling map on a device, as `csd` takes it."""
+    """A spelling map on a device, for `csd`."""
 
     student_partner: Tensor  # int64 [V_student], the shared teacher token, or −1
     teacher_partner: Tensor  # int64 [V_teacher]
@@ -103,18 +93,18 @@ class SpellingIndex(NamedTuple):
 
     def to(self, device: torch.device | str) -> SpellingIndex:
         """Return the index on a device."""
-        moved: SpellingIndex = _moved(self, device)
+        moved: SpellingIndex = to_device(self, device)
         return moved
 
     def events(self, ours: ChunkTokens, theirs: ChunkTokens) -> Events:
-        """Find the completions of N chunks, at least 1, by the prefixes that the text has."""
+        """Find the completions of N ≥ 1 chunks by the prefixes in the text."""
         is_one = ours.sizes == 1, theirs.sizes == 1
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
         sizes = [*(kind.sum() for kind in kinds), ours.sizes.amax(), theirs.sizes.amax()]
         *counts, our_longest, their_longest = torch.stack(sizes).tolist()
         singles, both, by_theirs, by_ours = map(places_of, kinds, counts)
-        found = []
+        prefixed = []
         for completions, spelled, chunks, longest in (
             (self.of_student, theirs, by_theirs, their_longest - 1),
             (self.of_teacher, ours, by_ours, our_longest - 1),
@@ -124,13 +114,13 @@ class SpellingIndex(NamedTuple):
             several = completions.counts(nodes)
             several = several * (several > 1)
             is_counted[chunks] = several > 0
-            found.append((completions, chunks, nodes, several))
+            prefixed.append((completions, chunks, nodes, several))
         is_other = is_counted & ~is_single
         of_others = (is_other, *(tokens.sizes * is_other for tokens in (ours, theirs)))
-        sums = [x.sum() for x in (*of_others, found[0][3], found[1][3])]
+        sums = [x.sum() for x in (*of_others, prefixed[0][3], prefixed[1][3])]
         num_others, of_ours, of_theirs, *totals = torch.stack(sums).tolist()
         parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
-        for (completions, chunks, nodes, several), total in zip(found, totals, strict=True):
+        for (completions, chunks, nodes, several), total in zip(prefixed, totals, strict=True):
             place, tokens, pieces = completions.first_of(nodes, several, total)
             sides = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
             parts.append((chunks[place], *sides))
@@ -145,8 +135,7 @@ class SpellingIndex(NamedTuple):
 def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     """Return a spelling map's index, on the CPU.
 
-    Of several student tokens that are spelled by one teacher token, the one with the lowest id is
-    shared; of several completions by one piece, too.
+    Among equal spellings, the token with the lowest id is used.
     """
     width, columns = spellings.shape
     partners = [np.full(size, -1, np.int64) for size in spellings.shape]
@@ -167,7 +156,6 @@ def spelling_index(spellings: SpellingMap) -> SpellingIndex:
 def _completions(
     pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int
 ) -> CompletionTrie:
-    """Put the tokens that have several pieces into a trie, a level at a time."""
     starts = np.cumsum(counts, dtype=np.int64) - counts
     tokens = np.flatnonzero(counts > 1)
     node, keys, offset = np.zeros(len(tokens), np.int64), [], 0
@@ -191,9 +179,3 @@ def _completions(
         width=width,
         depth=depth,
     )
-
-
-def _moved(index: Any, device: torch.device | str) -> Any:
-    """Return a named tuple with its tensors, and those within, on a device."""
-    moved = {name: v.to(device) for name, v in index._asdict().items() if hasattr(v, "to")}
-    return index._replace(**moved)

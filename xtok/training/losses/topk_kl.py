@@ -1,4 +1,4 @@
-"""Top-k KL: a teacher's stored candidates among the student's tokens, and a bucket for the rest."""
+"""Top-k KL: a teacher's stored candidates, and one bucket for the remaining tokens."""
 
 from __future__ import annotations
 
@@ -21,31 +21,28 @@ def topk_kl(
 ) -> Tensor:
     """Return the KL from stored predictions over the student's tokens, with a bucket for the rest.
 
-    Row i is of token i, as servers have it, and is compared with the logits at i − 1. With p the
-    stored probabilities of K tokens, q the student's softmax, and what both leave in one bucket:
+    Row i predicts token i, as in servers' responses, and is compared with the logits at i − 1.
+    With p the stored probabilities of K tokens at temperature 1, and q the student's softmax:
 
         loss = mean over valid tokens of
                Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
 
-    p_rest is `rest_logprob`'s, q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality it is
-    at most the KL over all tokens, and that where K has all. Values are of temperature 1, as they
-    were stored. The gradient is used up by `backward`, as that of `event_kl`.
+    Here q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality, the loss is at most the KL
+    over all tokens. `backward` can run only once.
 
     Args:
-        student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
-            autocast (float64 if they are).
-        top_ids: int64 or int32 `[B, T, K]`, each once at a position, in any order.
-        top_logprobs: `[B, T, K]`, natural logarithms; −∞, or an id of −1, is not a candidate.
-        rest_logprob: `[B, T]`; −∞ where the candidates have all.
-        valid: `[B, T]`, 0 where a token does not count; the first of a row never does.
+        student_logits: `[B, T, V]`, a tensor or `HiddenLogits`.
+        top_ids: int64 or int32 `[B, T, K]`, distinct at each position.
+        top_logprobs: `[B, T, K]`, natural logarithms; −∞ or an id of −1 marks an unused place.
+        rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates have the whole mass.
+        valid: `[B, T]`, 0 for tokens that do not count; a row's first token never counts.
 
     Returns:
-        A scalar; 0 with a gradient of zeros where no token counts.
+        A scalar; 0 with zero gradients if no token counts.
 
     Raises:
-        ValueError: for shapes that do not fit; ids that the student does not have or that a
-            position has twice; probabilities that are NaN or sum to more than 1; and logits of NaN
-            or +∞.
+        ValueError: if shapes do not fit, ids are repeated or beyond the student's width,
+            probabilities are NaN or sum to more than 1, or logits are NaN or +∞.
     """
     plan = plan_topk_kl(student_logits, top_ids, top_logprobs, rest_logprob, valid)
     return one_pass(student_logits, [plan])[0]
@@ -58,14 +55,14 @@ def plan_topk_kl(
     rest_logprob: Tensor,
     valid: Tensor,
 ) -> Plan:
-    """Return what `topk_kl` compares at the positions that predict valid tokens."""
+    """Plan `topk_kl` for one pass."""
     student = as_logits(student_logits)
     shapes = [list(x.shape) for x in (top_ids, top_logprobs, rest_logprob, valid)]
     rows, width = list(student.shape[:2]), student.shape[-1]
     if shapes != [[*rows, *top_ids.shape[2:3]]] * 2 + [rows] * 2 or top_ids.ndim != 3:
         raise ValueError(
-            f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, and do not fit the "
-            f"student's logits {list(student.shape)}, [B, T, V]"
+            f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, but the student's logits "
+            f"are {list(student.shape)}, [B, T, V]"
         )
     batch, places = (valid[:, 1:] != 0).nonzero(as_tuple=True)
     dtype = work_dtype(student)
@@ -79,8 +76,8 @@ def plan_topk_kl(
         log_q = block.log_probabilities(width)
         ids, log_p, log_rest = of_teacher(entries.numbers)
         p, p_rest = log_p.exp(), log_rest.exp()
-        # The student's rest is summed up from the other tokens: 1 − Σ q_k has no digits left where
-        # it is small. Column `width` is of what is not a candidate.
+        # Sum the student's rest over the other tokens: 1 − Σ q_k is inaccurate if it is small.
+        # Column `width` belongs to unused places.
         others = torch.nn.functional.pad(log_q, (0, 1))
         of_candidates = others.gather(1, ids)
         others[:, width] = -torch.inf
@@ -102,6 +99,5 @@ def plan_topk_kl(
             tokens = batch[numbers], places[numbers] + 1
             check_candidates(top_ids[tokens], top_logprobs[tokens], rest_logprob[tokens], width)
 
-    parts = [Part((batch, places), compare)] if len(batch) else []
     sides = sides_of([student], [(batch, places)], [width])
-    return Plan(parts, len(batch), dtype, sides=sides, explain=explain)
+    return Plan([Part((batch, places), compare)], len(batch), dtype, sides=sides, explain=explain)
