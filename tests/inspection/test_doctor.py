@@ -377,15 +377,15 @@ def test_an_uncased_tokenizer_on_one_side(
     upper = sum(text != text.lower() for text in texts)
     assert upper > 50
     says = f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have "
-    says += "upper-case letters, and uncased has none: "
+    says += "upper-case letters, but uncased is lower-case only: "
 
     def upper_case(student: Tokenizer | Path, teacher: Tokenizer | Path) -> list[str]:
         checks = doctor(student, teacher).pair_checks
         return [one.message for one in checks if one.name == "upper case"]
 
     for student, teacher, end in (
-        (byte_level, folder, "in a map, their rows are empty"),
-        (folder, byte_level, "in a map, no row leads to them"),
+        (byte_level, folder, "their rows in a map are empty"),
+        (folder, byte_level, "no row of a map contains them"),
     ):
         assert upper_case(student, teacher) == [says + end]
         assert says + end in xtok.build(student, teacher).reports[0].notes

@@ -122,7 +122,7 @@ def test_the_library_reads_maps_of_the_hub(repo: Repo, tmp_path: Path) -> None:
 
 def test_offline_the_cache_serves_the_map(repo: Repo) -> None:
     repo.use(repo.url, offline=True)
-    with pytest.raises(MapFileError, match="not in the local cache"):
+    with pytest.raises(MapFileError, match="nor in the local cache"):
         xtok.ProjectionMap.load(MAP)
     repo.use(repo.url)
     first = xtok.ProjectionMap.load(MAP)

@@ -1,4 +1,4 @@
-"""What a library declares decides: bos, eos, pad and unk are its own, in every pair."""
+"""The roles that a library declares take precedence over names."""
 
 from __future__ import annotations
 
@@ -97,7 +97,6 @@ def test_roles_of_fetched_ones(load_real: Callable[[str], Tokenizer], name: str)
 
 
 def _check_roles(tokenizer: Tokenizer) -> None:
-    """The library's own id comes first in each role; where it has none, no other has it."""
     table = tokenizer.table
     for role in ("bos", "eos", "pad", "unk"):
         ids = table.roles.get(role, ())

@@ -1,4 +1,4 @@
-"""What a tokenizer.json's model and decoder do to text: exact bytes, or an error that names it."""
+"""Decoders of a tokenizer.json: exact bytes, or an error that names the decoder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 Change = Callable[[Any], object]
 MARKED = [" <think> a<think>b <|im_end|> a<|im_end|>b <|im_start|>", "ﬁ cafe\u0301 ÀB  x1234 a\n"]
 TEXTS = [*(text[:1500] for text in CORPUS), *MARKED, ""]
-EVERY = 9  # of the merges, one is removed
+EVERY = 9  # remove one merge
 
 
 def without(place: int) -> Change:
@@ -108,8 +108,6 @@ def ids_of(tokenizer: Tokenizer) -> list[Any]:
 
 
 class Kept:
-    """A map and parts of a tokenizer and another one; which of them a changed tokenizer keeps."""
-
     def __init__(self, before: Tokenizer, other: Tokenizer) -> None:
         self.other, self.ids = other, ids_of(before)
         self.map = built(before, other)
@@ -180,7 +178,6 @@ def test_what_was_loaded_by_transformers(small: Path) -> None:
 
 
 def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
-    """By a file of this version and by one of an earlier, which has no digest."""
     folder, path = tmp_path / "small-byte-level", tmp_path / "m.safetensors"
     shutil.copytree(small / "small-byte-level", folder)
 
@@ -201,7 +198,8 @@ def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Pat
     (folder / "tokenizer.json").write_text(json.dumps(document))
     assert definitions() == {"student definition": "failed", "teacher definition": "ok"}
     [replaced] = asked_again()
-    assert "its student small-byte-level was changed since" in replaced
+    assert f"{path} exists, and is replaced: " in replaced
+    assert "small-byte-level" in replaced
     assert definitions()["student definition"] == "ok"
     kept = xtok.ProjectionMap.load(path)
     sides = {s: replace(getattr(kept, s), definition_sha256=None) for s in ("student", "teacher")}
@@ -212,8 +210,6 @@ def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Pat
 
 
 def changes_of_sentencepiece() -> Iterator[Change]:
-    """Change one thing each of a model: the normalizer, or the score or type of a piece."""
-
     def normalizes(name: str, proto: Any) -> None:
         setattr(proto.normalizer_spec, name, not getattr(proto.normalizer_spec, name))
 
@@ -272,7 +268,6 @@ def test_word_piece_and_lower_case(tmp_path: Path, digits: Tokenizer) -> None:
 
 
 def test_a_folder_with_a_sentencepiece_file(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
-    """What its config adds is a part of the definition."""
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     config = {"bos_token": "<s>", "added_tokens_decoder": {
         "600": {"content": "<tool>", "special": False}}}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`library_differences`: each role and id that is not as AutoTokenizer has it is told."""
+"""`library_differences`: a line for each role and id that differs from AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_none_where_both_read_the_same(byte_level: Tokenizer, sentencepiece: Tok
 def test_rows_of_a_batch(byte_level: Tokenizer, ids: Sequence[int], shown: str) -> None:
     told = library_differences(byte_level, [TEXT], [ids])
     assert len(told) == bool(shown)
-    assert not shown or f"is {shown}, and AutoTokenizer's [" in told[0]
+    assert not shown or f"is {shown}, expected AutoTokenizer's [" in told[0]
 
 
 def test_a_text_with_its_own_bos_gets_no_second_one(byte_level: Tokenizer) -> None:
@@ -50,11 +50,11 @@ def test_roles(byte_level: Tokenizer) -> None:
     changed = copy.copy(byte_level)
     changed.declared = {**changed.declared, "bos": {PAD: "a test"}, "pad": {}}
     assert library_differences(changed, []) == [
-        f"bos is id {PAD}, and AutoTokenizer's id {BOS}",
-        f"pad is none, and AutoTokenizer's id {PAD}",
+        f"bos is id {PAD}, expected AutoTokenizer's id {BOS}",
+        f"pad is none, expected AutoTokenizer's id {PAD}",
     ]  # fmt: skip
 
 
 def test_as_many_rows_as_texts(byte_level: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="0 rows for 1 texts"):
+    with pytest.raises(ValueError, match="0 rows, expected 1"):
         library_differences(byte_level, [TEXT], [])

@@ -47,7 +47,6 @@ def megatron(small: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["v1", "v2", r"\p{N}|[^\p{N}]+"])
 def test_megatrons_vocabulary(name: str, megatron: Path, small: Path) -> None:
-    """Its ids are tiktoken's with one of the two patterns, behind 1,000 special tokens."""
     from tiktoken import Encoding
 
     pattern = {
@@ -105,7 +104,6 @@ def test_tokenizers_without_a_fast_one(
 
 
 def test_a_width_that_the_config_does_not_have(small: Path, tmp_path: Path) -> None:
-    """The default of the model type is not what the config says."""
     folder = copied(small / "small-byte-level", tmp_path / "m", generation_config=None)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     vocabulary = load_tokenizer(folder).vocabulary

@@ -61,8 +61,6 @@ def listed(folder: Path) -> dict[str, Any]:
 
 
 def lists(**flags: Any) -> Edit:
-    """List the added tokens in tokenizer_config.json, with other flags for the last one."""
-
     def change(folder: Path) -> None:
         added = listed(folder)
         added[max(added, key=int)] |= flags
@@ -80,7 +78,6 @@ def adds(name: str, text: str) -> Edit:
 
 
 def rebuilt(folder: Path) -> None:
-    """Write into tokenizer.json what Transformers makes of it, but for the added tokens."""
     made = json.loads(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer.to_str())
     parts = ("normalizer", "pre_tokenizer", "decoder", "model")
     edit(folder / "tokenizer.json", **{part: made[part] for part in parts})
@@ -98,7 +95,6 @@ def added(**flags: Any) -> Edit:
 
 
 def overlaps(folder: Path) -> None:
-    """Make a token of the vocabulary an added one."""
     document = json.loads((folder / "tokenizer.json").read_text())
     names = {i: name for name, i in document["model"]["vocab"].items()}
     token = {**document["added_tokens"][-1], "id": 300, "content": names[300]}
@@ -111,7 +107,6 @@ def is_short(folder: Path) -> bool:
 
 
 def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
-    """Compare tables, roles, templates and ids with those of AutoTokenizer."""
     ours = load_tokenizer(folder)
     auto: Any = AutoTokenizer.from_pretrained(str(folder))
     theirs = from_transformers(auto, vocab_size=len(ours.table))
@@ -211,7 +206,7 @@ OTHERS: dict[bool, dict[str, tuple[str, list[Edit]]]] = {
             *QWENS, adds("tokenizer_config.json",
                          json.dumps({key: QWEN[key] for key in QWEN if key != "pad_token"}))]),
         "qwen, another class": ("byte-level", [*QWENS, tokens(tokenizer_class="GPT2Tokenizer")]),
-        "qwen, as it is": (  # versions differ in what they make of it
+        "qwen, as it is": (  # versions of Transformers differ
             "byte-level", [*QWENS, tokens(tokenizer_class="PreTrainedTokenizerFast")]),
         "gemma, not rebuilt": ("hf", GEMMAS[:2]),
         "gemma, a new token": ("hf", [*GEMMAS, tokens(mask_token="<mask>")]),

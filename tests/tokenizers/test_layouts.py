@@ -57,8 +57,6 @@ def vocabularies(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write(vocabularies: Path, tmp_path: Path) -> Write:
-    """Write the folder of a layout, or of one of `LAYOUTS`."""
-
     def folder_of(layout: Layout | str, name: str = "model") -> Path:
         files, configs = LAYOUTS[layout] if isinstance(layout, str) else layout
         folder = tmp_path / name
@@ -274,7 +272,7 @@ def test_added_tokens_that_a_normalizer_makes_the_same_are_noted(
     rust.add_tokens([AddedToken("hello", normalized=True)])
     rust.save(str(tmp_path / "tokenizer.json"))
     [note] = load_tokenizer(tmp_path).notes
-    assert "makes the same text: 'Hello', 'hello'" in note
+    assert "equal after normalization: 'Hello', 'hello'" in note
 
 
 def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:
@@ -286,7 +284,7 @@ def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: 
         tokenizer = load_tokenizer(of)
         assert tokenizer.encode_batch(CORPUS) == digits.encode_batch(CORPUS)
         assert ["dropout of 0.5" in note for note in tokenizer.notes] == [True]
-    assert auto.backend_tokenizer.model.dropout == 0.5  # what was given is not changed
+    assert auto.backend_tokenizer.model.dropout == 0.5  # the argument is unchanged
     assert ["dropout" in note for note in backend_notes(folder)] == [True]
 
 
@@ -295,7 +293,6 @@ def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: 
 
 @pytest.fixture(scope="module")
 def narrow(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 798 rows, whose tokenizer has `<|pad|>` and `<think>` at 798 and 799."""
     folder = tmp_path_factory.mktemp("narrow") / "model"
     return copied(small / "small-digits", folder, config={"vocab_size": 798})
 

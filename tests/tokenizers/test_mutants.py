@@ -1,4 +1,4 @@
-"""Damaged tokenizer files: every mutant loads or is refused in one line, without a hang."""
+"""Damaged tokenizer files: each loads or is refused with one line, without a hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ TEXT = "The ship's café, 201 steps.\n\n  x = [1, 2]"
 
 
 def try_out(model: Path | str) -> bool:
-    """Tell whether a model loads; then it is used as commands do."""
     try:
         tokenizer = load_tokenizer(model)
         tokenizer.segment_batch([TEXT.encode(), b"\xff\x00", b" "])
@@ -49,7 +48,7 @@ def check_mutants(path: Path, model: Path | str, count: int, seed: int) -> None:
 
 
 PLAIN = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without transformers
-FILES: dict[str, tuple[str, str, int]] = {  # where a file is from, what behind its name is loaded
+FILES: dict[str, tuple[str, str, int]] = {  # source of a file, and the model name that loads it
     "a.model": ("small.model", "", 300),
     "a.tiktoken": ("small.tiktoken", r"@\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+", 200),
     "tekken.json": ("", "", 200),
@@ -72,7 +71,7 @@ def test_mutants(name: str, small: Path, tmp_path: Path) -> None:
     check_mutants(path, model, count, seed=2 + [*FILES].index(name))
 
 
-# What mutations of a file seldom hit
+# Faults that random mutations seldom produce
 
 
 def changed_json(folder: Path, small: Path, last: int | None = None, **changed: Any) -> Path:

@@ -1,4 +1,4 @@
-"""`Pair`: what follows from two vocabularies, and whether a map is of them."""
+"""`Pair`: facts of two vocabularies, each computed once; maps of other pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from xtok.tokenizers import pairs as module
 def test_each_fact_is_computed_once(
     byte_level: Tokenizer, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is built of a pair: one matching of bytes and roles each way."""
     calls: list[str] = []
     for name in ("match_bytes", "match_roles"):
         real = getattr(module, name)
@@ -87,7 +86,6 @@ def test_each_token_is_spelled_once(
     byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: pytest.MonkeyPatch,
     few_synthetic_texts: None,
 ) -> None:  # fmt: skip
-    """By whatever needs it: maps of pieces, synthetic text, events, the search of a page."""
     spelled: Counter[tuple[str, bytes]] = Counter()
     real = Tokenizer.segment_batch
 

@@ -60,12 +60,12 @@ def test_declared_ids_without_a_control_token_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("student", "teacher", "expected"),
     [
-        # The end of a turn matches before the end of the text, or is that where there is no other.
+        # The end of a turn matches first; without it, the end of text takes its role.
         (LLAMA, QWEN, {1: 0, 4: 2}),
         (QWEN, LLAMA, {0: 1, 2: 4}),
         (LLAMA, MISTRAL, {0: 0, 1: 1, 2: 3, 4: 1}),
         (MISTRAL, LLAMA, {0: 0, 1: 1, 3: 2}),
-        # Several tokens of a role pair by name, then by id; every end of text may share one.
+        # Tokens of a role pair by name, then by id; several eos may share a partner.
         (table_of("[control_1]", "[control_9]", "[control_2]", "[control_3]"), MISTRAL,
          {0: 3, 1: 4}),
         (table_of("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", eos=[0, 1, 2]), MISTRAL,
@@ -75,12 +75,12 @@ def test_declared_ids_without_a_control_token_are_ignored() -> None:
         # A token without a role pairs with the role that its name is known for, if that is free.
         (table_of("<SOS>", eos=[]), MISTRAL, {0: 0}),
         (table_of("<s>", "<|startoftext|>", bos=[1]), MISTRAL, {1: 0}),
-        # A role that is declared as none has no counterpart, whatever is called so.
+        # A role that is declared as null has no counterpart; names do not matter.
         (MISTRAL, table_of("<s>", "</s>", bos=[], eos=[1]), {1: 1}),
-        # Mistral's beside Gemma's, whose tags <s> and </s> are text.
+        # Mistral and Gemma: Gemma's tags <s> and </s> are text.
         (table_of("<s>", "</s>"), table_of("<eos>", "<bos>", text=("<s>", "</s>")), {0: 1, 1: 0}),
         (table_of("<eos>", "<bos>", text=("<s>", "</s>")), table_of("<s>", "</s>"), {0: 1, 1: 0}),
-        # What begins and ends texts, as GPT-2's, ends them.
+        # A token with the roles bos and eos, such as GPT-2's, matches as eos.
         (table_of("<|endoftext|>", bos=[0], eos=[0], unk=[0]), MISTRAL, {0: 1}),
         (MISTRAL, table_of("<|endoftext|>", bos=[0], eos=[0], unk=[0]), {0: 0, 1: 0}),
         # A control token never pairs with text.
@@ -112,7 +112,7 @@ def test_slots_go_where_there_is_no_meaning() -> None:
     assert slot_candidates(table_of("<s>", "</s>", "[INST]"))[0] == 2
     # Qwen pads with its end of text, and ends turns with another: both have a meaning.
     assert slot_candidates(QWEN) == [1, 2, 0]
-    # An unknown id that ends the text as well has one, too.
+    # An unknown id that is also the eos has a partner, too.
     unknown, _ = decode_vocabulary(
         [
             TokenEntry(0, TokenType.UNKNOWN, b"<|endoftext|>"),

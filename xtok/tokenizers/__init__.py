@@ -29,11 +29,10 @@ from xtok.tokenizers.library import library_differences as library_differences
 from xtok.tokenizers.pairs import Pair
 
 ModelLike = str | PathLike[str] | Tokenizer
-"""What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
+"""A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
 
 
-# By prefix: what reads a kind of file, and what recognizes it by its first 4 kB; the last one takes
-# what no other wants.
+# Prefix: (loader, test of the first 4 kB). The last entry accepts every other file.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
     "tekken": (load_tekken, lambda head: head.lstrip().startswith(b"{")),
     "tiktoken": (load_ranks, is_rank_file),
@@ -49,33 +48,33 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer with the backend that its files call for.
+    """Load a tokenizer; the files determine the backend.
 
     >>> xtok.load_tokenizer("bytes", vocab_size=300)
     Tokenizer('bytes', bytes, 300 ids)
 
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
-            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. A file's kind is read
-            from its contents; a prefix settles doubt: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
-            `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` gives a tiktoken file of an
-            unknown family its split pattern. Or a fast Hugging Face tokenizer that is loaded
-            already; a `Tokenizer` is returned as it is.
-        vocab_size: the width of the model's logits; by default that of the model's config, else
-            the tokenizer's largest id + 1.
-        offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
+            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. The contents determine
+            the kind of a file; a prefix overrides it: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
+            `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` sets the split pattern of a
+            tiktoken file. Or a loaded fast Hugging Face tokenizer; a `Tokenizer` is returned
+            unchanged.
+        vocab_size: width of the model's logits; default: the width in the model's config, else the
+            tokenizer's largest id + 1.
+        offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
         trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
             report its use.
 
     Raises:
-        TokenizerError: if it cannot be found, read, or used byte for byte.
+        TokenizerError: if the tokenizer is missing, unreadable, or not exact in bytes.
     """
     if isinstance(model, Tokenizer):
         known = model.vocabulary
         if vocab_size not in (None, known.vocab_size):
             raise TokenizerError(
                 f"{known.model_id} is already loaded with {known.vocab_size} ids",
-                hint="pass the width of the model's logits when you load the tokenizer",
+                hint="set the width when you load the tokenizer",
                 parameter="vocab_size",
             )
         return model
@@ -85,28 +84,18 @@ def load_tokenizer(
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
         return Tokenizer(_BUILT_IN[kind](location), model_id=str(model), vocab_size=vocab_size)
-    is_local = path.exists()
     with no_panic(os.fspath(model)):
-        if kind in _FILES or (kind is None and path.is_file() and path.name != _TOKENIZER_JSON):
-            files = None
+        files, is_local = _files(name, offline), path.exists()
+        if files is None:
             backend = _from_file(path, kind, suffix)
-        elif is_local or not _is_path(location, sure=kind == "hf"):
-            names_json = path.name == _TOKENIZER_JSON and path.is_file()
-            if is_local:
-                files = ModelFiles(path.parent if names_json else path, offline=offline)
-            else:
-                files = ModelFiles(location, revision=suffix, offline=offline)
-            if names_json and runs_code(files) and not trust_remote_code:
-                backend = load_json(path)
-            else:
-                pattern = suffix if is_local else None  # a repo's is its revision
-                backend = _from_folder(files, pattern, trust_remote_code)
-        else:
-            raise _not_found(location)
+        elif _is_tokenizer_json(path) and runs_code(files) and not trust_remote_code:
+            backend = load_json(path)
+        else:  # the suffix of a repo is its revision
+            backend = _from_folder(files, suffix if is_local else None, trust_remote_code)
         if is_local and suffix is not None and backend.name != "tiktoken":
             raise TokenizerError(
-                f"{location} takes no @{suffix}",
-                hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
+                f"{location} does not support @{suffix}",
+                hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
             )
         return Tokenizer(
             backend,
@@ -118,9 +107,25 @@ def load_tokenizer(
         )
 
 
-_TOKENIZER_JSON = "tokenizer.json"  # stands for its folder
+def _files(name: _Name, offline: bool) -> ModelFiles | None:
+    """Return the folder or repo of a model; None for a single file."""
+    kind, location, suffix, path = name
+    if kind in _FILES or (kind is None and path.is_file() and path.name != _TOKENIZER_JSON):
+        return None
+    if path.exists():
+        return ModelFiles(path.parent if _is_tokenizer_json(path) else path, offline=offline)
+    if _is_path(location, sure=kind == "hf"):
+        raise _not_found(location)
+    return ModelFiles(location, revision=suffix, offline=offline)
+
+
+def _is_tokenizer_json(path: Path) -> bool:
+    return path.name == _TOKENIZER_JSON and path.is_file()
+
+
+_TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
 _CONFIG = "tokenizer_config.json"
-_WORD_FILES = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
+_WORD_FILES = ("merges.txt", "vocab.txt")  # GPT-2 and BERT
 
 
 def pair(
@@ -130,22 +135,19 @@ def pair(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Return two models as a `Pair`, which functions of both take.
-
-    What is known of a pair is computed once, however many functions it is given to.
+    """Return two models as a `Pair`, which caches every fact about the two.
 
     >>> xtok.pair("bytes", "bytes").shape
     (256, 256)
 
     Args:
-        student_model: the model of the rows, as `load_tokenizer` takes it; or a pair, which stays
-            as it is.
+        student_model: the model of the rows, as in `load_tokenizer`; a pair is returned unchanged.
         teacher_model: the model of the columns.
-        offline: as `load_tokenizer` takes it.
-        trust_remote_code: likewise.
+        offline: as in `load_tokenizer`.
+        trust_remote_code: as in `load_tokenizer`.
 
     Raises:
-        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        TokenizerError: if a tokenizer is missing, unreadable, or not exact in bytes.
         TypeError: for one model alone, or a pair and a model.
     """
     if isinstance(student_model, Pair) and teacher_model is None:
@@ -160,20 +162,15 @@ def pair(
 
 
 class _Name(NamedTuple):
-    """A model's name in parts: `KIND:LOCATION@SUFFIX`."""
+    """Parts of a model's name: `KIND:LOCATION@SUFFIX`."""
 
     kind: str | None
     location: str
     suffix: str | None  # a repo's revision, or the split pattern of a file
-    path: Path  # the location's, whether or not there is something
+    path: Path  # of the location; it may not exist
 
 
 def _parsed(model: str | PathLike[str]) -> _Name:
-    """Take a model's name apart.
-
-    Raises:
-        TokenizerError: if it is empty, a URL, or no path can be so; or its prefix is unknown.
-    """
     kind, location = _split_prefix(os.fspath(model))
     if not location and kind not in _BUILT_IN:
         raise TokenizerError(
@@ -194,31 +191,26 @@ def _parsed(model: str | PathLike[str]) -> _Name:
 
 
 def model_id(model: str | PathLike[str]) -> str:
-    """Return the name that a map gives to a model: a repo id, or a path's last component.
+    """Return the name of a model in maps: a repo id, or the last component of a path.
 
     >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
     ('Qwen/Qwen3-8B', 'usr')
-
-    Raises:
-        TokenizerError: as `load_tokenizer`, for what cannot be a model's name.
     """
     name = _parsed(model)
     return os.fspath(model) if name.kind in _BUILT_IN else _id_of(name)
 
 
 def _id_of(name: _Name) -> str:
-    """Return the location of a repo, or the last component of a path's."""
     path, model = name.path, name.location
     if path.exists():
         whole = Path(os.path.abspath(path))
-        names_json = path.name == _TOKENIZER_JSON and path.is_file()
-        model = (whole.parent if names_json else whole).name or model
-    # A file system's name may be any bytes; the one in a map is UTF-8.
+        model = (whole.parent if _is_tokenizer_json(path) else whole).name or model
+    # A file name may contain any bytes; maps need UTF-8.
     return os.fsencode(model).decode("utf-8", "backslashreplace")
 
 
 def absolute(model: str) -> str:
-    """Make the path in a model's name absolute, so that it holds in other folders too."""
+    """Make the path in a model's name absolute; other names are returned unchanged."""
     kind, _, suffix, path = _parsed(model)
     if kind in _BUILT_IN or not path.exists():
         return model
@@ -227,12 +219,12 @@ def absolute(model: str) -> str:
 
 
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
-    """Wrap a fast Hugging Face tokenizer that is already loaded; it is not changed.
+    """Wrap a loaded fast Hugging Face tokenizer without changing it.
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        vocab_size: the width of the model's logits; by default that of the config in the folder it
-            was loaded from, else the largest id + 1.
+        vocab_size: width of the model's logits; default: the width in the config of its folder,
+            else the largest id + 1.
 
     Raises:
         TokenizerError: if it is a slow tokenizer, or its tokens are not byte strings.
@@ -240,7 +232,7 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
-            f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
+            f"{name} has type {type(tokenizer).__name__}, expected a fast Hugging Face tokenizer",
             hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
         )
     return Tokenizer(
@@ -269,14 +261,14 @@ def _kind(head: bytes) -> str:
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
-    """Read tiktoken and tekken files by themselves, and whatever else as AutoTokenizer reads it."""
+    """Read tiktoken and tekken files directly, all others like AutoTokenizer."""
     path = files.first((_TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
     if path.name in _WORD_FILES and not any(map(files.find, ("config.json", _CONFIG))):
         raise TokenizerError(
-            f"{files} has {path.name}, and no config.json that names the tokenizer's class",
-            hint="fetch the model's config.json or tokenizer_config.json into it",
+            f"{files} has {path.name}, but no config.json that names the tokenizer's class",
+            hint="download the model's config.json or tokenizer_config.json into it",
         )
     is_loose = path.name not in (_TOKENIZER_JSON, *_WORD_FILES)
     if is_loose:
@@ -294,30 +286,19 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
 
 
 def _nothing_in(files: ModelFiles) -> TokenizerError:
-    """Return the error for a model without a file that is read.
-
-    Raises:
-        TokenizerError: if it is not known whether it has one, or it is a file.
-    """
     if isinstance(files.model, Path) and files.model.is_file():
         _head(files.model)
     files.find(_TOKENIZER_JSON, required=True)
     return TokenizerError(
-        f"{files} has no tokenizer.json, so no fast tokenizer",
+        f"{files} has no tokenizer.json, so it has no fast tokenizer",
         hint=hint_without_fast(files)
-        or "make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
-        "give the .model or .tiktoken file itself",
+        or "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        "give the path of the .model or .tiktoken file",
     )
 
 
 def _check_read(backend: Backend, files: ModelFiles) -> None:
-    """Check that a class of Transformers took its vocabulary from the folder.
-
-    A class that looks for another name makes a tokenizer of its special tokens alone.
-
-    Raises:
-        TokenizerError: if most tokens of the folder's file are missing.
-    """
+    """Check that AutoTokenizer used the vocabulary file of the folder."""
     path = files.first((*NAMES, "vocab.json", "vocab.txt"))
     if path is None:
         return
@@ -328,13 +309,12 @@ def _check_read(backend: Backend, files: ModelFiles) -> None:
         raise TokenizerError(
             f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
             f"{len(listed):,} tokens are missing",
-            hint="name the tokenizer's class in its tokenizer_config.json"
-            + f", or give the file itself: {path}" * (path.suffix == ".model"),
+            hint="set tokenizer_class in its tokenizer_config.json"
+            + f", or give the file: {path}" * (path.suffix == ".model"),
         )
 
 
 def _displays(path: Path) -> list[bytes]:
-    """Return the display strings that a file of a vocabulary lists."""
     if path.suffix == ".json":
         return [name.encode() for name in parse_json(path.read_bytes())]
     if path.suffix == ".txt":
@@ -343,43 +323,33 @@ def _displays(path: Path) -> list[bytes]:
 
 
 def _check_alone(path: Path, files: ModelFiles) -> None:
-    """Refuse a folder of loose tokenizers; in a model's own, several files are of one tokenizer.
-
-    Raises:
-        TokenizerError: if there are other files than `path`, and no config.
-    """
+    """Refuse a folder with several tokenizer files and no config."""
     folder = files.model
     if not isinstance(folder, Path) or any(map(files.find, ("config.json", _CONFIG))):
         return
     found = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
     if len(found) > 1:
         raise TokenizerError(
-            f"{files} has several tokenizers, and no config.json that names its own: "
-            f"{', '.join(found)}",
-            hint=f"give one of them, such as {path}",
+            f"{files} has several tokenizers, but no config.json: {', '.join(found)}",
+            hint=f"give the path of a single file, such as {path}",
         )
 
 
 def _head(path: Path) -> bytes:
-    """Return the first 4 kB of a file.
-
-    Raises:
-        TokenizerError: if it is empty, a pointer to a file that Git LFS has not fetched, or of a
-            kind that is not read.
-    """
+    """Return the first 4 kB of a file; refuse empty files, Git LFS pointers and GGUF."""
     with path.open("rb") as file:
         head = file.read(4096)
     if not head:
-        raise TokenizerError(f"{path} is empty", hint="fetch the file again")
+        raise TokenizerError(f"{path} is empty", hint="download the file again")
     if head.startswith(b"version https://git-lfs"):
         raise TokenizerError(
-            f"{path} is a pointer of Git LFS, not the file itself",
+            f"{path} is a Git LFS pointer, and the file itself is missing",
             hint="run git lfs pull in its repository",
         )
     if head.startswith(b"GGUF"):
         raise TokenizerError(
-            f"{path} is a .gguf file, which xtok does not read",
-            hint="give the repo or folder of the model that it was made from",
+            f"{path} is a .gguf file, which is unsupported",
+            hint="give the repo or folder of the original model",
         )
     return head
 
@@ -398,34 +368,26 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not _path(model).exists():
         known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
         raise TokenizerError(
-            f"{kind}: is not a prefix of a tokenizer",
-            hint=f"the prefixes are {known}; a file whose name has a colon is given as ./{model}",
+            f"{kind}: is not a tokenizer prefix",
+            hint=f"the prefixes are {known}; for a file name with a colon, give ./{model}",
         )
     return None, model
 
 
 def _path(location: str) -> Path:
-    """Return a location as a path, whose `exists` gives an answer.
-
-    Raises:
-        TokenizerError: if it cannot be the path of anything: a name too long, or nobody's home.
-    """
     try:
         path = Path(location).expanduser()
         path.exists()
     except (OSError, RuntimeError) as error:
         raise TokenizerError(
-            f"{location[:80]} cannot be looked up: {getattr(error, 'strerror', None) or error}",
-            hint="check the path, and its permissions",
+            f"{location[:80]} cannot be opened: {getattr(error, 'strerror', None) or error}",
+            hint="check the path and its permissions",
         ) from error
     return path
 
 
 def _is_path(location: str, *, sure: bool = False) -> bool:
-    """Whether a name is a path: it cannot be a repo id, or its first folder is here.
-
-    With `sure`, as behind `hf:`, whatever can be a repo id is one.
-    """
+    """Whether a name is a path: an invalid repo id, or its first folder exists (unless `sure`)."""
     first, slash, _ = location.partition("/")
     return (
         not _REPO_ID.fullmatch(location)
@@ -434,12 +396,12 @@ def _is_path(location: str, *, sure: bool = False) -> bool:
     )
 
 
-# `name` or `owner/name`, as huggingface_hub checks it (utils/_validators.py).
+# `name` or `owner/name`, like utils/_validators.py of huggingface_hub.
 _REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
 
 
 def _not_found(location: str) -> TokenizerError:
     hint = "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
     if _REPO_ID.fullmatch(location):
-        hint = f"check the path; if it is a repo on the hub, give hf:{location}"
+        hint = f"check the path; for a repo on the hub, give hf:{location}"
     return TokenizerError(f"no such file or folder: {location}", hint=hint)

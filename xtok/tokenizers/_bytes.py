@@ -1,4 +1,4 @@
-"""Tokenizers without a file: 256 bytes, and bare ids."""
+"""Tokenizers without a file: `bytes` (256 bytes) and `null` (ids without text)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):
-    """`bytes`: id i is byte i, nothing else."""
+    """`bytes`: id i is byte i."""
 
     name = "bytes"
 
@@ -20,7 +20,7 @@ class BytesBackend(Backend):
         if argument:
             raise TokenizerError(
                 f"bytes:{argument} is not a tokenizer: bytes takes no argument",
-                hint="give bytes alone; for more ids than 256 give {option}",
+                hint="give bytes; for more than 256 ids, add {option}",
                 parameter="vocab_size",
             )
 
@@ -35,9 +35,9 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """`null` or `null:SIZE`: ids that stand for nothing, for tests of training code.
+    """`null` or `null:SIZE`: ids without text, to test training code.
 
-    A text for it is numbers, as in "5 17 3"; its last id ends a text.
+    It encodes numbers, as in "5 17 3"; the largest id is the eos.
     """
 
     name = "null"
@@ -47,11 +47,10 @@ class NullBackend(Backend):
         if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
                 f"null:{argument} is not a tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
-                hint="give null:32000, say, or null alone for 131072",
+                hint="give a number, as in null:32000; null means null:131072",
             )
 
     def entries(self) -> Iterable[TokenEntry]:
-        """All are CONTROL, named by their number."""
         return [TokenEntry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
 
     def declared_roles(self) -> Roles:
@@ -61,16 +60,11 @@ class NullBackend(Backend):
         return [[] for _ in texts]
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """Return the numbers in each text.
-
-        Raises:
-            TokenizerError: if there is anything else in one.
-        """
         rows = [list(map(_number, text.split())) for text in texts]
         for text, ids in zip(texts, rows, strict=True):
             if not all(0 <= i < self._size for i in ids):
                 raise TokenizerError(
-                    f"null accepts ids below {self._size}, not the text {text[:40]!r}",
+                    f"null cannot encode {text[:40]!r}, expected ids below {self._size}",
                     hint="give numbers, as in '5 17 3'",
                 )
         return rows
@@ -81,5 +75,5 @@ class NullBackend(Backend):
 
 
 def _number(word: str) -> int:
-    """Return the number that a word is; -1 for any other, and for one above all ids."""
+    """Return the number in a word; −1 if it is not a number or too large."""
     return int(word) if re.fullmatch("[0-9]{1,9}", word) else -1

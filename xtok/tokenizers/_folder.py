@@ -1,4 +1,4 @@
-"""Model folders: what their configs declare, and those with a file of another kind."""
+"""Model folders: roles and added tokens of their configs, for tokenizer files of other kinds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
 )
-"""Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
+"""File names of such tokenizers, in order of preference; patterns apply to local folders only."""
 
 
 def _contents(tokens: Any) -> Iterator[str]:
-    """Yield the texts of special tokens, each given as one, or with its flags."""
+    """Yield the text of special tokens, listed as strings or as objects with flags."""
     for token in tokens if isinstance(tokens, list) else []:
         name = token.get("content") if isinstance(token, dict) else token
         if isinstance(name, str):
@@ -38,14 +38,13 @@ def _contents(tokens: Any) -> Iterator[str]:
 
 
 def _named(config: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens that a config names."""
     roles = [config.get(f"{role}_token") for role in SPECIAL_NAMES]
     more = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
     return [*_contents(roles), *(name for tokens in more for name in _contents(tokens))]
 
 
 class FolderBackend(Backend):
-    """The backend of a tokenizer file, with added tokens and roles of the configs next to it."""
+    """Backend of a tokenizer file, with the added tokens and roles of the configs next to it."""
 
     def __init__(self, inner: Backend, files: ModelFiles) -> None:
         self.name = inner.name
@@ -55,7 +54,7 @@ class FolderBackend(Backend):
             self._config |= files.json("special_tokens_map.json")
         special = _named(self._config)
         try:
-            given = self._config.get("added_tokens_decoder") or {
+            listing = self._config.get("added_tokens_decoder") or {
                 i: {"content": name, "special": name in special}
                 for name, i in files.json("added_tokens.json").items()
             }
@@ -64,7 +63,7 @@ class FolderBackend(Backend):
                 int(i): TokenEntry(
                     int(i), kinds[json_flag(t, "special", False)], str(t["content"]).encode()
                 )
-                for i, t in given.items()
+                for i, t in listing.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise bad_config(files, "added_tokens_decoder") from error
@@ -73,8 +72,8 @@ class FolderBackend(Backend):
         known = {entry.content for entry in (*entries.values(), *self._added.values())}
         if missing := [name for name in special if name.encode() not in known]:
             raise TokenizerError(
-                f"{files} names special tokens that have no id in its files: {listed(missing)}",
-                hint="list them with their ids in added_tokens_decoder of tokenizer_config.json",
+                f"the configs of {files} name special tokens without an id: {listed(missing)}",
+                hint="add them with their ids to added_tokens_decoder in tokenizer_config.json",
             )
         self.text_tokens = {
             added.content.decode(): i
@@ -85,7 +84,6 @@ class FolderBackend(Backend):
         self._pattern: re.Pattern[str] = splitting_at(self.text_tokens)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """The file's ids; those that are added tokens by the config take their type from there."""
         left = dict(self._added)
         for entry in self._inner.entries():
             added = left.pop(entry.id, None)
@@ -98,7 +96,6 @@ class FolderBackend(Backend):
         yield json.dumps(sorted(self.text_tokens.items())).encode()
 
     def declared_roles(self) -> Roles:
-        """Return the roles that the config names, null included, else the file itself."""
         roles = dict(self._inner.declared_roles())
         ids = {added.content.decode(): i for i, added in self._added.items()}
         ids |= {
@@ -108,7 +105,7 @@ class FolderBackend(Backend):
         }
         for role in SPECIAL_NAMES:
             if (key := f"{role}_token") in self._config:
-                names = _contents([self._config[key]])  # those without an id are text of the file
+                names = _contents([self._config[key]])  # names without an id are text
                 roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
         return roles
 
@@ -116,7 +113,6 @@ class FolderBackend(Backend):
         return self.other[1]().library() if self.other else None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode with the file's backend what stands between added text tokens."""
         parts_of = [self._pattern.split(text) for text in texts]
         encoded = iter(self._inner.encode_texts([p for parts in parts_of for p in parts[::2]]))
         result: list[list[int]] = []
@@ -140,7 +136,6 @@ class FolderBackend(Backend):
         return self._inner.encode_bytes(data)
 
     def chat_templates(self) -> Mapping[str, str]:
-        """Return those of `chat_template.jinja` or `tokenizer_config.json`."""
         return chat_templates(self._files)
 
     def text_changes(self) -> Sequence[TextChange]:

@@ -1,4 +1,4 @@
-"""Byte ranks in JSON, behind a block of special tokens: `tekken.json`, Megatron's `vocab.json`."""
+"""Byte ranks in JSON, after a block of special tokens: `tekken.json`, Megatron's `vocab.json`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from xtok.tokenizers._tiktoken import (
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 
-# What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
-# tokens/tokenizers/tekken.py.
+# Special tokens missing from files before version 7: tokens/tokenizers/tekken.py of
+# mistral-common 1.13.1.
 _FIRST_SPECIAL_TOKENS = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
@@ -36,46 +36,41 @@ _TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
 
 
 def is_tekken(path: Path) -> bool:
-    """Whether a JSON file may be one: its tokens have `token_bytes`, wherever its keys stand."""
+    """Whether a JSON file has tekken tokens (`token_bytes`), whatever the order of its keys."""
     data = path.read_bytes()
     return _TOKEN.search(data) is not None or _START.match(data) is not None
 
 
 def load_tekken(path: Path) -> RankBackend:
-    """Load a `tekken.json`; special tokens are CONTROL, or USER_DEFINED if it declares so.
-
-    Raises:
-        TokenizerError: if it is not one.
-    """
+    """Load a `tekken.json`."""
     try:
         document = parse_json(path.read_bytes())
         config = document["config"]
         reserved = int(config["default_num_special_tokens"])
         size = int(config["default_vocab_size"])
         if not 0 <= reserved <= size <= MAX_WIDTH:
-            raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
+            raise ValueError(f"{reserved} special tokens exceed the width {size}")
         listed = document.get("special_tokens") or _numbered(_FIRST_SPECIAL_TOKENS)
         special = _special_tokens(listed, reserved)
         ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
         if len(ranks) < size - reserved:
-            raise ValueError(f"its vocab has {len(ranks)} entries of {size - reserved}")
+            raise ValueError(f"its vocab has {len(ranks)} entries, expected {size - reserved}")
         return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
     except MALFORMED as error:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
 def _numbered(names: str) -> list[dict[str, Any]]:
-    """Return special tokens as a file lists them."""
     return [{"rank": i, "token_str": name} for i, name in enumerate(names.split())]
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
-    """Return the listed tokens, and those between, which are named by their numbers."""
+    """Return the listed tokens; tokens missing from the list are named by their numbers."""
     entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
         if i in entries or not 0 <= i < reserved:
-            raise ValueError(f"its special token {i} occurs twice, or is not in 0..{reserved - 1}")
+            raise ValueError(f"special token {i} is repeated, or outside 0..{reserved - 1}")
         kind = TokenType.CONTROL if json_flag(token, "is_control", True) else TokenType.USER_DEFINED
         entries[i] = TokenEntry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
@@ -84,24 +79,22 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
 
 
 def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[bytes, int]:
-    """Return the ids of the tokens, which begin behind the special ones."""
     ranks: dict[bytes, int] = {}
     for place, entry in enumerate(vocab):
         try:
             token = base64.b64decode(entry["token_bytes"], validate=True)
         except binascii.Error as error:
-            raise damaged(f"entry {place} of the vocab of {path} is not base64") from error
+            raise damaged(f"{path}, entry {place} of vocab: invalid base64") from error
         if token in ranks or int(entry["rank"]) != place:
-            raise ValueError(f"entry {place} of its vocab repeats a token, or is out of order")
+            raise ValueError(f"entry {place} of vocab is repeated or out of order")
         ranks[token] = first + place
     require_single_bytes(ranks, str(path))
     return ranks
 
 
-# Megatron: a list of byte tokens, without the pattern and the special tokens
-
-# Patterns by the name that `--tiktoken-pattern` takes, the special tokens, which come first, and
-# how many there are: megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
+# Megatron: a list of byte tokens, without pattern and special tokens. The values of
+# `--tiktoken-pattern`, and the special tokens, which come first, are from
+# megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     "v2": TEKKEN_PATTERN,
@@ -113,28 +106,22 @@ _MEGATRON_ROLES = _ROLES | {role: f"<{role}>" for role in ("mask", "cls", "sep")
 
 
 def is_megatron(head: bytes) -> bool:
-    """Whether a file that begins so is such a list."""
     return head.lstrip().startswith(b"[") and b'"token_bytes"' in head
 
 
 def load_megatron(path: Path, pattern: str | None) -> RankBackend:
-    """Load a `vocab.json`, with Megatron's own special tokens before it.
-
-    Raises:
-        TokenizerError: without a pattern, or if it is not such a file.
-    """
+    """Load a `vocab.json`, with Megatron's special tokens before its tokens."""
     if pattern is None:
         raise TokenizerError(
-            f"{path} is a vocabulary of Megatron, which lacks its split pattern",
-            hint="give the pattern of Megatron's --tiktoken-pattern: "
-            f"'{path}@v2', '{path}@v1', or '{path}@REGEX'",
+            f"{path} is a Megatron vocabulary without a split pattern",
+            hint=f"add its --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
         )
     try:
         vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
         ranks = _ranks(vocab, _NUM_SPECIAL, path)
         added = _special_tokens(_numbered(_MEGATRON_SPECIAL), _NUM_SPECIAL)
     except MALFORMED as error:
-        raise damaged(f"{path} is not a vocabulary of Megatron: {error!r}") from error
+        raise damaged(f"{path} is not a Megatron vocabulary: {error!r}") from error
     try:
         return RankBackend(
             "tiktoken", ranks, _PATTERNS.get(pattern, pattern), added, _MEGATRON_ROLES

@@ -1,4 +1,4 @@
-"""tiktoken rank files: one `base64(bytes) rank` per line, pattern and special tokens apart."""
+"""tiktoken rank files: one `base64(bytes) rank` per line, without pattern and special tokens."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a rank file lacks: the pattern, and the tokens that are not ranks."""
+    """The parts of a tokenizer that a rank file lacks."""
 
-    pattern: str  # splits text into pieces before merging
+    pattern: str  # splits text before merging
     control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
     text: Mapping[str, int] = field(default_factory=dict)  # added tokens that are not special
-    roles: Mapping[str, str] = field(default_factory=dict)  # role to names, by the family's code
+    roles: Mapping[str, str] = field(default_factory=dict)  # role to names
 
 
 def _numbered(start: int, names: str) -> dict[str, int]:
@@ -42,7 +42,7 @@ def _numbered(start: int, names: str) -> dict[str, int]:
 
 
 def _llama_4_names() -> str:
-    """Return the 2,048 special tokens behind the ranks; `{2:6}` stands for 2, 3, 4, 5."""
+    """Return the 2,048 special tokens after the ranks; `{2:6}` means 2, 3, 4, 5."""
     short = (
         "begin_of_text end_of_text fim_prefix fim_middle fim_suffix header_start header_end eom "
         "eot step text_post_train_{0:6} python_start python_end finetune_right_pad "
@@ -58,10 +58,9 @@ def _llama_4_names() -> str:
     return " ".join(f"<|{name}|>" for name in names)
 
 
-# Patterns and special tokens: llama3/ and llama4/tokenizer.py of llama-models 0.3.0;
-# dashscope/tokenizers/qwen_tokenizer.py of dashscope 2.0.2, with the names that
-# tokenizer_config.json of Qwen/Qwen3-8B gives to the ids behind the ranks;
-# tiktoken_ext/openai_public.py of tiktoken 0.14.0.
+# Sources of patterns and special tokens: llama3/ and llama4/tokenizer.py of llama-models 0.3.0;
+# dashscope/tokenizers/qwen_tokenizer.py of dashscope 2.0.2, with the names in
+# tokenizer_config.json of Qwen/Qwen3-8B; tiktoken_ext/openai_public.py of tiktoken 0.14.0.
 LLAMA_3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -74,7 +73,7 @@ O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Of tekken files in use, and that which Transformers' `fix_mistral_regex` sets.
+# The pattern in published tekken files, and of Transformers' `fix_mistral_regex`.
 TEKKEN_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -113,7 +112,7 @@ _QWEN = Family(
         "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
         "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>",
     ),
-    # As in the generation config of Qwen/Qwen3-8B, that of its base model first.
+    # The generation config of Qwen/Qwen3-8B; the eos of its base model comes first.
     roles={"eos": "<|endoftext|> <|im_end|>", "pad": "<|endoftext|>"},
 )
 _CL100K = Family(
@@ -135,18 +134,15 @@ FAMILIES = {
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _CL100K,
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _O200K,
 }
-"""Families by the sha256 of their rank file, whatever its name."""
+"""Families by the sha256 of their rank file."""
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Whether a file that begins so is a list of base64 ranks.
-
-    One good line among the first is enough: `parse_ranks` reports those that are broken.
-    """
+    """Whether a file with this head lists base64 ranks; one valid line is enough."""
     return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
 
-_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
+_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has 8 digits
 
 
 def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
@@ -162,11 +158,10 @@ def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
 def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     """Parse a rank file's contents into bytes to rank.
 
-    Parsed here and not by tiktoken's own loader, which caches by path and so returns stale
-    contents of a file that has changed.
+    tiktoken's own loader caches by path, so it returns old contents of a changed file.
 
     Raises:
-        TokenizerError: naming the line that is not `base64 rank` or that repeats another one.
+        TokenizerError: if a line is malformed or repeats another.
     """
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
@@ -175,12 +170,12 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
             continue
         parsed = _token_and_rank(line)
         if parsed is None:
-            raise damaged(f"line {number} of {source} is not a base64 token and a rank")
+            raise damaged(f"{source}, line {number}: expected a base64 token and a rank")
         token, rank = parsed
-        if not token:  # Whisper's multilingual.tiktoken ends with one, which no text has
+        if not token:  # Whisper's multilingual.tiktoken ends with an empty token
             continue
         if token in ranks or rank in seen:
-            raise damaged(f"line {number} of {source} repeats a token or a rank")
+            raise damaged(f"{source}, line {number}: repeats a token or a rank")
         ranks[token] = rank
         seen.add(rank)
     require_single_bytes(ranks, source)
@@ -188,21 +183,17 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
 
 
 def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
-    """Check that every byte is a token, without which merging by rank is impossible.
-
-    Raises:
-        TokenizerError: if one is not.
-    """
+    """Check that every byte is a token, which merging by rank requires."""
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise damaged(f"{source} lacks {len(missing)} of the 256 single bytes")
 
 
 def _encode_in_parts(encoding: Encoding, text: str, special: Set[str]) -> list[int]:
-    """Encode a text; in halves, and these in halves, where the library gives up.
+    """Encode a text; split it into halves if the library fails.
 
-    Its regular expressions backtrack a million times at most, so that a million spaces in a row
-    are too many for most families. Tokens next to a cut may differ from those in the whole text.
+    It fails on a million consecutive spaces: its regular expressions backtrack at most a million
+    times. Tokens next to a cut may differ from the tokens of the whole text.
     """
     ids = _attempt(encoding.encode, text, allowed_special=special, disallowed_special=())
     if ids is not None:
@@ -215,10 +206,7 @@ def _encode_in_parts(encoding: Encoding, text: str, special: Set[str]) -> list[i
 
 
 def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-    """Return what a function of the library gives, or None where it gives up on a text.
-
-    That is a `ValueError` of some functions, and a panic of others.
-    """
+    """Return the result of a library function; None if it raises a `ValueError` or panics."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
@@ -228,22 +216,22 @@ def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
 
 
 _OF_ALL_KINDS = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
-"""Characters that a split pattern must match, so that it leaves out no text."""
+"""Characters that a split pattern must match; otherwise it drops text."""
 
 
 class RankBackend(Backend):
-    """Bytes that merge by rank, through the `tiktoken` library.
+    """Bytes merged by rank, with the `tiktoken` library.
 
     Args:
         name: the kind of file.
-        ranks: the tokens, and their ids; the lowest merges first.
-        pattern: splits text into pieces before merging.
-        added: the tokens that are not ranks.
-        roles: role to the name of an added token.
-        text: added tokens that are recognised in any text, name to id.
+        ranks: token to id; the lowest id merges first.
+        pattern: splits text before merging.
+        added: the tokens without a rank.
+        roles: role to the names of added tokens.
+        text: name to id of added tokens that are recognized in any text.
 
     Raises:
-        ValueError: if the pattern is not a regular expression that splits text.
+        ValueError: if the pattern does not split text.
     """
 
     def __init__(
@@ -265,27 +253,24 @@ class RankBackend(Backend):
         single_bytes = {bytes([byte]): byte for byte in range(256)}
         trial = self._encoding_of(mergeable_ranks=single_bytes, special_tokens={})
         if _attempt(trial.encode_ordinary, "a 1") is None:
-            raise ValueError("it matches nothing")
+            raise ValueError("no match")
         ids = _attempt(trial.encode_ordinary, _OF_ALL_KINDS)
         self._keeps_text = ids is None or len(ids) == len(_OF_ALL_KINDS.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
-        """Made when bytes are first encoded: its copies of the ranks take most of the memory."""
+        """Created on first use: its copies of the ranks use most of the memory."""
         return self._encoding_of(mergeable_ranks=self._ranks, special_tokens=self._text_ids)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """Ranks are NORMAL."""
         yield from self._added
         for token, rank in self._ranks.items():
             yield TokenEntry(rank, TokenType.NORMAL, token)
 
     def definition(self) -> Iterable[bytes]:
-        """Return the pattern, and the added tokens that are found in any text."""
         return [json.dumps([self._split_pattern, sorted(self._text_ids.items())]).encode()]
 
     def declared_roles(self) -> Roles:
-        """Return the roles of the names that the family's own code knows."""
         ids = {entry.content.decode(): entry.id for entry in self._added}
         return {
             role: {ids[name]: f"the {self.name} family" for name in names.split() if name in ids}
@@ -293,11 +278,7 @@ class RankBackend(Backend):
         }
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode with added text tokens recognised, and control tokens as plain text.
-
-        One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
-        text to a thread, takes thirty times as long.
-        """
+        # `encode_batch` starts a thread per text: thirty times slower for a vocabulary.
         encode = self._encoding.encode_ordinary
         plain = [None if self._text.search(text) else _attempt(encode, text) for text in texts]
         return [
@@ -306,7 +287,7 @@ class RankBackend(Backend):
         ]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Encode as `encode_texts` does, without a Python object per token: a fifth faster."""
+        """Like `encode_texts`, a fifth faster."""
         arrays = []
         for text in texts:
             special, encode = self._special(text), self._encoding.encode_to_numpy
@@ -321,35 +302,28 @@ class RankBackend(Backend):
 
     @property
     def keeps_text(self) -> bool:
-        """Not where the pattern does not match all text."""
         return self._keeps_text
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return where tokens are, one after another.
-
-        Raises:
-            TokenizerError: if the split pattern leaves a part of the text out.
-        """
         of_token = self._encoding.decode_single_token_bytes
         tokens = [of_token(i) for i in self.encode_texts([text])[0]]
         if b"".join(tokens) != text.encode():
             raise TokenizerError(
-                f"the split pattern {self._split_pattern[:80]!r} leaves out a part of the text "
+                f"the split pattern {self._split_pattern[:80]!r} does not match all of the text "
                 f"{text[:40]!r}",
-                hint="give a pattern that matches all text, as with |[\\s\\S] at its end",
+                hint="append |[\\s\\S] to the pattern, so that it matches all text",
             )
         return list(pairwise(accumulate(map(len, tokens), initial=0)))
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge the bytes by rank, as one piece."""
         return self._encoding._encode_single_piece(data)
 
 
 def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
-    """Load a rank file of a known family, or with a pattern.
+    """Load a rank file of a known family, or with a split pattern.
 
     Raises:
-        TokenizerError: if the family is not known, or the file or pattern is none.
+        TokenizerError: for an unknown family, a malformed file or an invalid pattern.
     """
     data = path.read_bytes()
     family = FAMILIES.get(hashlib.sha256(data).hexdigest())
@@ -357,13 +331,13 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
         family = Family(pattern=pattern)
     if family is None:
         raise TokenizerError(
-            f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
-            hint="give its tokenizer's regular expression after the name, in single quotes: "
+            f"{path} is a tiktoken file of an unknown family, so xtok needs its split pattern",
+            hint="append the tokenizer's regular expression to the name, in single quotes: "
             f"'{path}@REGEX'",
         )
     kinds = ((TokenType.CONTROL, family.control), (TokenType.USER_DEFINED, family.text))
     added = [TokenEntry(i, kind, name.encode()) for kind, ids in kinds for name, i in ids.items()]
-    if pattern is None:  # by the digest all lines are good: 0.2 of 0.8 seconds
+    if pattern is None:  # the digest proves that all lines are valid: saves 0.2 of 0.8 seconds
         words = data.split()
         ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
     else:
@@ -375,8 +349,7 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
 
 
 def bad_pattern(path: Path, error: ValueError) -> TokenizerError:
-    """Return the error for a pattern that a `RankBackend` refuses."""
     return TokenizerError(
         f"the pattern for {path} is not a regular expression that splits text: {error}",
-        hint=f"in a shell, put single quotes around it: '{path}@\\p{{L}}+|\\s+'",
+        hint=f"in a shell, write it in single quotes: '{path}@\\p{{L}}+|\\s+'",
     )

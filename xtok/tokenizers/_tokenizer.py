@@ -1,4 +1,4 @@
-"""The `Tokenizer` that the rest of xtok sees: exact bytes, exact spelling, the library's ids."""
+"""`Tokenizer`, the public interface: exact bytes, exact spelling, the library's ids."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ from xtok.tokenizers.table import (
 
 
 class Encoding(NamedTuple):
-    """A text as ids, and where each one is in it.
+    """The ids of a text, int32 `[T]`, and their places in it.
 
-    `ids` is int32 `[T]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8,
-    int64 `[T + 1]`. A token has none where its library put a space before the text. `num_changed`
-    bytes are of stretches that the library changed before it encoded them.
+    Token i covers bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8, int64 `[T + 1]`.
+    `num_changed` counts the bytes that the library changed before it encoded them.
     """
 
     ids: NDArray[np.int32]
@@ -59,11 +58,10 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer:
-    """A loaded tokenizer: its vocabulary as exact bytes, and the exact spelling of any bytes.
+    """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
-    `vocabulary` has the token `table` and where it comes from, `undecodable` the text ids of it
-    without bytes, `location` is the folder or file (a `Path`) or the repo (a `str`) behind it,
-    `notes` what its user should know about how it was loaded.
+    `vocabulary` holds the token `table` and its source, `undecodable` the text ids without bytes,
+    `location` the folder, file or repo, and `notes` the remarks about loading.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class Tokenizer:
         largest = max(decoded.ids, default=-1)
         self.undecodable = decoded.undecodable
         table = decoded.table(width)
-        del decoded  # its memory serves the tokens of the table
+        del decoded  # free its memory for the table
         self.table = replace(table, roles=find_roles(table, self.declared))
         self.vocabulary = Vocabulary(
             model_id=model_id,
@@ -108,19 +106,18 @@ class Tokenizer:
         )
 
     def _notes_on_width(self) -> Iterator[str]:
-        """Name the tokens that the model has no row for, and a config without a width."""
         known = self.vocabulary
         if known.width_source == "tokenizer" and self._files and self._files.find("config.json"):
             yield (
-                f"the config.json of {known.model_id} has no vocabulary size: its width is that of "
-                f"the tokenizer, {known.vocab_size:,}, and the model's logits may be wider"
+                f"the config.json of {known.model_id} has no vocabulary size, so xtok uses the "
+                f"width of the tokenizer, {known.vocab_size:,}; the model's logits may be wider"
             )
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
-                f"{self.vocabulary.model_id} is a model of {self.vocabulary.vocab_size:,} ids, "
-                f"without a row for {plural(len(tokens), 'token')} of its tokenizer, which "
-                f"{'is' if len(tokens) == 1 else 'are'} left out: {listed(tokens)}"
+                f"{self.vocabulary.model_id} has {self.vocabulary.vocab_size:,} rows, and no row "
+                f"for {plural(len(tokens), 'token')} of its tokenizer, which xtok ignores: "
+                f"{listed(tokens)}"
             )
 
     def _shown_without_row(self, token_id: int) -> str:
@@ -132,10 +129,10 @@ class Tokenizer:
         return f"Tokenizer({vocabulary.model_id!r}, {vocabulary.backend}, {num_ids} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
-        """Return the tokenizer with the width of another model's logits.
+        """Return the tokenizer with another width of the logits.
 
         Raises:
-            TokenizerError: if it does not hold most of its ids.
+            TokenizerError: if the width excludes more than a few of its ids.
         """
         known = self.vocabulary
         largest = (known.tokenizer_vocab_size or 0) - 1
@@ -158,13 +155,10 @@ class Tokenizer:
         return changed
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Return what else reads the same folder, by name; None if there is nothing to compare.
+        """Return the name and result of another loader of the folder; None if there is none.
 
-        It is the folder's file alone, where Transformers decides what it means; or AutoTokenizer,
-        where the file is read by a library of another kind.
-
-        Raises:
-            TokenizerError: if that cannot read it.
+        It is the folder's file alone if Transformers loaded the folder; AutoTokenizer if another
+        library read the file.
         """
         if self._backend.other is None:
             return None
@@ -172,7 +166,7 @@ class Tokenizer:
         return name, Tokenizer(load(), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
-        """Return the table in a form of `decode_vocabulary`, with some ids taken for UNUSED."""
+        """Return the table in a form of `decode_vocabulary`, with ignored ids as UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
         ignored = frozenset((*ignore, *self._without_row))
@@ -182,12 +176,10 @@ class Tokenizer:
         return table.like(self.table)
 
     def segment(self, token: bytes | str) -> list[int]:
-        """Spell a token's bytes, or any others, byte for byte, as in the middle of a text.
+        """Spell bytes exactly, as in the middle of a text, without the normalizer.
 
-        The tokens' bytes concatenate to exactly these bytes. The library's own encoder spells valid
-        UTF-8. For other bytes, and if the encoder does not round-trip, it tries the model's merges
-        on bytes, then the byte tokens, then a greedy longest match. For the input of a model, use
-        `encode`, which also applies the normalizer.
+        Tries the library's encoder, the model's merges on bytes, byte tokens, and greedy longest
+        match, until the tokens concatenate to the same bytes.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
         [110, 195, 169]
@@ -207,7 +199,7 @@ class Tokenizer:
         return ids
 
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Segment many byte strings at once; None where the vocabulary cannot spell one."""
+        """Spell many byte strings; None for strings that the vocabulary cannot spell."""
         result: list[list[int] | None] = [None] * len(pieces)
         ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
             self._by_library,
@@ -227,11 +219,9 @@ class Tokenizer:
         return result
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text that a model reads, exactly as the model's own library does.
+        """Encode a text like the model's own library, with normalizer, prefix and control tokens.
 
-        Its normalizer, its prefix and its control tokens are included; nothing is added around the
-        text. Where a library recognises no control tokens (SentencePiece, tiktoken and tekken
-        files), they are found by their names, and what is between them is encoded.
+        Nothing is added around the text. If a library recognizes no control tokens, xtok does.
 
         >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
         [0, 1, 2, 3]
@@ -249,11 +239,10 @@ class Tokenizer:
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids that `encode` gives, of many texts at once.
+        """Return the ids of many texts, as in `encode`.
 
         Raises:
-            TokenizerError: if the library refuses a text, one has half of a surrogate pair, or the
-                library gives a token that the model has no row for.
+            TokenizerError: as `encode`, and if a token has no row in the model.
         """
         _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
@@ -271,7 +260,7 @@ class Tokenizer:
                     raise TokenizerError(
                         f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, but "
                         f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
-                        hint="remove the token from the text: the model has no row for it",
+                        hint="remove the token from the text: the model cannot read it",
                     )
 
     def _by_stretches(self, text: str) -> list[int]:
@@ -283,7 +272,6 @@ class Tokenizer:
         return ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where each token of a whole text is by the library, in bytes."""
         with no_panic(self.vocabulary.model_id):
             if self._backend.encode_whole([""]) is not None:
                 return list(self._backend.spans(text))
@@ -298,13 +286,9 @@ class Tokenizer:
             return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return what the library gives for stretches from the middle of a text, changed or not.
+        """Return the library's ids for parts of a longer text, including its changes to the text.
 
-        Control tokens in them are plain text; `encode` is for texts that a model reads. A token
-        that the model has no row for is spelled with others.
-
-        Raises:
-            TokenizerError: if a text has half of a surrogate pair.
+        Control tokens become plain text. Raises a `TokenizerError` for half of a surrogate pair.
         """
         _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
@@ -312,7 +296,7 @@ class Tokenizer:
         return [self._respelled(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return what `library_ids` does, as int32 arrays."""
+        """Like `library_ids`, as int32 arrays."""
         _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
             rows = self._backend.encode_arrays(texts)
@@ -321,21 +305,21 @@ class Tokenizer:
         return rows
 
     def _respelled(self, ids: list[int]) -> list[int]:
-        """Spell tokens that the model has no row for with others; as nothing, if that cannot be."""
+        """Spell tokens without a row in the model with other tokens, or drop them."""
         if self._without_row.keys().isdisjoint(ids):
             return ids
         tokens = self._without_row
         parts = [(self._longest_match(tokens[i]) or []) if i in tokens else [i] for i in ids]
         return [i for part in parts for i in part]
 
-    # Kept, because a backend may read files, and ask the hub for those that are missing.
+    # Cached, because a backend may read files or query the hub.
 
     @functools.cached_property
     def declared(self) -> Roles:
-        """The bos, eos, pad, unk, cls, sep and mask that its library declares, each with where.
+        """The declared bos, eos, pad, unk, cls, sep and mask: role to {id: source}.
 
-        Each role has its ids, the tokenizer's own before the other eos of `generation_config.json`.
-        One that is declared as none has no ids; one that nobody declares is not in it.
+        The tokenizer's own eos precedes the other eos ids of `generation_config.json`. A role
+        declared as null has no ids; an undeclared role is missing.
         """
         roles = dict(self._backend.declared_roles())
         if more := eos_ids(self._files) if self._files else []:
@@ -346,27 +330,23 @@ class Tokenizer:
 
     @functools.cached_property
     def library(self) -> Any:
-        """The tokenizer that Transformers makes of the same folder; None where it makes none."""
+        """The Transformers tokenizer of the same folder; None if Transformers cannot load it."""
         with suppress(TokenizerError):
             return self._backend.library()
         return None
 
     @functools.cached_property
     def bos_id(self) -> int | None:
-        """The BOS token that the model's library begins a text with; None if it begins with none.
-
-        Files of SentencePiece, tiktoken and tekken do not declare it: also None.
-        """
+        """The declared BOS token that the library adds before a text; else None."""
         with no_panic(self.vocabulary.model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
 
     @functools.cached_property
     def definition_sha256(self) -> str:
-        """A digest of everything that determines the ids of a text, and the special ids.
+        """A digest of all that affects ids: tokens, merges, flags, normalizer, split pattern.
 
-        It is independent of the order of JSON keys in a file. It depends on every merge, flag,
-        normalizer and split pattern.
+        It does not depend on the order of JSON keys.
         """
         roles = {role: list(ids) for role, ids in self.declared.items()}
         known = [self.vocabulary.backend, self.table.sha256(), roles]
@@ -377,10 +357,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The names of the special tokens by `bos_token` and the like, as chat templates use.
-
-        Templates do not know the eos tokens of the generation config.
-        """
+        """The special tokens in chat templates by key, such as `bos_token`."""
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
@@ -390,22 +367,22 @@ class Tokenizer:
 
     @functools.cached_property
     def chat_templates(self) -> Mapping[str, str]:
-        """The Jinja chat templates that the tokenizer brings, by name."""
+        """The tokenizer's Jinja chat templates, by name."""
         return self._backend.chat_templates()
 
     @functools.cached_property
     def drops_text(self) -> bool:
-        """Whether the library leaves out, in silence, what it has no token for."""
+        """Whether the library silently drops text that has no token."""
         return self._backend.drops_text
 
     @functools.cached_property
     def keeps_text(self) -> bool:
-        """Whether the library's ids are of all of a text, but for what its normalizer changes."""
+        """Whether the library's ids cover all of a text, except changes of its normalizer."""
         return self._backend.keeps_text
 
     @property
     def text_changes(self) -> Sequence[TextChange]:
-        """The normalizers that change a text, with a description of each; usually empty."""
+        """Components that change a text before tokenization, each with its change."""
         return self._backend.text_changes()
 
     @functools.cached_property
@@ -414,7 +391,6 @@ class Tokenizer:
 
     @functools.cached_property
     def _added_ids(self) -> dict[str, int]:
-        """The tokens that texts are split at, where the library does not find them itself."""
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
         control = {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
         if self._without_row:
@@ -427,7 +403,6 @@ class Tokenizer:
         return splitting_at(self._added_ids)
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
-        """Whether all ids are text and their bytes concatenate to `data`."""
         tokens = self._tokens
         try:
             parts = [tokens[i] for i in ids]
@@ -436,7 +411,6 @@ class Tokenizer:
         return b"" not in parts and b"".join(parts) == data
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Encode what is valid UTF-8 in the library's own way."""
         decoded = enumerate(map(utf8_text, pieces))
         texts = {row: text for row, text in decoded if text is not None}
         result: list[list[int] | None] = [None] * len(pieces)
@@ -445,7 +419,6 @@ class Tokenizer:
         return result
 
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Encode the runs of valid UTF-8 as text, and spell each byte between as a BYTE token."""
         runs_of = list(map(utf8_runs, pieces))
         texts = sorted({text for runs in runs_of for text in runs[::2]})
         ids_of = dict(zip(texts, self.library_ids(texts), strict=True))
@@ -462,7 +435,6 @@ class Tokenizer:
         ]
 
     def _longest_match(self, data: bytes) -> list[int] | None:
-        """Take the longest token at each place; linear for the few token lengths that occur."""
         known = self.table.canonical_ids()
         ids: list[int] = []
         start = 0
@@ -483,7 +455,7 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the ids emitted for bytes of several ids, where `canonical_ids` has another."""
+        """Return the emitted ids that differ from `canonical_ids`."""
         known = self.table.canonical_ids()
         if len(self.table.text_ids) == len(known):
             return ()
@@ -496,80 +468,95 @@ class Tokenizer:
 
 
 def _require_utf8(texts: Sequence[str]) -> None:
-    """Refuse half of a surrogate pair, which JSON can hold: libraries fail on it in their own ways.
-
-    Raises:
-        TokenizerError: names the text that has one.
-    """
+    """Refuse half of a surrogate pair: JSON can contain it, but libraries fail on it."""
     for place, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = text[error.start]
             raise TokenizerError(
-                f"text {place}, {text[:40]!a}, contains {half!a}, half of a surrogate pair",
-                hint="write the whole pair, or the character itself",
+                f"text {place}, {text[:40]!a}: {half!a} is half of a surrogate pair, expected "
+                "valid Unicode",
+                hint="write the whole pair or the character",
             ) from error
 
 
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Return where tokens begin in a text that is not their bytes, and how much of it was changed.
+    """Return the first byte of each token in a changed text, and the number of changed bytes.
 
-    Tokens whose spans overlap are one stretch, up to the next. In a stretch that is its tokens'
-    bytes, they have their own places, but for a space that the library put before them. The tokens
-    of any other have those of their spans, and share a character.
+    Tokens with overlapping spans form a stretch.
     """
     if not tokens:
         return [len(data)], len(data)
+    begins, ends = _widened(tokens, data, spans)
+    # An empty span (all bytes of a character except the last) belongs to the next span.
+    is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
+    firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
+    starts: list[int] = []
+    num_changed = 0
+    for first, stop in pairwise(firsts):
+        start = int(begins[first]) if first else 0
+        end = int(begins[stop]) if stop < len(tokens) else len(data)
+        of_stretch, changed = _stretch(tokens[first:stop], begins[first:stop], data, start, end)
+        starts += of_stretch
+        num_changed += changed
+    return [*starts, len(data)], num_changed
+
+
+def _widened(
+    tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rising begins and ends of spans, extended where the library omits text."""
     begins, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
-    for i, token in enumerate(tokens):  # some libraries leave spaces out of a span
+    for i, token in enumerate(tokens):
         last, text = ends[i - 1] if i else 0, token.lstrip()
         # If a normalizer replaces several characters, the span has only the last one.
         is_replaced = data[last : begins[i]].strip() and not data.startswith(text, begins[i])
         if i and is_replaced and data[begins[i - 1] : last] == tokens[i - 1].lstrip():
             begins[i] = last
+        # Some libraries omit spaces from a span.
         before = begins[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
             begins[i] = before
-        # Or all of it, where they put a space before it: the span is empty, and behind the text.
+        # Or the whole token, after an added space: the span is empty and follows the text.
         before = begins[i] - len(text)
         if text and begins[i] == ends[i] and before >= last and data.startswith(text, before):
             begins[i] = before
-    begins = np.minimum.accumulate(begins[::-1])[::-1]
-    # An empty span, as of all bytes of a character but the last, is the beginning of the next one.
-    is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
-    firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
+    return np.minimum.accumulate(begins[::-1])[::-1], ends
+
+
+def _stretch(
+    tokens: list[bytes], begins: NDArray[np.int64], data: bytes, start: int, end: int
+) -> tuple[list[int], int]:
+    """Return the first byte of each token in `data[start:end]`, and the number of changed bytes.
+
+    If the tokens do not spell the stretch, their spans are used.
+    """
     starts: list[int] = []
     num_changed = 0
-    for first, behind in pairwise(firsts):
-        place = int(begins[first]) if first else 0
-        end = int(begins[behind]) if behind < len(tokens) else len(data)
-        group, stretch = tokens[first:behind], data[place:end]
-        begin = int(begins[first])
-        if len(group) > 1 and group[0].isspace() and not data[begin : begin + 1].isspace():
-            starts.append(place)  # the library's own space
-            num_changed += begin - place
-            first, group, place, stretch = first + 1, group[1:], begin, data[begin:end]
-        spelled = b"".join(group)
-        if spelled in (stretch, b" " + stretch):
-            after = accumulate(map(len, group), initial=end - len(spelled))
-            starts += [max(start, place) for start in after][:-1]
-            continue
-        if len(group) > 1 or group[0].strip() != stretch.strip():  # no control token's whitespace
-            num_changed += end - place
-        places, indices = np.unique(begins[first:behind].clip(place, end), return_index=True)
-        places[0] = place
-        shared = np.interp(range(len(group)), [*indices, len(group)], [*places, end])
-        starts += shared.astype(int).tolist()
-    return [*starts, len(data)], num_changed
+    begin = int(begins[0])
+    if len(tokens) > 1 and tokens[0].isspace() and not data[begin : begin + 1].isspace():
+        starts, num_changed = [start], begin - start  # a space that the library added
+        tokens, begins, start = tokens[1:], begins[1:], begin
+    spelled, stretch = b"".join(tokens), data[start:end]
+    if spelled in (stretch, b" " + stretch):
+        places = accumulate(map(len, tokens), initial=end - len(spelled))
+        return starts + [max(place, start) for place in places][:-1], num_changed
+    # A control token may absorb whitespace next to it.
+    if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
+        num_changed += end - start
+    firsts, indices = np.unique(begins.clip(start, end), return_index=True)
+    firsts[0] = start
+    shared = np.interp(range(len(tokens)), [*indices, len(tokens)], [*firsts, end])
+    return starts + shared.astype(int).tolist(), num_changed
 
 
-# Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
+# Widths up to here are cheap; the widest published model has 262,208 ids.
 _MANY_IDS = 1 << 20
-# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, Gemma 3 1B for one of 262,145.
+# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, Gemma 3 1B for 1 of 262,145.
 _MOST_WITHOUT_ROW = 1 / 8
 
 
@@ -578,24 +565,23 @@ def _width(
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer.
 
-    A few tokens may have no row in the model; a width that lacks many is of another model.
+    A few tokens may have no row in the model; a width that excludes many is an error.
     """
-    width, source, origin = vocab_size, "option", "as given"
+    width, source, origin = vocab_size, "option", "as specified"
     if width is None and files is not None and (of_model := model_vocab_size(files)):
         width, source = of_model
         origin = "from its config" if source == "config" else "the default of its model type"
     if width is None:
         width, source, origin = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({origin})"
-    hint = "give the width of the model's logits with {option}"
+    hint = "set the width of the model's logits with {option}"
     if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
         problem += f" is too small for its largest token id {largest}"
-        hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
-        problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({origin})"
-        hint = "its files may be damaged; if the model is as wide as that, give {option}"
+        problem = f"{model_id} has {num_tokens} tokens, but a vocabulary size of {width} ({origin})"
+        hint = "its files may be damaged; if the size is correct, give {option}"
     elif not 0 < width <= MAX_WIDTH:
-        problem += f" is not in 1..{MAX_WIDTH}"
+        problem += f" is outside 1..{MAX_WIDTH}"
     else:
         return width, source
     raise TokenizerError(problem, hint=hint, parameter="vocab_size")

@@ -1,4 +1,4 @@
-"""What kind of text a token is: digits, punctuation, whitespace, a script, part of a character."""
+"""Classes of tokens: digits, punctuation, whitespace, scripts, partial characters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from xtok.tokenizers.table import TokenTable, TokenType
 class TokenClass(IntEnum):
     """The class of a token, in the order of reports.
 
-    Spaces before or after a token are ignored. Letters decide before punctuation and emoji:
+    Spaces around a token are ignored. Letters take precedence over punctuation and emoji:
     `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
-    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
+    with kana is KANA. PARTIAL_UTF8 tokens are invalid UTF-8 alone.
     """
 
     DIGITS_1 = 0
@@ -50,7 +50,7 @@ class TokenClass(IntEnum):
 
     @property
     def label(self) -> str:
-        """The class as a person reads it."""
+        """The name of the class in reports."""
         return _LABELS.get(self, self.name.replace("_", " ").capitalize())
 
 
@@ -75,12 +75,9 @@ _LABELS = {
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class of a name or label, or all of a group: `digits` are all with digits.
+    """Return the class with a name or label, or a group: `digits` means all classes with digits.
 
-    Case does not matter.
-
-    Raises:
-        XtokError: if there is no such class.
+    Case does not matter. Raises an `XtokError` for an unknown class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -90,14 +87,14 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
     if not members:
         known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
-        raise XtokError(f"there is no class of tokens {name!r}", hint=f"give one of: {known}")
+        raise XtokError(f"unknown class of tokens {name!r}", hint=f"the classes are: {known}")
     return members
 
 
-# The class of a character, as a bit; a token has the bits of all its characters.
+# Each class of characters has a bit; a token combines the bits of its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
-_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors: part of what they follow
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners, selectors: no class without a base character
 _SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
 _AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
 
@@ -131,10 +128,7 @@ def script_of(letter: str) -> str:
 
 
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
-    """Return the class of each id of a vocabulary, uint8 `[V]`, a `TokenClass` each.
-
-    They are kept as long as the table is, and not to be changed.
-    """
+    """Return the `TokenClass` of each id, uint8 `[V]`; the array is cached, do not change it."""
     if table not in _CLASSES_OF:
         _CLASSES_OF[table] = _classes(table)
     return _CLASSES_OF[table]
@@ -162,7 +156,7 @@ def _classes(table: TokenTable) -> NDArray[np.uint8]:
 
 
 def token_class(table: TokenTable, token_id: int) -> TokenClass:
-    """Return the class of one id, as `token_classes` does."""
+    """Return the class of one id."""
     token = table[token_id]
     if not token:
         return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
@@ -173,7 +167,7 @@ def token_class(table: TokenTable, token_id: int) -> TokenClass:
 
 
 def text_class(text: str) -> TokenClass:
-    """Return the class of one text that is not empty.
+    """Return the class of a text that is not empty.
 
     >>> text_class(" 201").name, text_class("(x").name, text_class("食べる").name
     ('DIGITS_3', 'LATIN', 'KANA')
@@ -182,11 +176,10 @@ def text_class(text: str) -> TokenClass:
 
 
 def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
-    """Return the class of each text, none of them empty, uint8 `[len(texts)]`."""
     points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
     bit_of_point = np.zeros(int(points.max()) + 1, np.uint32)
     bit_of_point[points] = 1
-    different = np.flatnonzero(bit_of_point)  # each is looked up once
+    different = np.flatnonzero(bit_of_point)  # look up each character once
     bit_of_point[different] = [_bit(chr(point)) for point in different.tolist()]
     bits = bit_of_point[points]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
@@ -198,7 +191,7 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
     has_digit = (in_text & _DIGIT) != 0
 
-    # The first rule that holds decides; at its end, the classes of single characters.
+    # The first matching rule wins; the last rules are the classes of single characters.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
@@ -232,10 +225,9 @@ def _bit(char: str) -> int:
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:
-    """Return how many ASCII digits each id has that is a number, spaces around it aside, else 0.
+    """Return the number of ASCII digits of each id that is a number, else 0; int64 `[V]`.
 
-    int64 `[V]`. Tokenizers split multi-digit numbers differently. Digits of other scripts, which
-    the classes count too, are rare and left out.
+    Spaces around the number are ignored.
     """
     stripped = (token.strip(b" ") for token in table.tokens())
     digits = (len(number) if number.isdigit() else 0 for number in stripped)

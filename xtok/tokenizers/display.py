@@ -1,7 +1,6 @@
-"""Tokens and other text, made safe and short to print.
+"""Tokens and other text in a short form that is safe to print.
 
-`escape` is complete and can be undone: JSON and the `token` parameters have it. Tables, lines and
-messages show at most `SHOWN` characters of it. `printable` is for any other text.
+`escape` is complete and reversible. `printable` handles text that is not a token.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Iterable
 from itertools import islice
 
 _NOISE = 1e-9
-"""What a share may be off by because of its floating-point sums."""
+"""Rounding error of a share that was summed in floating point."""
 
 SHOWN = 80
-"""Characters of a token that are shown; vocabularies have tokens of a megabyte."""
+"""Maximum number of characters shown; some vocabularies have tokens of a megabyte."""
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _BYTES_OF_ESCAPES = {"\\": b"\\", "n": b"\n", "r": b"\r", "t": b"\t"}
@@ -23,10 +22,10 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([\\nrt]))")
 
 
 def escape(data: bytes) -> str:
-    r"""Return bytes as text that is safe to print, and that `unescape` turns back.
+    r"""Return bytes as printable text; `unescape` reverts it.
 
-    What is not printable (control characters, direction marks, bytes that are not UTF-8) is
-    escaped, so that a vocabulary cannot write to the terminal.
+    Control characters, direction marks and invalid UTF-8 are escaped, so that a vocabulary cannot
+    write control sequences to the terminal.
 
     >>> escape(b" the\n\x1b[31m\xe4\xb8")
     ' the\\n\\x1b[31m\\xe4\\xb8'
@@ -46,16 +45,16 @@ def _escaped(char: str) -> str:
 
 
 def text_bytes(text: str) -> bytes:
-    r"""Return a text's UTF-8; bytes that Python could not decode, as `\udc80`, as they were.
+    r"""Return a text in UTF-8, with `\udc80` to `\udcff` as single bytes.
 
-    Other halves of surrogate pairs are U+FFFD.
+    Other halves of surrogate pairs become U+FFFD.
     """
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
     return kept.encode("utf-8", "surrogateescape")
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes that `escape` shows as `text`; a lone backslash stands for itself.
+    r"""Return the bytes of an escaped text; other backslashes are literal.
 
     >>> unescape(r"\xe4\xb8\n")
     b'\xe4\xb8\n'
@@ -70,7 +69,7 @@ def unescape(text: str) -> bytes:
 
 
 def shorten(text: str) -> str:
-    """Cut an escaped token that is too long to show, and append its length.
+    """Cut a long escaped token and append its length.
 
     >>> shorten("a" * 1000)[-20:]
     'aaaa… (1,000 in all)'
@@ -79,17 +78,17 @@ def shorten(text: str) -> str:
 
 
 def quoted(token: str | None, token_id: int | None = None) -> str:
-    """Return an escaped token, shortened, in quotes that show its spaces; its id if it is None."""
+    """Return a shortened token in quotes, or its id if the token is None."""
     return f"#{token_id}" if token is None else f"'{shorten(token)}'"
 
 
 def printable(text: str) -> str:
-    """Return any text safe to print: as it is, or else as `escape` shows it."""
+    """Return a printable text unchanged, other text escaped."""
     return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
 
 
 def listed(items: Iterable[object], most: int = 3) -> str:
-    """Return the first few of some items, for a sentence; empty without any.
+    """Return the first items, joined for a sentence.
 
     >>> listed("abc"), listed("abcd")
     ('a, b, c', 'a, b, c, …')
@@ -99,7 +98,7 @@ def listed(items: Iterable[object], most: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share in percent. Some does not read 0 %, and less than all not 100 %.
+    """Return a share in percent; only exact values read 0 % or 100 %.
 
     >>> percent(0.25), percent(0.9999), percent(0.0001), percent(1)
     ('25.0%', '>99.9%', '<0.1%', '100.0%')
@@ -125,7 +124,7 @@ _NOT_ASCII = re.compile(r"[^\n -~]+")
 
 
 def safe_json(text: str) -> str:
-    r"""Escape what a terminal might obey in JSON, such as direction marks, as \uXXXX."""
+    r"""Escape unprintable characters in JSON, such as direction marks, as \uXXXX."""
     return _NOT_ASCII.sub(
         lambda m: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in m[0]), text
     )

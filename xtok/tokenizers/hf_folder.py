@@ -1,24 +1,24 @@
-"""Hugging Face folders and repos: what AutoTokenizer loads from them.
+"""Hugging Face folders and repos, read like AutoTokenizer.
 
-Importing Transformers takes seconds (a map of two folders 2.5 s without it, 5 with it, on two busy
-cores), so the `tokenizers` library reads `tokenizer.json` alone where AutoTokenizer would not
-change its contents; else Transformers decides. All of this must hold:
+Importing Transformers takes seconds (a map of two folders takes 2.5 s without it and 5 s with it,
+on two busy cores). The `tokenizers` library alone reads `tokenizer.json` if all of these hold:
 
-- By the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer takes
-  `tokenizer.json` as it is; or it builds a class around its vocabulary and merges, and everything
-  else in `tokenizer.json` is what this class builds, by its fingerprint.
-- `tokenizer_config.json` has only keys that change neither tokens nor how text is encoded.
-- The added and special tokens that it lists are those of `tokenizer.json`, flags included.
+- For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer uses
+  `tokenizer.json` unchanged; or it uses only its vocabulary and merges, and the fingerprint shows
+  that the class builds the rest of `tokenizer.json`.
+- All keys in `tokenizer_config.json` affect neither tokens nor encoding.
+- Its added and special tokens equal the tokens of `tokenizer.json`, including their flags.
 - No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
-`tests/tokenizers/test_hf_folder.py` compares the tables here with the installed Transformers.
+Otherwise Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
+here with the installed Transformers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 def load_folder(
     files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load what `AutoTokenizer` loads from a folder or repo, whose tokenizer is in `path`.
+    """Load a folder or repo like `AutoTokenizer`; `path` is its vocabulary file.
 
     Raises:
-        TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
+        TokenizerError: if that fails, returns a slow tokenizer, or needs code that is not trusted.
     """
     plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
@@ -56,15 +56,15 @@ def load_folder(
     if trust_remote_code and runs_code(files):
         revision = files.commit or files.revision
         at = f" at {revision}" if revision else ""
-        notes.append(f"ran the tokenizer code of {files}{at}, as you allowed")
+        notes.append(f"ran the tokenizer code of {files}{at}, with your permission")
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
         notes.append(
-            f"{files} splits text as its tokenizer.json does, which Transformers calls wrong; for "
-            'the other pattern, write "fix_mistral_regex": true into its tokenizer_config.json'
+            f"{files} uses the split pattern in its tokenizer.json, which Transformers reports as "
+            'incorrect; to replace it, add "fix_mistral_regex": true to its tokenizer_config.json'
         )
     if _is_of_mistral_common(files) and files.find("tekken.json"):
         notes.append(
-            f"{files} is read from its {path.name}; AutoTokenizer takes its tekken.json, as "
+            f"{files} is read from its {path.name}; AutoTokenizer uses its tekken.json because "
             "mistral-common is installed"
         )
     backend.notes = (*backend.notes, *notes)
@@ -72,17 +72,14 @@ def load_folder(
 
 
 def hint_without_fast(files: ModelFiles) -> str | None:
-    """Return what to do about a tokenizer that no fast one can be made of; None for others."""
+    """Return the hint for a class without a fast tokenizer; None for other classes."""
     config = files.json("config.json")
     name = files.json("tokenizer_config.json").get("tokenizer_class")
     name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
     if name.startswith("byt5"):
-        return (
-            "its tokens are bytes: give bytes, whose ids are 3 less, as ByT5's begin with "
-            "3 special tokens"
-        )
+        return "give bytes, and add 3 to its ids: ByT5 has the same tokens after 3 special tokens"
     if name.startswith("canine"):
-        return "its tokens are code points, for which there is no fast one: give another model"
+        return "its tokens are code points, so it has no fast tokenizer: give another model"
     return None
 
 
@@ -91,7 +88,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
     files.json("tokenizer_config.json")  # raises if it is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
-    # For these types AutoTokenizer takes the general class, unless mistral-common is installed.
+    # AutoTokenizer uses the general class for these types, unless mistral-common is installed.
     loader: Any = PreTrainedTokenizerFast if _is_of_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
@@ -102,38 +99,38 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
-    except PermissionError:  # which the caller names, as of any other file
+    except PermissionError:  # the caller reports it, as for other files
         raise
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TokenizerError(
                 f"{files} requires custom tokenizer code",
-                hint="read that code, then allow it with {option}; or give its tokenizer.json, if "
-                "it has one",
+                hint="review the code, then allow it with {option}; or give the path of its "
+                "tokenizer.json, if it exists",
                 parameter="trust_remote_code",
             ) from error
         raise TokenizerError(
-            f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-            hint=f"check its {file} and tokenizer_config.json, or fetch them again"
-            + "; or give that file itself" * file.endswith(".model"),
+            f"AutoTokenizer cannot load {files}: {error}",
+            hint=f"check its {file} and tokenizer_config.json, or download them again"
+            + "; or give the path of that file" * file.endswith(".model"),
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
             f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
             hint=hint_without_fast(files)
-            or "save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            or "save a fast tokenizer with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
     return tokenizer
 
 
 def _is_of_mistral_common(files: ModelFiles) -> bool:
-    """Whether AutoTokenizer would give mistral-common's tokenizer, which lists no tokens."""
+    """Whether AutoTokenizer returns mistral-common's tokenizer, which lists no tokens."""
     model_type = files.json("config.json").get("model_type")
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
-    """Whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    """Whether Transformers suggests `fix_mistral_regex` (`_patch_mistral_regex`)."""
     config = files.json("config.json")
     saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
     types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
@@ -141,16 +138,12 @@ def _is_old_mistral(files: ModelFiles) -> bool:
 
 
 def runs_code(files: ModelFiles) -> bool:
-    """Whether a folder's tokenizer is custom code."""
+    """Whether a folder's tokenizer needs custom code."""
     return "auto_map" in files.json("tokenizer_config.json")
 
 
 def load_json(path: Path) -> HuggingFaceBackend:
-    """Load a `tokenizer.json` alone.
-
-    Raises:
-        TokenizerError: if it is not one.
-    """
+    """Load a `tokenizer.json` without its folder."""
     try:
         plain = PlainTokenizer(path)
         plain.backend_tokenizer.no_truncation()
@@ -158,17 +151,13 @@ def load_json(path: Path) -> HuggingFaceBackend:
     except Exception as error:
         raise TokenizerError(
             f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
-            hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
+            hint="give a tokenizer file or the folder of a Hugging Face tokenizer",
         ) from error
     return HuggingFaceBackend(plain, str(path))
 
 
 class PlainTokenizer:
-    """What `HuggingFaceBackend` uses of a `PreTrainedTokenizerFast`, without Transformers.
-
-    Raises:
-        Exception: as the `tokenizers` library does, if the file is not a `tokenizer.json`.
-    """
+    """The part of `PreTrainedTokenizerFast` that xtok uses, without Transformers."""
 
     chat_template: Mapping[str, str] = {}
     special_tokens_map: Mapping[str, str] = {}
@@ -176,7 +165,7 @@ class PlainTokenizer:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
 
-        # Of bytes, as the library takes no name of a file that is not UTF-8.
+        # The library does not accept file names that are not UTF-8.
         self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
     @property
@@ -185,7 +174,7 @@ class PlainTokenizer:
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
-        """Encode whole texts as they are, without further special tokens."""
+        """Encode whole texts without adding special tokens."""
         encodings = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         return {
             "input_ids": [encoding.ids for encoding in encodings],
@@ -194,10 +183,10 @@ class PlainTokenizer:
 
 
 class Built(NamedTuple):
-    """What a class of Transformers builds around the vocabulary and merges of a BPE."""
+    """A tokenizer class that builds everything except the vocabulary and merges of a BPE."""
 
     fingerprint: str
-    roles: Mapping[str, str]  # the special tokens that it has where the config names no others
+    roles: Mapping[str, str]  # its default special tokens
 
 
 _END = "<|endoftext|>"
@@ -219,11 +208,11 @@ BUILT = {
         {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
     ),
 }
-"""The classes that take only the vocabulary from `tokenizer.json`, whatever else is in it."""
+"""Classes that read only the vocabulary and merges of `tokenizer.json`."""
 
-# By a model's type, "" without a config.json: the classes for which AutoTokenizer takes
-# tokenizer.json as it is, and the class of `BUILT` that the type has. Versions before 5.8 differ;
-# some lose DeepSeek's spaces (https://github.com/huggingface/transformers/issues/45488).
+# By model type ("" without a config.json): the classes for which AutoTokenizer uses tokenizer.json
+# unchanged, and the class in `BUILT`. Versions before 5.8 differ; some of them lose DeepSeek's
+# spaces (https://github.com/huggingface/transformers/issues/45488).
 _SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
@@ -250,7 +239,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _KEYS = {
     *("added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"),
     *_EXTRA,
-    # Those about decoding, lengths, the ends of a text; or for slow tokenizers alone.
+    # Decoding, lengths, ids around a text; and options of slow tokenizers.
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
     *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
@@ -260,64 +249,89 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def can_read_alone() -> bool:
-    """Whether the installed Transformers is one that the tables hold for."""
+    """Whether the tables here apply to the installed Transformers."""
     return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
 def without_library(files: ModelFiles) -> PlainTokenizer | None:
-    """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
+    """Read the `tokenizer.json` of a folder; None if Transformers must load the folder."""
     if not can_read_alone():
         return None
     try:
-        path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
-        model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
-        name = _class(config, model)
-        if path is None or name is None or not _configs_allow(files, config, model):
-            return None
-        templates = chat_templates(files)
-        plain = PlainTokenizer(path)
+        folder = _read(files)
     except Exception as error:
-        # What is missing or damaged, also for the library: Transformers has its own answer.
+        # Missing or damaged files: Transformers raises its own error for them.
         if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
             raise
         return None
-    rust, roles = plain.backend_tokenizer, dict(BUILT[name].roles if name in BUILT else {})
-    roles |= {key: config[key] for key in _ROLES if key in config}
-    roles = {key: _content(token) for key, token in roles.items() if token is not None}
-    if not (
-        all(templates.values())
-        and (name not in BUILT or _builds(name, config, roles, rust))
-        and (model["model_type"] not in _DEEPSEEK_TYPES or _is_byte_level(rust))
-        and _tokens_allow(rust, config, roles)
-    ):
+    if folder is None:
         return None
-    plain.chat_template = templates
+    config, plain, roles = folder.config, folder.plain, _roles(folder)
+    if not _is_enough(folder, roles):
+        return None
     extra = config.get("extra_special_tokens")
     plain.special_tokens_map = {
         **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
         **(extra if isinstance(extra, dict) else {}),
     }
     for key in _ROLES:
-        setattr(plain, f"{key}_id", rust.token_to_id(roles[key]) if key in roles else None)
+        token_id = plain.backend_tokenizer.token_to_id(roles[key]) if key in roles else None
+        setattr(plain, f"{key}_id", token_id)
     return plain
 
 
+def _is_enough(folder: _Folder, roles: Mapping[str, str]) -> bool:
+    """Whether Transformers would return the tokenizer in `tokenizer.json`."""
+    rust = folder.plain.backend_tokenizer
+    return (
+        all(folder.plain.chat_template.values())
+        and (folder.name not in BUILT or _builds(folder.name, folder.config, roles, rust))
+        and (folder.model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel")
+        and _tokens_allow(rust, folder.config, roles)
+    )
+
+
+class _Folder(NamedTuple):
+    config: Mapping[str, Any]  # tokenizer_config.json
+    model_type: str
+    name: str  # of the tokenizer class
+    plain: PlainTokenizer
+
+
+def _read(files: ModelFiles) -> _Folder | None:
+    path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
+    model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
+    name = _class(config, model)
+    if path is None or name is None or not _configs_allow(files, config):
+        return None
+    templates = chat_templates(files)
+    plain = PlainTokenizer(path)
+    plain.chat_template = templates
+    return _Folder(config, str(model["model_type"]), name, plain)
+
+
+def _roles(folder: _Folder) -> dict[str, str]:
+    """Return the special tokens by key, such as `bos_token`: the class's, then the config's."""
+    roles = dict(BUILT[folder.name].roles if folder.name in BUILT else {})
+    roles |= {key: folder.config[key] for key in _ROLES if key in folder.config}
+    return {key: _content(token) for key, token in roles.items() if token is not None}
+
+
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Return the class that AutoTokenizer takes, by both configs; None if that is not known."""
+    """Return the class that AutoTokenizer uses, by both configs; None if unclear."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
     built = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
-        return None  # damaged
+        return None
     if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
-        return built  # the type's own
+        return built
     if name in READ_DIRECTLY.get(model_type, ()):
         return "TokenizersBackend"
     return built if str(name).removesuffix("Fast") == built else None
 
 
-def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether the configs, and which files there are, leave it to `tokenizer.json`."""
-    old = ("special_tokens_map.json", "added_tokens.json")  # read where the config lists no tokens
+def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
+    old = ("special_tokens_map.json", "added_tokens.json")  # read if the config lists no tokens
     return (
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and not config.get("split_special_tokens")
@@ -326,46 +340,41 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model: Mapping[
 
 
 def _is_token(key: str, value: Any) -> bool:
-    """Whether an entry names a special token: one of the roles, or one of the model's own."""
+    """Whether a config entry names a special token: a role, or a model-specific name."""
     return key in _ROLES or (key.endswith("_token") and isinstance(value, str))
 
 
 def _content(token: Any) -> str:
-    """Return a special token's text, which may be given with its flags."""
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
-def _is_byte_level(rust: RustTokenizer) -> bool:
-    return type(rust.decoder).__name__ == "ByteLevel"
-
-
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
-    """Make special what has a role; whether `tokenizer.json` has the config's tokens then."""
+    """Mark tokens with a role as special; whether `tokenizer.json` then has the config's tokens."""
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     for token in added.values():
         if token.content in roles.values() and not token.special:
             token.special = True
             rust.add_special_tokens([token])
-    named = {_content(v) for k, v in config.items() if _is_token(k, v) and v is not None}
-    for key in _EXTRA:
-        extra = config.get(key) or []
-        named |= set(map(_content, extra.values() if isinstance(extra, dict) else extra))
     return (
         rust.padding is None
         and rust.truncation is None
         and config.get("added_tokens_decoder", listed) == listed
-        and {*named, *roles.values()} <= {t.content for t in added.values() if t.special}
+        and {*_named(config), *roles.values()} <= {t.content for t in added.values() if t.special}
     )
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from (_content(v) for k, v in config.items() if _is_token(k, v) and v is not None)
+    for key in _EXTRA:
+        extra = config.get(key) or []
+        yield from map(_content, extra.values() if isinstance(extra, dict) else extra)
 
 
 def _builds(
     name: str, config: Mapping[str, Any], roles: Mapping[str, str], rust: RustTokenizer
 ) -> bool:
-    """Whether a class makes of `tokenizer.json` what is in it.
-
-    A class numbers the added tokens that the vocabulary lacks from its end.
-    """
+    """Whether a class rebuilds all of `tokenizer.json`, with the same ids of added tokens."""
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
     added = sorted(rust.get_added_tokens_decoder().items())
     new = [i for i, token in added if model.token_to_id(token.content) != i]
@@ -379,10 +388,7 @@ def _builds(
 
 
 def fingerprint(rust: RustTokenizer) -> str:
-    """Return the sha256 of all that a tokenizer does with a text, but for its vocabulary.
-
-    Options that change no token are left out: all of a byte-level decoder, and `trim_offsets`.
-    """
+    """Return the sha256 of everything that affects encoding, except the vocabulary."""
     normalizer, splits, decoder = (
         list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
     )

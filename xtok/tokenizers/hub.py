@@ -1,4 +1,4 @@
-"""The files of a model: in a local folder, or in a Hugging Face repo, fetched if need be."""
+"""The files of a model, from a local folder or a Hugging Face repo."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "ope
 
 
 class ModelFiles:
-    """The files of a folder (a `Path`) or of a hub repo (a `str`), fetched if need be.
+    """The files of a folder (a `Path`) or a hub repo (a `str`), downloaded on demand.
 
-    All are of one commit, even if the branch moves meanwhile. The hub's own variables apply:
-    `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes that fetch the same file at
-    once wait for one another (huggingface_hub locks each blob).
+    All files come from one commit, even if the branch moves. The hub's variables apply: `HF_TOKEN`,
+    `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes can download the same file at the same
+    time, because huggingface_hub locks each blob.
     """
 
     error: type[XtokError] = TokenizerError
-    """What is raised if the repo is not available."""
+    """Class of the error for an unavailable repo."""
 
     def __init__(
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
-        self.commit: str | None = None  # that the first file came from
-        self.unknown: list[str] = []  # files that the local cache lacks, and the hub may have
+        self.commit: str | None = None  # of the first file
+        self.unknown: list[str] = []  # files missing from the cache that the hub may have
 
     def __str__(self) -> str:
         return str(self.model)
@@ -40,8 +40,8 @@ class ModelFiles:
         """Return a file's path; None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is not available, or the hub does not respond; with `required`,
-                also if the hub is not used and the local cache does not contain the answer.
+            XtokError: if the repo is unavailable or the hub does not respond; with `required` also
+                if only the cache is available and lacks the file.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -62,13 +62,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Whether the model has a file or folder, without fetching it; None if unknown.
-
-        That is if the hub cannot be asked, and the local cache does not know.
-
-        Raises:
-            XtokError: if the repo is not available.
-        """
+        """Whether the model has a file or folder, without a download; None if unknown."""
         if isinstance(self.model, Path):
             return (self.model / name).exists()
         from huggingface_hub import get_paths_info, try_to_load_from_cache
@@ -80,14 +74,10 @@ class ModelFiles:
             if (self.folder() / name).exists():
                 return True
             cached = try_to_load_from_cache(self.model, name, revision=revision)
-            return None if cached is None else False  # else the cache knows: no such file
+            return None if cached is None else False  # the cache records missing files
 
     def folder(self) -> Path:
-        """Return the local folder, fetched if need be, without other frameworks' weights.
-
-        Raises:
-            XtokError: if the repo is not available.
-        """
+        """Return the local folder, downloaded if necessary, without other frameworks' weights."""
         if isinstance(self.model, Path):
             return self.model
         from huggingface_hub import snapshot_download
@@ -96,11 +86,7 @@ class ModelFiles:
             return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
 
     def within(self, folder: str) -> list[Path]:
-        """Return the files of a folder of the model, by name; none without it, or if unknown.
-
-        Raises:
-            XtokError: if the repo is not available.
-        """
+        """Return the files of a subfolder, by name; empty if it is missing or unknown."""
         if not self.has(folder):
             return []
         if isinstance(self.model, Path) or self.is_local:
@@ -115,18 +101,14 @@ class ModelFiles:
         return [path for path in paths if path is not None]
 
     def first(self, names: Sequence[str]) -> Path | None:
-        """Return the first of several files that exists; in a folder, names may be patterns.
-
-        Raises:
-            XtokError: as `find`, and if several files fit a pattern.
-        """
+        """Return the first of several files that exists; names may be patterns in a folder."""
         for name in names:
             if isinstance(self.model, Path):
                 paths = sorted(filter(Path.is_file, self.model.glob(name)))
                 if len(paths) > 1:
                     raise self.error(
                         f"{self} has several files {name}: {', '.join(p.name for p in paths)}",
-                        hint=f"give one of them, such as {paths[0]}",
+                        hint=f"give the path of a single file, such as {paths[0]}",
                     )
                 if paths:
                     return paths[0]
@@ -135,10 +117,10 @@ class ModelFiles:
         return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return a file's JSON object; an empty one if the file does not exist.
+        """Return the JSON object in a file; empty if the file does not exist.
 
         Raises:
-            XtokError: if it is not a JSON object.
+            XtokError: if the file is not a JSON object.
         """
         path = self.find(name)
         if path is None:
@@ -150,35 +132,35 @@ class ModelFiles:
         if not isinstance(content, dict):
             problem = f": {content}" * isinstance(content, str)
             raise self.error(
-                f"{path} is not a JSON object{problem}", hint="fix it, or fetch it again"
+                f"{path} is not a JSON object{problem}", hint="fix it, or download it again"
             )
         return content
 
-    def _may_ask(self) -> bool:
-        """Whether the hub may be asked."""
+    def _is_online(self) -> bool:
+
         from huggingface_hub import constants
 
         return not (self.offline or constants.HF_HUB_OFFLINE)
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether only the local cache is read; one answer for all files."""
-        return not (self._may_ask() and is_reachable(int(time.monotonic() // 60)))
+        """Whether only the local cache is read; the same answer for all files."""
+        return not (self._is_online() and is_reachable(int(time.monotonic() // 60)))
 
     def _options(self) -> dict[str, Any]:
         return {"revision": self.commit or self.revision, "local_files_only": self.is_local}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out because the hub cannot be reached."""
-        if not (self.unknown and self._may_ask()):
+        """Files that were skipped because the hub is unavailable."""
+        if not (self.unknown and self._is_online()):
             return ()
         names = ", ".join(dict.fromkeys(self.unknown))
         return (f"the hub cannot be reached, and the local cache of {self} has no {names}",)
 
     @contextmanager
     def _hub(self) -> Iterator[None]:
-        """Keep the hub's library quiet, and turn its errors into one line, with the fix."""
+        """Silence the hub's library, and turn its errors into an `XtokError`."""
         from huggingface_hub import errors
 
         revision = self.commit or self.revision
@@ -189,31 +171,31 @@ class ModelFiles:
                 yield
         except kinds as cause:
             if isinstance(cause, errors.LocalEntryNotFoundError):
-                asks, is_tokenizer = self._may_ask(), issubclass(self.error, TokenizerError)
-                hub = "cannot be reached" if asks else "is not asked (offline)"
-                problem = f"{repo} is not a file or folder here and not in the local cache, "
-                problem += f"and the hub {hub}"
-                hint = "check the spelling; to fetch the repo where there is a network: "
+                is_online, is_tokenizer = self._is_online(), issubclass(self.error, TokenizerError)
+                hub = "the hub cannot be reached" if is_online else "xtok is offline"
+                problem = f"{repo} is neither a local file or folder nor in the local cache, "
+                problem += f"and {hub}"
+                hint = "check the spelling; to download the repo on a machine with a network: "
                 hint += f"hf download {self.model}"
                 hint += " --include 'tokenizer*' --include '*config.json'" * is_tokenizer
-                hint += "; to use only what is in the cache: HF_HUB_OFFLINE=1" * asks
+                hint += "; to use only the cache: HF_HUB_OFFLINE=1" * is_online
             elif isinstance(cause, errors.EntryNotFoundError):
                 raise
             elif isinstance(cause, errors.GatedRepoError):
-                problem = f"{repo} is gated, and access is not granted to you"
-                hint = "accept its terms on the hub, then: hf auth login (or set HF_TOKEN)"
+                problem = f"{repo} is gated, and you have no access"
+                hint = "accept its terms on the hub, then run hf auth login (or set HF_TOKEN)"
             elif isinstance(cause, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)):
-                problem = f"no model {repo} on the hub, and no such file or folder here"
-                hint = "check the spelling; a private repo needs: hf auth login (or HF_TOKEN)"
+                problem = f"{repo} is neither a repo on the hub nor a local file or folder"
+                hint = "check the spelling; for a private repo, run hf auth login (or set HF_TOKEN)"
             else:
-                problem = f"{repo} cannot be fetched: {cause}"
+                problem = f"{repo} cannot be downloaded: {cause}"
                 hint = "give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder"
             raise self.error(problem, hint=hint) from cause
 
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Hold back the hub library's warnings of each try, unless the user has set its verbosity."""
+    """Suppress the hub library's warnings, unless the user has set its verbosity."""
     from logging import ERROR, WARNING
 
     from huggingface_hub.utils import logging
@@ -229,9 +211,9 @@ def quiet_hub() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def is_reachable(minute: int) -> bool:
-    """Whether the hub answers at all, by one request; its own library tries for 20 seconds.
+    """Whether the hub responds to a request; its own library retries for 20 seconds.
 
-    The answer holds for a minute, so that many files cost one request.
+    Cached per minute, so that many files cost one request.
     """
     from huggingface_hub import constants, get_session
 
@@ -243,7 +225,7 @@ def is_reachable(minute: int) -> bool:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of the HTTP client that the hub's library uses, whichever that is."""
+    """Return the errors of the hub library's HTTP client, in any of its versions."""
     from huggingface_hub import errors
 
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)

@@ -1,4 +1,4 @@
-"""A tokenizer beside AutoTokenizer's of the same folder: the same roles, the same ids."""
+"""Comparison of a tokenizer with AutoTokenizer: roles and ids."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from xtok.tokenizers.display import escape, listed, quoted
 if TYPE_CHECKING:
     from xtok.tokenizers._tokenizer import Tokenizer
 
-_SHOWN = 6  # ids, from the last one before a difference on
+_SHOWN = 6  # ids, starting before the first difference
 
 
 def library_differences(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None = None
 ) -> list[str]:
-    """Return where roles and ids differ from AutoTokenizer's, a line for each role and text.
+    """Return the differences from AutoTokenizer, a line for each role and text.
 
-    None differ where only the file of a tokenizer is known, or Transformers cannot read it:
-    `Tokenizer.library` is None then. A row may begin with the declared bos and end with the
-    declared eos where the library puts none, as the collator's `bos` and `eos` want it; and a text
-    that begins with its own bos gets no second one.
+    Empty if Transformers cannot load the tokenizer. A row may begin with the declared bos and end
+    with the declared eos; a text that begins with its own bos needs no second bos.
 
     >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
     []
 
     Args:
         tokenizer: a loaded tokenizer.
-        texts: whole texts, as a model reads them.
-        rows: the ids of each in a batch, maybe cut; by default what `encode` gives between the ids
-            that the library puts around a text.
+        texts: whole texts.
+        rows: the ids of each text, possibly truncated; default: `encode`, with the ids that the
+            library adds around a text.
 
     Raises:
-        ValueError: for another number of rows than of texts.
+        ValueError: if the number of rows differs from the number of texts.
     """
     if rows is not None and len(rows) != len(texts):
-        raise ValueError(f"{len(rows)} rows for {len(texts)} texts")
+        raise ValueError(f"{len(rows)} rows, expected {len(texts)} (the number of texts)")
     library = tokenizer.library
     if library is None:
         return []
@@ -46,13 +44,12 @@ def library_differences(
 
 
 def _roles(tokenizer: Tokenizer) -> Iterator[str]:
-    """Compare the declared roles."""
     for role in SPECIAL_NAMES:
         theirs = getattr(tokenizer.library, f"{role}_token_id", None)
         declared = tokenizer.declared.get(role, {}).items()
         ours = next((i for i, who in declared if who not in (GENERATION_CONFIG, MODEL)), None)
         if theirs != ours:
-            yield f"{role} is {_or_none(ours)}, and AutoTokenizer's {_or_none(theirs)}"
+            yield f"{role} is {_or_none(ours)}, expected AutoTokenizer's {_or_none(theirs)}"
 
 
 def _or_none(token_id: int | None) -> str:
@@ -80,9 +77,9 @@ def _ids(
 
 
 def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Show two rows of ids from where they part, the second as AutoTokenizer's."""
+    """Show two rows of ids around their first difference."""
     both = enumerate(zip_longest(ours, theirs))
     first = max(0, next((i for i, (a, b) in both if a != b), 0) - 1)
     shown = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
     where = f" from token {first}" if first else ""
-    return f"{next(shown)}{where}, and AutoTokenizer's {next(shown)}"
+    return f"{next(shown)}{where}, expected AutoTokenizer's {next(shown)}"

@@ -1,4 +1,4 @@
-"""Notes on a pair's tokenizers, in sentences."""
+"""Notes on a pair's tokenizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:
-    """Return a note on each side's width and where it comes from, and on what changes text."""
+    """Return notes on each side's width and its source, and on changes to text."""
     notes = []
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
@@ -30,14 +30,15 @@ def tokenizer_notes(pair: Pair) -> list[str]:
 
 
 def case_notes(pair: Pair) -> list[str]:
-    """Return a note for each side whose vocabulary has no upper case, where the other's has."""
-    ends = ("in a map, their rows are empty", "in a map, no row leads to them")
+    """Return a note for each side that lacks the other side's upper case."""
+    results = ("their rows in a map are empty", "no row of a map contains them")
     notes = []
-    for one, end in zip((pair, pair.reversed), ends, strict=True):
-        if count := len(one.upper_case):
+    for sides, result in zip((pair, pair.reversed), results, strict=True):
+        if count := len(sides.upper_case):
             notes.append(
-                f"{count:,} of {len(one.tables[0].text_ids):,} tokens of {one.student.model_id} "
-                f"have upper-case letters, and {one.teacher.model_id} has none: {end}"
+                f"{count:,} of {len(sides.tables[0].text_ids):,} tokens of "
+                f"{sides.student.model_id} have upper-case letters, but {sides.teacher.model_id} "
+                f"is lower-case only: {result}"
             )
     return notes
 
@@ -45,23 +46,23 @@ def case_notes(pair: Pair) -> list[str]:
 def undecodable_tokens(
     pair: Pair, ignored: tuple[Collection[int], Collection[int]] = ((), ())
 ) -> list[str]:
-    """Return a sentence for each side that has ids that should stand for text and do not."""
+    """Return a sentence for each side with text ids that have no bytes."""
     failures = []
     for side, tokenizer, left_out in zip(SIDES, pair.tokenizers, ignored, strict=True):
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]
         if undecodable:
-            what = examples_of(undecodable, tokenizer.table, "id")
-            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes behind {what}")
+            ids = examples_of(undecodable, tokenizer.table, "id")
+            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes for {ids}")
     return failures
 
 
 def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:
-    """Name the student tokens that the teacher cannot spell; nothing if there are none."""
+    """Return a note on the student tokens that the teacher cannot spell."""
     examples = examples_of(sorted(ids), pair.tables[0]) if ids else ""
     return [f"{pair.teacher.model_id} cannot spell {examples}"] if ids else []
 
 
-def examples_of(ids: Sequence[int], table: TokenTable | None, what: str = "token") -> str:
-    """Count ids in words, with the first few as examples."""
+def examples_of(ids: Sequence[int], table: TokenTable | None, noun: str = "token") -> str:
+    """Return the number of ids, with the first few as examples."""
     names = (str(i) if table is None else f"{i} {table.quoted(i)}" for i in ids)
-    return f"{plural(len(ids), what)}: {listed(names)}"
+    return f"{plural(len(ids), noun)}: {listed(names)}"

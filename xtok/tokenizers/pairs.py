@@ -1,4 +1,4 @@
-"""`Pair`: a student's and a teacher's vocabulary, and all that follows from the two."""
+"""`Pair`: a student's and a teacher's vocabulary, and all facts derived from them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two vocabularies, their tokenizers where they are known, and the facts about both.
+    """Two vocabularies, their tokenizers if available, and facts about both.
 
-    Each fact is computed at its first use, and cached. The widths are those of both models'
-    logits; `xtok.pair` makes a pair of two models, `maps.map_arguments.bind_map` one of a map.
+    Each fact is computed on first use and cached. The widths are the widths of both models' logits.
+    `xtok.pair` creates a pair from two models, `maps.map_arguments.bind_map` from a map.
     """
 
     student: Vocabulary
@@ -44,29 +44,23 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Both tokenizers; a `ValueError` for a pair without them."""
+        """Both tokenizers; a `ValueError` for a pair without tokenizers."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
-            raise ValueError("the pair has no tokenizers: make it with xtok.pair of both models")
+            raise ValueError("the pair has no tokenizers: create it with xtok.pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """Both token tables; an `XtokError` where a map of another program is all that is known."""
+        """Both token tables; an `XtokError` for a map of another program, without tokens."""
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
-        """Both vocabularies as a map keeps them: with their tokenizers' digests."""
-        student, teacher = (
-            vocabulary
-            if tokenizer is None
-            else replace(vocabulary, definition_sha256=tokenizer.definition_sha256)
-            for vocabulary, tokenizer in (
-                (self.student, self.student_tokenizer),
-                (self.teacher, self.teacher_tokenizer),
-            )
+        """Both vocabularies with their tokenizers' digests, as stored in a map."""
+        return (
+            _with_digest(self.student, self.student_tokenizer),
+            _with_digest(self.teacher, self.teacher_tokenizer),
         )
-        return student, teacher
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,31 +69,28 @@ class Pair:
 
     @functools.cached_property
     def reversed(self) -> Pair:
-        """The same pair with the teacher as the student; reversed again, it is this one."""
+        """The same pair with the teacher as the student; `reversed.reversed` is this pair."""
         other = Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
         vars(other)["reversed"] = self
         return other
 
     @functools.cached_property
     def equal_bytes(self) -> NDArray[np.int64]:
-        """For each student id, the teacher id of the same bytes, int64 `[V_student]`; −1: none."""
+        """The teacher id with the same bytes for each student id, int64 `[V_student]`, or −1."""
         return match_bytes(*self.tables)
 
     @functools.cached_property
     def equal_roles(self) -> dict[int, int]:
-        """For each control token of the student, the teacher's of the same role or name.
-
-        Those of one vocabulary are each other's, whatever each side declares.
-        """
+        """The teacher's control token with the same role or name, for the student's."""
         if self.is_same:
             return {i: i for i in self.tables[0].control_names}
         return match_roles(*self.tables)
 
     @functools.cached_property
     def partners(self) -> NDArray[np.int64]:
-        """For each student id, the teacher's of the same bytes or role, int64 `[V_student]`, or −1.
+        """The teacher id with the bytes or role of each student id, int64 `[V_student]`, or −1.
 
-        Several ids of the student may have one partner; see `shared`.
+        Several student ids may have the same partner; see `shared`.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -107,10 +98,9 @@ class Pair:
 
     @functools.cached_property
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The partners of either side, one to one: int64 `[V_student]` and `[V_teacher]`, or −1.
+        """One-to-one partners of both sides: int64 `[V_student]` and `[V_teacher]`, or −1.
 
-        Tokens of the same bytes that both tokenizers emit, then special tokens of one role: of
-        several, the lowest ids.
+        First equal bytes that both tokenizers emit, then equal roles; the lowest ids come first.
         """
         ours, theirs = self.equal_bytes, self.reversed.equal_bytes
         of_student, of_teacher = _mutual(ours, theirs), _mutual(theirs, ours)
@@ -122,19 +112,19 @@ class Pair:
 
     @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:
-        """Student ids without an exact counterpart, and teacher ids of the same relaxed form."""
+        """Student ids without an exact counterpart, and teacher ids with the same relaxed form."""
         return match_relaxed(*self.tables)
 
     @functools.cached_property
     def differing_ids(self) -> list[int]:
-        """The ids that are not the same token on both sides, rising; none for one vocabulary."""
+        """The ids with different tokens on the two sides, in rising order."""
         return list(differing_ids(*self.tables))
 
     @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
-        """Student ids with upper-case letters, where the teacher's vocabulary has none at all.
+        """Student ids with upper-case letters, if the teacher's vocabulary is lower-case only.
 
-        The teacher cannot spell them; mostly there are none.
+        The teacher cannot spell them. int64, usually empty.
         """
         rows, columns = self.tables
         if columns.has_upper_case:
@@ -143,17 +133,13 @@ class Pair:
         return np.flatnonzero([text != text.lower() for text in texts])
 
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
-        """Spell tokens of the student as the teacher's tokenizer does in the middle of a text.
+        """Spell student tokens with the teacher's tokenizer, as in the middle of a text.
 
-        Each is spelled once, however often it is asked for; `reversed` spells the teacher's.
+        `student_ids` are different ids of text tokens, int64 `[n]`. Spellings are cached.
 
         >>> import numpy as np
         >>> xtok.pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
         [97, 98]
-
-        Args:
-            student_ids: int64 `[n]`, ids of text tokens, each once.
-            progress: called if some were not spelled yet.
         """
         return self._spellings.of(student_ids, progress)
 
@@ -165,16 +151,16 @@ class Pair:
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether both sides are one vocabulary, whatever their widths."""
+        """Whether both sides are the same vocabulary, regardless of their widths."""
         return next(differing_ids(*self.tables), None) is None
 
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> Pair:
-        """Return the pair in the form that tokens are compared in, some ids taken for UNUSED.
+        """Return the pair in another token form, with ignored ids as UNUSED.
 
         Raises:
-            XtokError: for display strings, which a map does not carry, without the tokenizers.
+            XtokError: for the form `raw` without tokenizers: a map has no display strings.
         """
         key = form, *map(frozenset, ignored)
         if key not in self._forms:
@@ -186,25 +172,28 @@ class Pair:
         return {("bytes", frozenset(), frozenset()): self}
 
     def _in_form(self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]]) -> Pair:
-        tables = [
-            _in_form(table, tokenizer, form, frozenset(ids))
-            for table, tokenizer, ids in zip(
-                self.tables, (self.student_tokenizer, self.teacher_tokenizer), ignored, strict=True
-            )
-        ]
-        student, teacher = (
-            replace(v, table=t) for v, t in zip((self.student, self.teacher), tables, strict=True)
+        (rows, columns), (no_rows, no_columns) = self.tables, ignored
+        rows = _in_form(rows, self.student_tokenizer, form, frozenset(no_rows))
+        columns = _in_form(columns, self.teacher_tokenizer, form, frozenset(no_columns))
+        return replace(
+            self,
+            student=replace(self.student, table=rows),
+            teacher=replace(self.teacher, table=columns),
         )
-        return replace(self, student=student, teacher=teacher)
+
+
+def _with_digest(vocabulary: Vocabulary, tokenizer: Tokenizer | None) -> Vocabulary:
+    if tokenizer is None:
+        return vocabulary
+    return replace(vocabulary, definition_sha256=tokenizer.definition_sha256)
 
 
 def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the partners that have the same one in turn, else −1."""
     return np.where((partners >= 0) & (back[partners] == np.arange(len(partners))), partners, -1)
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
+    """Return the tokens of a side; an `XtokError` if the map has no tokens."""
     if vocabulary.table is None:
         raise XtokError(
             f"the map contains no tokens of {vocabulary.model_id}: xtok did not write it",
@@ -221,7 +210,7 @@ def _in_form(
         return tokenizer.table_as(form, ignore=ignored)
     if form == "raw":
         raise XtokError(
-            "the map was made with the token form raw, and contains no display strings",
+            "the map was made with the token form raw, but has no display strings",
             hint="give both models with {option}",
             parameter="pair",
         )

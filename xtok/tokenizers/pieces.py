@@ -1,4 +1,4 @@
-"""`Spellings`: how a tokenizer spells the tokens of another vocabulary, each spelled once."""
+"""`Spellings`: cached spellings of one vocabulary's tokens by another tokenizer."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from xtok._lib.progress import Progress, silent
 from xtok.tokenizers.table import TokenTable
 
 Spell = Callable[[Sequence[bytes]], list[list[int] | None]]
-"""What spells byte strings: the pieces of each, None where it cannot be spelled."""
+"""Function from byte strings to their pieces; None if a string cannot be spelled."""
 
 _TOKENS_AT_ONCE = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 class Pieces(NamedTuple):
-    """The spellings of some tokens, one after another."""
+    """The concatenated spellings of some tokens."""
 
-    ids: NDArray[np.int32]  # [total], of the tokenizer that spells
-    counts: NDArray[np.int64]  # [tokens], pieces of each; 0 where it cannot be spelled
+    ids: NDArray[np.int32]  # [total], ids of the spelling tokenizer
+    counts: NDArray[np.int64]  # [tokens], pieces of each token; 0 if it cannot be spelled
 
 
 class Spellings:
-    """The tokens of a table in a tokenizer's pieces; each is spelled when it is first asked for.
+    """The tokens of a table as a tokenizer's pieces, spelled on first use.
 
-    A map of Llama 3's and Qwen's tokens needs the spelling of one in seven of the student's.
+    A map of Llama 3 and Qwen needs the spelling of one in seven student tokens.
     """
 
     def __init__(self, table: TokenTable, spell: Spell, label: str) -> None:
         self._table, self._spell_batch, self._label = table, spell, label
-        # Of each token, where its pieces begin and how many they are; −1 if it was not spelled yet.
+        # Place and number of each token's pieces in `_ids`; the number is −1 before spelling.
         self._starts = np.zeros(len(table), np.int64)
         self._counts = np.full(len(table), -1, np.int64)
         self._ids = np.empty(0, np.int32)
 
     def of(self, token_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
-        """Return the pieces of tokens, in their order."""
+        """Return the pieces of tokens, in the order of the tokens."""
         missing = token_ids[self._counts[token_ids] < 0]
         if len(missing):
             self._spell(missing, progress)

@@ -1,4 +1,4 @@
-"""Near-equivalents of tokens: a space before punctuation, the form of a line break."""
+"""Near-equivalent tokens: spaces before punctuation, and forms of line breaks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from unicodedata import category
 
 from xtok.tokenizers.table import TokenTable
 
-# The forms of a line break, after a space or not.
 _LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
 
 
 def relaxed_form(token: bytes) -> bytes:
-    r"""Return the form that near-equivalent tokens share, as X-Token merges them.
+    r"""Return the common form of near-equivalent tokens, as X-Token merges them.
 
-    Line breaks of any form are `\n`, and a single space before punctuation or a line break is
-    dropped (arXiv 2605.21699, and `canonical_token` of NeMo-RL).
+    Line breaks become `\n`, and a single space before punctuation or a line break is dropped
+    (arXiv 2605.21699, and `canonical_token` of NeMo-RL).
 
     >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
     (b',', b'\n\n', b' the')
@@ -35,8 +34,7 @@ def relaxed_form(token: bytes) -> bytes:
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair student ids without an exact counterpart with teacher ids of the same relaxed form.
 
-    The counterpart is the teacher token that equals this form, otherwise this form after a space.
-    A student token never maps to a teacher token with a rarer form of line break.
+    The teacher token is the form itself, else the form after a space.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

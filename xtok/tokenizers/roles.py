@@ -1,4 +1,4 @@
-"""Roles of special tokens, and special tokens of two vocabularies paired up."""
+"""Roles of special tokens, and matching of special tokens between two vocabularies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from xtok.tokenizers.table import TokenTable, TokenType
 
-# Special tokens by role, with the names that model families give them in their published
-# tokenizer_config.json or code. In the order in which roles are paired up: a token that ends a
-# turn and ends the text is matched as the end of a turn first; one that begins and ends texts, as
-# GPT-2's, as their end, which models predict.
+# Names of special tokens in published tokenizer_config.json files or code, by role. The order of
+# roles is the order of matching: turn_end before eos, for tokens with both roles; eos before bos,
+# because models predict the end of a text (GPT-2 has one token for both).
 _NAMES_OF_ROLES: dict[str, str] = {
     "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
     "turn_end": "<|im_end|> <end_of_turn> <|end|> <|eot_id|> <|eot|> <|END_OF_TURN_TOKEN|>",
@@ -58,21 +57,16 @@ _RESERVED = re.compile(
     r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
-# Roles whose tokens all do the same work, so that several of a student may share one of a teacher.
+# Roles with interchangeable tokens: several student tokens may share a teacher token.
 _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 
 
 def find_roles(
     table: TokenTable, declared: Mapping[str, Iterable[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return role to ids: those that are declared, and by known names for roles that nobody does.
+    """Return role to ids: declared ids, and known names for undeclared roles.
 
-    A role has what is declared and nothing else; one that is declared without ids has none. All
-    are of control tokens: a token of text has no role.
-
-    Args:
-        table: names and types of the ids.
-        declared: roles by the tokenizer's library and the generation config, in their order.
+    Only control tokens have roles. A role that is declared without ids is left out.
     """
     names = table.control_names
     roles: dict[str, list[int]] = defaultdict(list)
@@ -87,16 +81,15 @@ def find_roles(
 def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
-    Within a role, tokens of the same name pair up first, then the others in the role's order, one
-    to one. The rest share the role's first teacher id if the role is bos, eos, pad or unk. If the
-    teacher has no end of turn, its end of text takes that role. Control tokens without a role pair
-    up by name, or with the teacher's token of the role that their name is known for.
+    Within a role, equal names are matched first, then the others in order, one to one. The rest
+    share the role's first teacher id if the role is bos, eos, pad or unk. If the teacher has no end
+    of turn, its eos takes that role. Tokens without a role are matched by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
         pairs |= _match_role(role, student, teacher, pairs)
     if "turn_end" not in teacher.roles and "eos" in teacher.roles:
-        # A family without an end of turn ends the assistant's turn with its end of text.
+        # Without an end of turn, a model ends its turn with the end of text.
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
@@ -113,35 +106,31 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
-    """Pair the ids of one role that no earlier role has paired."""
-    rows, candidates = (
-        # Byte-level tokenizers often declare their end of text as "unknown", and never emit it so.
-        [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
-        for table, ids in ((t, t.roles.get(role, ())) for t in (student, teacher))
-    )
-    rows = [s for s in rows if s not in earlier]
-    taken = set(earlier.values())
-    id_of_name = {teacher.name(t): t for t in reversed(candidates) if t not in taken}
-    pairs = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}
-    taken |= set(pairs.values())
-    rest = [s for s in rows if s not in pairs]
-    free = [t for t in candidates if t not in taken]
+    """Pair the ids of one role that are not paired yet."""
+    candidates = _ids_of_role(role, teacher)
+    rest = [s for s in _ids_of_role(role, student) if s not in earlier]
+    free = [t for t in candidates if t not in set(earlier.values())]
+    id_of_name = {teacher.name(t): t for t in reversed(free)}
+    pairs = {s: id_of_name[student.name(s)] for s in rest if student.name(s) in id_of_name}
+    rest = [s for s in rest if s not in pairs]
+    free = [t for t in free if t not in set(pairs.values())]
     pairs |= dict(zip(rest, free, strict=False))
     if candidates and role in _SHARED_ROLES:
         pairs |= dict.fromkeys(rest[len(free) :], candidates[0])
     return pairs
 
 
+def _ids_of_role(role: str, table: TokenTable) -> list[int]:
+    # Byte-level tokenizers often declare their eos as "unknown", but never emit it for text.
+    ids = table.roles.get(role, ())
+    return [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
+
+
 def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -> dict[int, int]:
-    """Give CONTROL ids the teacher's of the most similar name; ties go to the lower id.
+    """Map student CONTROL ids to teacher CONTROL ids with the most similar name.
 
-    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of neighbouring
-    characters in the two names, in lower case, without brackets, bars and separators.
-
-    Args:
-        student: the vocabulary of the rows.
-        teacher: the vocabulary of the columns.
-        threshold: the least similarity that counts, > 0.
+    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of character pairs in
+    the simplified names. Ties go to the lower id; `threshold` > 0 is the minimum.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     if not columns:
@@ -173,11 +162,7 @@ def _bigrams(name: str) -> frozenset[str]:
 
 
 def slot_candidates(teacher: TokenTable) -> list[int]:
-    """Return the teacher ids that carry no meaning, the best one for a scale slot first.
-
-    The first UNUSED id; a padding or unknown id (not one that ends the text as well); the last
-    reserved id; the last CONTROL ids, those that begin or end something last of all.
-    """
+    """Return the teacher ids without meaning, the best id for a scale slot first."""
     roles = teacher.roles
     ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
     control = teacher.ids_of_type(TokenType.CONTROL).tolist()

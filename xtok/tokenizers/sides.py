@@ -1,7 +1,7 @@
-"""The two sides of a pair: their names, and how wide either may be."""
+"""The two sides of a pair, and the maximum width of a vocabulary."""
 
 SIDES = "student", "teacher"
-"""The rows of a map, and its columns."""
+"""Rows and columns of a map."""
 
 MAX_WIDTH = 2**24
-"""The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
+"""Maximum width of a vocabulary: 64 times the largest published one; ids fit int32."""

@@ -22,11 +22,11 @@ from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, printable, quoted, shorten, text_bytes, unescape
 
 MAX_NAME = 1 << 10
-"""Bytes of the longest name of a special token; those in use stay below 100."""
+"""Maximum length in bytes of a special token's name; published names stay below 100."""
 
 
 class TokenType(IntEnum):
-    """What a token id is, with the names and numbers of SentencePiece."""
+    """Type of a token id, with SentencePiece's names and numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -40,7 +40,7 @@ class TokenEntry(NamedTuple):
     """One id of a tokenizer.
 
     `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
-    vocabulary's display string, if it differs from the content.
+    vocabulary's display string, if it differs.
     """
 
     id: int
@@ -53,13 +53,12 @@ class TokenEntry(NamedTuple):
 class TokenTable:
     """The exact bytes of every token id of a vocabulary of width V."""
 
-    data: NDArray[np.uint8]  # [total], the tokens' bytes, one after another
+    data: NDArray[np.uint8]  # [total], the concatenated bytes of all tokens
     offsets: NDArray[np.int64]  # [V + 1]; token i is data[offsets[i]:offsets[i + 1]]
     types: NDArray[np.uint8]  # [V]; CONTROL, UNKNOWN and UNUSED ids have no bytes
     control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
     roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the declared id first
-    # Ids that the tokenizer emits for bytes that another id has too, where `canonical_ids` would
-    # choose another by type and number.
+    # The emitted ids of bytes with several ids, if they differ from the default `canonical_ids`.
     preferred_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -76,27 +75,27 @@ class TokenTable:
 
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Bytes per token, int64 `[V]`; 0 for an id without bytes."""
+        """Bytes per token, int64 `[V]`."""
         return np.diff(self.offsets)
 
     @property
     def has_upper_case(self) -> bool:
-        """Whether tokens have letters from A to Z: 1 % of them, as names like [MASK] have them."""
+        """Whether more than 1 % of the tokens, not just names like [MASK], have letters A to Z."""
         is_upper = (self.data >= ord("A")) & (self.data <= ord("Z"))
         owners = np.repeat(np.arange(len(self)), self.lengths)
         return len(np.unique(owners[is_upper])) > len(self.text_ids) / 100
 
     @property
     def text_ids(self) -> NDArray[np.int64]:
-        """The ids that stand for bytes, int64, in rising order."""
+        """The ids with bytes, int64, in rising order."""
         return np.flatnonzero(self.lengths)
 
     def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
-        """Return the ids of the given types, int64, in rising order."""
+        """Return the ids of some types, int64, in rising order."""
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
-        """Return the bytes of all V ids; a cached list, not to be changed."""
+        """Return the bytes of all V ids; the list is cached, do not change it."""
         return self._tokens
 
     @functools.cached_property
@@ -105,14 +104,14 @@ class TokenTable:
         return [data[a:b] for a, b in pairwise(bounds)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Return entries that `decode_vocabulary` makes this table of, without UNUSED ids."""
+        """Yield the entries of all ids except UNUSED, as input of `decode_vocabulary`."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
             if kind != TokenType.UNUSED:
                 name = self.control_names.get(i)
                 yield TokenEntry(i, TokenType(kind), token if name is None else name.encode())
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return this table with the roles and preferred ids of another, UNUSED ids aside."""
+        """Return this table with the roles and preferred ids of another, except UNUSED ids."""
         used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
         return replace(
@@ -122,10 +121,9 @@ class TokenTable:
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
-        """Return one id for each byte string of the vocabulary; a cached dict, not to be changed.
+        """Return one id for each byte string; the dict is cached, do not change it.
 
-        Of several ids with the same bytes: the one that the tokenizer itself emits, then any other
-        type before BYTE, then the lowest id.
+        Of several ids, the id that the tokenizer emits, else any type before BYTE, else the lowest.
         """
         return self._canonical_ids
 
@@ -140,11 +138,11 @@ class TokenTable:
         return id_of
 
     def ids_of(self, token: str | bytes) -> list[int]:
-        r"""Return the ids of a token in ascending order; several ids may have the same bytes.
+        r"""Return the ids of a token, in rising order; several ids may have the same bytes.
 
         Args:
-            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
-                control token; or its exact bytes.
+            token: its text, plain or escaped (`\xe4` for a byte); the name of a control token; or
+                its exact bytes.
 
         >>> table = xtok.load_tokenizer("bytes").table
         >>> table.ids_of("a"), table.ids_of(r"\xe4"), table.ids_of(b"\xe4"), table.ids_of("the")
@@ -157,7 +155,7 @@ class TokenTable:
 
     @functools.cached_property
     def roles_by_id(self) -> dict[int, tuple[str, ...]]:
-        """The roles of each id that has any."""
+        """The roles of each id with a role."""
         roles: dict[int, tuple[str, ...]] = {}
         for role, ids in self.roles.items():
             for i in ids:
@@ -167,7 +165,7 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the bos and eos to put around a text's ids: none where it has its own already."""
+        """Return the bos and eos to add around ids; empty if the ids already have them."""
         begins, ends = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
             [*begins[:1]] if bos and not {*ids[:1]} & {*begins} else [],
@@ -175,7 +173,7 @@ class TokenTable:
         )
 
     def name(self, token_id: int) -> str:
-        """Return an id as people read it: escaped bytes, a control name, or its type."""
+        """Return a readable name of an id: escaped bytes, a control name, or its type."""
         if token := self[token_id]:
             return escape(token)
         name = self.control_names.get(token_id)
@@ -184,26 +182,22 @@ class TokenTable:
         return f"({TokenType(int(self.types[token_id])).name.lower()})"
 
     def shown(self, token_id: int) -> str:
-        """Return an id's name, shortened for reports and messages."""
+        """Return an id's name, shortened."""
         return shorten(self.name(token_id))
 
     def quoted(self, token_id: int) -> str:
-        """Return an id's name as `display.quoted` shows it; `(none)` beyond the table."""
+        """Return an id's shortened name in quotes; `(none)` for an id outside the table."""
         return quoted(self.name(token_id)) if token_id < len(self) else "(none)"
 
     def at_width(self, width: int) -> TokenTable:
-        """Return the table with another number of UNUSED ids behind its largest token's."""
+        """Return the table with another number of UNUSED ids at its end."""
         more, end = width - len(self), min(width, len(self))
         types = np.pad(self.types[:end], (0, max(0, more)), constant_values=TokenType.UNUSED)
         offsets = np.pad(self.offsets[: end + 1], (0, max(0, more)), mode="edge")
         return replace(self, types=types, offsets=offsets)
 
     def sha256(self) -> str:
-        """Return a digest of the vocabulary, independent of its width and of its reader.
-
-        It covers the types (uint8), the offsets (little-endian int64), the bytes and the control
-        names (JSON with sorted ids), up to the last id that is not UNUSED.
-        """
+        """Return a digest of types, offsets, bytes and control names, up to the last used id."""
         return self._sha256
 
     @functools.cached_property
@@ -220,40 +214,36 @@ class TokenTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """One side of a map: a token table, and which model it is of."""
+    """One side of a map: a token table and its model."""
 
     model_id: str  # repo id as given, or the last component of a folder or file
-    revision: str | None  # the repo's commit, if known; else what was given
-    backend: str | None  # the reader of the tokenizer: hf, sentencepiece, tiktoken, tekken …
+    revision: str | None  # the repo's commit, if known; else the requested revision
+    backend: str | None  # hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, the width of the model's logits
-    # option, config, model type, tokenizer, map; or ids: the largest of a map without one
+    # option, config, model type, tokenizer, map; or ids: the largest id of a map without width
     width_source: str
     tokenizer_vocab_size: int | None  # the tokenizer's largest id within V + 1
-    table: TokenTable | None  # None for a map from elsewhere that carries no tokens
-    # `Tokenizer.definition_sha256` of what a map was made of; None where it is not known.
+    table: TokenTable | None  # None for a map of another program, without tokens
+    # `Tokenizer.definition_sha256` when the map was created; None if unknown.
     definition_sha256: str | None = None
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether it is of a file by another program, which may have fewer rows than V."""
+        """Whether the width is a lower bound, from a map of another program."""
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: str | bytes | int) -> list[int]:
-        r"""Return the ids of a token; several ids may have the same bytes.
-
-        Args:
-            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
-                control token; its exact bytes; or an id, which is returned alone.
+        """Return the ids of a token, as `TokenTable.ids_of`; an id is returned alone.
 
         Raises:
-            XtokError: if there is no such token or id, or the tokens are not known.
+            XtokError: if there is no such token or id, or the map has no tokens.
         """
         if not isinstance(token, str | bytes):
             token = operator.index(token)
             if not 0 <= token < self.vocab_size:
                 raise XtokError(
-                    f"{self.model_id} has no id {token}: its ids are 0 to {self.vocab_size - 1}",
-                    hint="give another id, or the token itself",
+                    f"{self.model_id} has no id {token}, expected 0 to {self.vocab_size - 1}",
+                    hint="give another id, or the token",
                 )
             return [token]
         if self.table is None:
@@ -267,8 +257,8 @@ class Vocabulary:
             number = token if isinstance(token, str) and token.isdecimal() else ""
             raise XtokError(
                 f"{self.model_id} has no token '{shown}'",
-                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'"
-                + f"; the token of id {number} is --id {number}, in Python a number" * bool(number),
+                hint="spaces are part of a token, as in ' the'; write bytes as '\\xe4'"
+                + f"; for the id, give --id {number}, or in Python the number" * bool(number),
             )
         return ids
 
@@ -280,33 +270,28 @@ def decode_vocabulary(
     form: TokenForm = "bytes",
     ignore: Collection[int] = (),
 ) -> tuple[TokenTable, tuple[int, ...]]:
-    """Make a table of `width` ids, and name the text ids that decode to nothing.
+    """Return a table of `width` ids, and the text ids without bytes.
 
     Ids that the tokenizer lacks are UNUSED.
 
     Args:
         entries: every id once, in any order.
         width: V.
-        form: what represents a token: its `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD
-            for what is not; `raw`, the display string.
+        form: `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD for invalid bytes; or `raw`,
+            the display string.
         ignore: ids to treat as UNUSED.
 
     Raises:
-        TokenizerError: if an id is outside the width or occurs twice, or a special token has a
-            invalid name.
+        TokenizerError: if an id is repeated or outside the width, or a name is too long.
     """
     decoded = Decoded(entries, form=form, ignore=ignore)
     return decoded.table(width), decoded.undecodable
 
 
 class Decoded:
-    """What a tokenizer's entries hold, before the width of the table is known.
+    """A tokenizer's entries, before the width of the table is known.
 
-    Entries are not kept: 100,000 of them keep Python's garbage collector busy for a tenth of a
-    second. The arguments are those of `decode_vocabulary`.
-
-    Raises:
-        TokenizerError: if an id occurs twice, or a special token has an invalid name.
+    Storing 100,000 entries would slow down Python's garbage collector by a tenth of a second.
     """
 
     def __init__(
@@ -325,13 +310,14 @@ class Decoded:
             if ignore and token_id in ignore:
                 continue
             if token_id in tokens:
-                raise _misplaced(token_id, content, "is duplicated in the vocabulary")
+                raise _misplaced(token_id, content, "is repeated in the vocabulary")
             token = content
             if kind is control or kind is unknown:
                 if len(content) > MAX_NAME:
                     raise TokenizerError(
-                        f"the special token {token_id} has a name of {len(content):,} bytes",
-                        hint=f"use a name of at most {MAX_NAME:,} bytes",
+                        f"the name of the special token {token_id} has {len(content):,} bytes, "
+                        f"expected at most {MAX_NAME:,}",
+                        hint="fix the tokenizer's files",
                     )
                 names[token_id] = content.decode("utf-8", "backslashreplace")
                 token = b""
@@ -351,7 +337,7 @@ class Decoded:
         self.undecodable = tuple(sorted(undecodable))
 
     def cut(self, width: int) -> dict[int, bytes]:
-        """Take out the ids from a width on, and return their bytes or names by id."""
+        """Remove the ids from `width` on, and return their bytes or names by id."""
         outside = sorted(i for i in self._tokens if i >= width)
         if not outside:
             return {}
@@ -362,15 +348,11 @@ class Decoded:
         return {i: token or name.encode() for i, token, name in tokens}
 
     def table(self, width: int) -> TokenTable:
-        """Return the table of `width` ids.
-
-        Raises:
-            TokenizerError: if an id is outside the width.
-        """
+        """Return the table of `width` ids; a `TokenizerError` for an id outside the width."""
         outside = next((i for i in self.ids if not 0 <= i < width), None)
         if outside is not None:
             content = self._tokens[outside] or self._names.get(outside, "").encode()
-            raise _misplaced(outside, content, f"of the vocabulary is outside its size {width}")
+            raise _misplaced(outside, content, f"is outside the vocabulary size {width}")
         ids = np.fromiter(self.ids, np.int64, len(self.ids))
         types = np.full(width, TokenType.UNUSED, np.uint8)
         types[ids] = np.frombuffer(bytes(self._kinds), np.uint8)
@@ -385,17 +367,15 @@ class Decoded:
 def _misplaced(token_id: int, content: bytes, problem: str) -> TokenizerError:
     return TokenizerError(
         f"token id {token_id} ({quoted(escape(content))}) {problem}",
-        hint="the tokenizer's files are damaged: fetch them again",
+        hint="the tokenizer's files are damaged: download them again",
     )
 
 
 def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
-    """Check that two tables have the same bytes and control tokens; widths may differ.
-
-    Types may differ too: Transformers treats some unknown tokens as control tokens.
-    """
+    """Whether two tables have the same bytes and control tokens, regardless of width and types."""
     if ours is None or other is None or ours is other:
         return ours is other
+    # Types may differ: transformers changes some UNKNOWN tokens to CONTROL.
     width = min(len(ours), len(other))
     rests = ours.lengths[width:], other.lengths[width:]
     return (
@@ -407,23 +387,20 @@ def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
 
 
 def differing_ids(ours: TokenTable, other: TokenTable) -> Iterator[int]:
-    """Yield the ids that do not have the same bytes and control name in two tables, rising."""
+    """Yield the ids with different bytes or control names in two tables, in rising order."""
     pairs = enumerate(zip_longest(ours.tokens(), other.tokens(), fillvalue=b""))
     names = ours.control_names, other.control_names
     return (i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i))
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
-    """Return, for each student id, the teacher id of the same bytes, int64 `[V_student]`, or −1.
-
-    Of several teacher ids with these bytes, it is the one that the tokenizer emits.
-    """
+    """Return the teacher id with the bytes of each student id, int64 `[V_student]`, or −1."""
     id_of = teacher.canonical_ids().get
     return np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`.
+    """Return the first byte of each character in UTF-8, and the end, int64 `[n + 1]`.
 
     >>> byte_offsets("né").tolist()
     [0, 1, 3]
@@ -436,18 +413,18 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
 
 
 def utf8_text(data: bytes) -> str | None:
-    """Return bytes as text; None for what is not UTF-8."""
+    """Return bytes as text; None for invalid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return None
 
 
-_INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, by `surrogateescape`
+_INVALID = re.compile("([\udc80-\udcff]+)")  # invalid bytes after `surrogateescape`
 
 
 def utf8_runs(data: bytes) -> list[str]:
-    r"""Return text, and bytes that are not UTF-8, in turn; text, if empty, is first and last.
+    r"""Return alternating runs of text and invalid bytes; the first and last are text.
 
     >>> utf8_runs(b"n\xc3\xa9\xe6\x9d")
     ['né', '\udce6\udc9d', '']

@@ -641,7 +641,7 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, models: Path, tmp_path: P
         token["id"] += 1
     sides = copied(models / "student", tmp_path / "student", tokenizer=content), models / "teacher"
     done = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
-    fails(done, f"student student: no bytes behind 1 id: {empty} ")
+    fails(done, f"student student: no bytes for 1 id: {empty} ")
     assert os.listdir(tmp_path) == ["student"]
     assert generate(xtok.pair(*sides)).row_kind[empty] == RowKind.EMPTY
 
