@@ -234,7 +234,7 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
     s, t = ours("x", "201", "y"), spelled(digits, "z", "201", "w")
     three, two = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (3, 2))
     assert three == [("x", "z", False), ("2|0|1", "201", True), ("y", "w", False)]
-    # With groups of at most two there is no match, and what is left is too much for one chunk.
+    # Groups of at most two tokens do not match, and the rest is too long for one chunk.
     assert ("2|0|1", "201", True) not in two
 
 
@@ -316,7 +316,7 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
         assert theirs[t_mask[i]].tolist() == alone.teacher_chunk_id[0].tolist()
         assert found.num_chunks[i] == found.pair_valid[i].sum() == alone.num_chunks[0]
         assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
-    # Without a mask, the pad role tells.
+    # Without a mask, the pad role decides.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
 
 
@@ -388,7 +388,7 @@ def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell)
     tensors = aligner.align(torch.from_numpy(s), torch.from_numpy(t))
     assert_same(shift_to_predictions(tensors), shifted)
     assert tensors.pair_valid.all()  # the batch itself is not changed
-    with pytest.raises(ValueError, match="shifted already"):
+    with pytest.raises(ValueError, match="already shifted"):
         shift_to_predictions(shifted)
 
 
@@ -397,7 +397,6 @@ def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell)
 def test_padding_predicts_nothing_on_either_side(
     aligner: TokenAligner, ours: Spell, theirs: Spell, has_mask: bool, as_tensor: bool
 ) -> None:
-    """The first chunk has no position, or one that predicts its middle, whatever the padding."""
     texts = [" a", " a b", "qzx a b", "\xff\xfe a", "a b c d e f g"]
     sides = {
         "student": ([*map(ours, texts)], aligner.student.table.roles["pad"][0]),
@@ -512,13 +511,13 @@ def test_what_it_takes(
 @pytest.mark.parametrize(
     ("s", "t", "masks", "message"),
     [
-        ([[5000]], [[300]], {}, r"student id 5000 at \[0, 0\] is not in 0\.\.1279"),
-        ([[300], [300]], [[300], [-2]], {}, r"teacher id -2 at \[1, 0\] is not in"),
+        ([[5000]], [[300]], {}, r"student id 5000 at \[0, 0\] is outside 0\.\.1279"),
+        ([[300], [300]], [[300], [-2]], {}, r"teacher id -2 at \[1, 0\] is outside"),
         ([[2**32 + 300]], [[300]], {}, r"student id 4294967596 at \[0, 0\]"),
-        ([[300, 1250]], [[300]], {}, r"student id 1250 at \[0, 1\] stands for nothing"),
-        ([300], [[300]], {}, r"student_ids are not a padded batch"),
-        ([[0.5]], [[300]], {}, r"student_ids are float64"),
-        ([[300], [300]], [[300]], {}, "2 student sequences, but 1 teacher sequences"),
+        ([[300, 1250]], [[300]], {}, r"student id 1250 at \[0, 1\] has no bytes"),
+        ([300], [[300]], {}, r"student_ids must be a padded batch"),
+        ([[0.5]], [[300]], {}, r"student_ids have type float64"),
+        ([[300], [300]], [[300]], {}, "2 student sequences, but 1 teacher"),
         ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask has shape \[1, 2\]"),
     ],
 )
@@ -531,8 +530,8 @@ def test_what_does_not_fit_is_named(
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
-    [([0, 3], "student_offsets do not rise"), ([1, 2], "not rise"), ([0, 2, 1, 2], "not rise"),
-     ([], "do not rise"), ([0, 1, 2], "2 student sequences, but 1 teacher")],
+    [([0, 3], "student_offsets must rise"), ([1, 2], "must rise"), ([0, 2, 1, 2], "must rise"),
+     ([], "must rise"), ([0, 1, 2], "2 student sequences, but 1")],
 )  # fmt: skip
 def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], message: str) -> None:
     ids = np.array([300, 301])
@@ -541,5 +540,5 @@ def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], mess
 
 
 def test_a_document_is_one_list_of_ids(aligner: TokenAligner) -> None:
-    with pytest.raises(ValueError, match="teacher_ids are not a flat array"):
+    with pytest.raises(ValueError, match="teacher_ids must be a flat array"):
         aligner.align_document([300], [[300]])  # type: ignore[list-item]

@@ -145,7 +145,7 @@ CUT = (
         (TRIMMED, "\u3000Hello", "Hello", "Hello"),
         (TRIMMED, "Hello\u3000", "Hello", "Hello"),
         (ANSWER, "<think>\u6771\u4eac</think>Hello", "Hello", "Hello"),
-        (CUT, "\u6771|Hello", "\u6771Hello", "\u6771|Hello"),  # what is alike is for the aligner
+        (CUT, "\u6771|Hello", "\u6771Hello", "\u6771|Hello"),  # the aligner pairs equal text
         (CUT.replace(" }}", ".upper() }}"), "Hello", "HELLO", "Hello"),
     ],
 )

@@ -1,8 +1,4 @@
-"""Texts with characters that one side has no tokens for: no chunk pairs different text.
-
-The oracle is plain: each side's chunk must be the same bytes of the text, by the offsets that the
-tokenizers library gives, and have no unknown token.
-"""
+"""Texts with characters that one vocabulary lacks: no chunk pairs different text."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 WORDS = ["the", "lamp", "a", "keeper", "lit", "ß", "ßa", "théa", "é", "éé", "🌊", "\n", "\r\n"]
-FEW = 250  # texts of each kind and direction, of which there are four
+FEW = 250  # texts per kind and direction (four in all)
 
 
 def texts(seed: int, count: int = FEW) -> list[str]:
@@ -61,7 +57,6 @@ Sides = tuple[Tokenizer, Tokenizer]
 
 
 def stretch(data: bytes, spans: list[tuple[int, int]]) -> tuple[int, int]:
-    """What tokens at some spans of a text cover together, without white space at its ends."""
     start, end = min(a for a, _ in spans), max(b for _, b in spans)
     inner = data[start:end]
     if not inner.strip():
@@ -76,7 +71,6 @@ def num_shared(student: list[tuple[int, int]], teacher: list[tuple[int, int]]) -
 
 @pytest.fixture(scope="module", params=[(k, other) for k in KINDS for other in ("bytes", "lacks")])
 def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sides:
-    """One that lacks é, and one that has all, or lacks other characters."""
     kind, other = request.param
     folder = tmp_path_factory.mktemp(kind)
     one = lacking(folder / "one", kind, "é\n")
@@ -117,7 +111,6 @@ def check_chunks(
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_path: Path) -> None:
-    """As SmolLM2, whose bos begins a turn as well, beside Gemma."""
     pair, begins = [], []
     for name, without, special in (
         ("one", "é", ("<|im_start|>",)), ("other", "ß", ("<bos>", "<start_of_turn>")),
@@ -175,7 +168,6 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
 
 
 def test_places_of_what_is_unknown(tmp_path: Path) -> None:
-    """By the text's places, the two sides part at what is unknown alone."""
     one = lacking(tmp_path / "one", "unknown", "é\n")
     pair = xtok.pair(one, "bytes")
     shown = xtok.align(one, "bytes", "the é the the")

@@ -147,7 +147,7 @@ def test_forms_and_what_does_not_fit(credit: Credit) -> None:
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
-        (([4, 5], [-1, -1]), r"candidates have shape \[2\], expected \[2\], as teacher_ids"),
+        (([4, 5], [-1, -1]), r"candidates have shape \[2\], expected \[2\]"),
         ((ids, logprobs[:, :2]), r"shape \(2, 3\), log-probabilities \(2, 2\)"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),

@@ -1,4 +1,4 @@
-"""Align two tokenizations of one text as finely as possible, by bytes, from ids alone."""
+"""Alignment of two tokenizations of one text, by bytes, as finely as possible."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
 PYTHON_TOKENS = 600
-"""Tokens that an aligner walks in Python, before it compiles for seconds, or reads what it kept."""
+"""Tokens to align in Python, before loading or compiling the kernels, which takes seconds."""
 
 
 @dataclass(eq=False)
 class AlignmentBatch:
-    """Which tokens of two batches belong together, with the fields that NeMo-RL's trainers read.
+    """The alignment of two batches, with the fields of NeMo-RL's trainers.
 
-    A chunk is a stretch of text between two neighbouring shared token boundaries. Chunk k of a row
-    is its pair k. All are NumPy arrays, or torch tensors where tensors were given.
+    A chunk is a stretch of text between two neighboring shared token boundaries. Chunk k of a row
+    is its pair k. Fields are NumPy arrays, or torch tensors if the ids were tensors.
     """
 
-    pair_valid: Array  # bool [B, max_pairs], True where a row has this chunk
+    pair_valid: Array  # bool [B, max_pairs], whether the chunk exists
     # bool [B, max_pairs]: both sides have equal bytes, or are special tokens of one role
     pair_is_correct: Array
     # bool [B, T_s], [B, T_t]: the token of a correct chunk of one token on each side
     student_exact_partition_mask: Array
     teacher_exact_partition_mask: Array
-    # int64 [B, T_s], [B, T_t]: the chunk of each token itself, or −1
+    # int64 [B, T_s], [B, T_t]: the chunk of each token, or −1
     student_chunk_id: Array
     teacher_chunk_id: Array
     num_chunks: Array  # int64 [B]
@@ -48,7 +48,7 @@ class AlignmentBatch:
 
 @dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
-    """An alignment that knows where a row has its tokens; padding predicts nothing."""
+    """An alignment with the places of padding, which predicts nothing."""
 
     student_kept: Array  # bool [B, T_s]
     teacher_kept: Array  # bool [B, T_t]
@@ -56,20 +56,20 @@ class PaddedAlignment(AlignmentBatch):
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
-    """An alignment of the positions that predict the tokens, as losses take it."""
+    """An alignment of the positions that predict the tokens, as input of losses."""
 
     has_start: Array  # bool [B, max_pairs], whether both sides predict a chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
 class FlatAlignment:
-    """The alignment of many documents on flat arrays; chunks are numbered per document."""
+    """The alignment of many documents as flat arrays; chunks are numbered per document."""
 
     # int32 [student tokens], [teacher tokens]: the chunk of each token, or −1
     student_chunk_id: NDArray[np.int32]
     teacher_chunk_id: NDArray[np.int32]
     num_chunks: NDArray[np.int64]  # [documents]
-    is_correct: NDArray[np.bool_]  # [all chunks], document after document
+    is_correct: NDArray[np.bool_]  # [all chunks], in the order of documents
 
     @classmethod
     def joined(cls, alignments: Sequence[FlatAlignment]) -> FlatAlignment:
@@ -80,10 +80,7 @@ class FlatAlignment:
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Return each side's chunks numbered through all documents; one more for no chunk.
-
-        The lengths are the documents' numbers of tokens.
-        """
+        """Return each side's chunks, numbered through all documents; one more for no chunk."""
         first = np.cumsum(self.num_chunks) - self.num_chunks
         return [
             np.where(chunk < 0, len(self.is_correct), np.repeat(first, lengths) + chunk)
@@ -96,12 +93,7 @@ class FlatAlignment:
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
     ) -> PaddedAlignment:
-        """Return the alignment of a padded batch, as NumPy arrays.
-
-        Args:
-            student_kept: bool `[B, T_s]`, True where document b has its tokens, in order.
-            teacher_kept: bool `[B, T_t]`.
-        """
+        """Return the alignment of a padded batch as NumPy arrays; `kept` is False at padding."""
         max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # NeMo-RL's losses need a chunk
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
         student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))
@@ -123,7 +115,7 @@ class FlatAlignment:
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """One chunk, to show or to check."""
+    """One chunk, for display and checks."""
 
     student_ids: tuple[int, ...]
     teacher_ids: tuple[int, ...]
@@ -137,14 +129,17 @@ class AlignedPair:
 def _symbols(
     roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the symbols of both sides' control tokens: counterparts have the same one.
+    """Return the symbols of both sides' control tokens, equal for counterparts.
 
-    So have both sides' own bos, and own eos, which may have another counterpart: an eos that ends
-    turns as well has the other side's end of a turn.
+    Both sides' first bos are equal, and first eos, even if an eos that also ends turns has another
+    counterpart.
     """
     theirs = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
     if len(theirs) > FIRST_UNKNOWN - CONTROL:
-        raise ValueError(f"{len(theirs)} control tokens with a counterpart are too many")
+        raise ValueError(
+            f"{len(theirs)} control tokens with a counterpart, expected at most "
+            f"{FIRST_UNKNOWN - CONTROL}"
+        )
     ours = {s: theirs[t] for s, t in roles.items()}
     for role in ("bos", "eos"):
         s, t = (next(iter(table.roles.get(role, ())), -1) for table in tables)
@@ -156,14 +151,12 @@ def _symbols(
 
 
 class TokenAligner:
-    """Aligns token ids of a student and a teacher on one text; nothing is decoded again.
+    """Aligns token ids of a student and a teacher without decoding them.
 
-    Both sides' bytes are walked together: a chunk ends wherever a token ends on both. Where the
-    sides do not spell the same bytes (normalizers, prefix spaces, special tokens without a
-    counterpart, other text), the tokens between the nearest shared boundaries are aligned by a
-    banded Needleman-Wunsch. Tokens without a counterpart, such as a tail that truncation left on
-    one side, are in no chunk. The aligner holds arrays only: it can be pickled, and used in forked
-    and spawned workers.
+    A chunk ends where a token ends on both sides. Where the bytes differ (normalizers, prefix
+    spaces, special tokens without a counterpart), a banded Needleman-Wunsch aligns the tokens
+    between the nearest shared boundaries. Tokens without a counterpart are in no chunk. An aligner
+    can be pickled and used in forked and spawned workers.
 
     >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
@@ -171,18 +164,18 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
+        max_comb_len: maximum group of tokens on a side where the bytes differ; ≥ 1.
 
     Raises:
-        XtokError: for a side of a map without tokens.
+        XtokError: if the map contains no tokens of a side.
         ValueError: if `max_comb_len` is less than 1.
     """
 
     def __init__(self, pair: Pair, max_comb_len: int = 4) -> None:
         if max_comb_len < 1:
-            raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
+            raise ValueError(f"max_comb_len is {max_comb_len}, expected at least 1")
         rows, columns = pair.tables
-        # Two vocabularies lack different characters: their unknown tokens stand for different text.
+        # Two vocabularies lack different characters, so their unknown tokens have different text.
         unknown: list[set[int]] = [
             set() if pair.is_same else set(table.ids_of_type(TokenType.UNKNOWN).tolist())
             for table in pair.tables
@@ -193,9 +186,9 @@ class TokenAligner:
         ours, theirs = _symbols(roles, pair.tables)
         self.student = SymbolTable("student", rows, ours, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", columns, theirs, FIRST_UNKNOWN + 1)
-        # Libraries that drop text shift the offsets of what follows, so `align_spans` is no help.
+        # Libraries that drop text shift all later offsets, so `align_spans` cannot be used.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
-        self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
+        self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)
         self.max_comb_len = max_comb_len
         self.python_tokens_left = PYTHON_TOKENS
         self._exact = pair.equal_bytes.astype(np.int32)
@@ -209,25 +202,23 @@ class TokenAligner:
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
     ) -> PaddedAlignment:
-        """Align a batch of rows of token ids.
+        """Align a batch of token ids.
 
         Args:
             student_ids: integers `[B, T_s]`, NumPy or torch.
             teacher_ids: integers `[B, T_t]`.
-            student_attention_mask: `[B, T_s]`, 0 where a token is padding. Without it, tokens of
-                the pad role are. If the end of text pads as well, so are all but the first of them
-                at a row's end, and all at its beginning.
+            student_attention_mask: `[B, T_s]`, 0 at padding; inferred from the pad role by
+                default. If the pad is also the eos, the first trailing eos is no padding.
             teacher_attention_mask: `[B, T_t]`.
 
         Raises:
-            ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
-                that stand for nothing.
+            ValueError: for mismatched shapes, and ids that are invalid or have no text.
         """
         student = Sequences(self.student, student_ids, student_attention_mask)
         teacher = Sequences(self.teacher, teacher_ids, teacher_attention_mask)
         for side in (student, teacher):
             if side.is_list or side.kept.ndim != 2:
-                raise ValueError(f"{side.side}_ids are not a padded batch [B, T]")
+                raise ValueError(f"{side.side}_ids must be a padded batch [B, T]")
         batch = self.align_sequences(student, teacher).padded(student.kept, teacher.kept)
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
         return PaddedAlignment(**arrays)
@@ -235,7 +226,7 @@ class TokenAligner:
     def align_sequences(
         self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
     ) -> FlatAlignment:
-        """Align sequences whose ids are checked; `ValueError` for other numbers of them."""
+        """Align checked sequences; a `ValueError` if their numbers differ."""
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
             raise ValueError(
@@ -269,7 +260,7 @@ class TokenAligner:
         )
 
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether a side has unknown tokens, whose places `align_spans` knows from the text."""
+        """Whether `align_spans` can place unknown tokens by the text's bytes."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
         has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
         return has_unknown and not self.is_lossy
@@ -281,17 +272,10 @@ class TokenAligner:
         teacher_ids: NDArray[Any],
         teacher_bounds: NDArray[np.int64],
     ) -> FlatAlignment:
-        """Align one document whose text has bytes that a side has unknown tokens for.
+        """Align one document with unknown tokens, by the bytes of its text.
 
-        Chunks lie between the places of the text where tokens of both sides begin, and count only
-        if both sides have the same bytes there.
-
-        Args:
-            student_ids: integers `[T_s]`.
-            student_bounds: int64 `[T_s + 1]`, the bytes of the text at which each token begins, and
-                the last one ends.
-            teacher_ids: integers `[T_t]`.
-            teacher_bounds: int64 `[T_t + 1]`.
+        A chunk lies between shared token boundaries, if both sides have the same bytes there.
+        Bounds are int64 `[T + 1]`, the first byte of each token and the end.
         """
         shared = np.intersect1d(student_bounds, teacher_bounds)
         texts = [
@@ -318,17 +302,12 @@ class TokenAligner:
         teacher_ids: NDArray[Any],
         teacher_offsets: NDArray[Any],
     ) -> FlatAlignment:
-        """Align many documents on flat arrays.
+        """Align many documents as flat arrays.
 
-        Args:
-            student_ids: integers `[student tokens]`, document after document, without padding.
-            student_offsets: integers `[documents + 1]`; document d is
-                `student_ids[student_offsets[d]:student_offsets[d + 1]]`.
-            teacher_ids: integers `[teacher tokens]`.
-            teacher_offsets: integers `[documents + 1]`.
+        Document d is `student_ids[student_offsets[d]:student_offsets[d + 1]]`, without padding.
 
         Raises:
-            ValueError: as `align`, and for offsets that do not fit.
+            ValueError: as `align`, and for invalid offsets.
         """
         return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
@@ -338,16 +317,12 @@ class TokenAligner:
     def align_document(
         self, student_ids: Sequence[int] | NDArray[Any], teacher_ids: Sequence[int] | NDArray[Any]
     ) -> FlatAlignment:
-        """Align one document.
-
-        Raises:
-            ValueError: as `align`.
-        """
+        """Align one document; raises a `ValueError` as `align`."""
         sides = []
         for table, token_ids in ((self.student, student_ids), (self.teacher, teacher_ids)):
             ids = np.asarray(token_ids, np.int64)
             if ids.ndim != 1:
-                raise ValueError(f"{table.side}_ids are not a flat array of integers")
+                raise ValueError(f"{table.side}_ids must be a flat array of integers")
             sides.append(Sequences(table, ids))
         return self.align_sequences(*sides)
 
@@ -357,15 +332,9 @@ class TokenAligner:
         teacher_ids: Sequence[int] | NDArray[Any],
         alignment: FlatAlignment | None = None,
     ) -> list[AlignedPair]:
-        """Return the chunks of one document with token and byte spans, in order.
+        """Return the chunks of one document with token and byte spans.
 
-        Args:
-            student_ids: the document's ids.
-            teacher_ids: the teacher's ids of it.
-            alignment: of this document; None aligns it.
-
-        Raises:
-            ValueError: as `align`.
+        Raises a `ValueError` as `align`.
         """
         alignment = alignment or self.align_document(student_ids, teacher_ids)
         count = len(alignment.is_correct)
@@ -380,12 +349,12 @@ class TokenAligner:
 
 
 class _Symbols(NamedTuple):
-    """The symbols of one side's tokens, and the segments of the text that they are in."""
+    """The symbols of one side's tokens, by segment of the text."""
 
     symbols: NDArray[np.uint16]
     segment: NDArray[np.int64]  # of each symbol
-    segment_of_token: NDArray[np.int64]  # −1 for a token without symbols, or outside
-    counts: NDArray[np.int64]  # symbols of each segment
+    segment_of_token: NDArray[np.int64]  # −1 for a token without symbols or segment
+    counts: NDArray[np.int64]  # symbols per segment
 
     @classmethod
     def of(
@@ -395,7 +364,6 @@ class _Symbols(NamedTuple):
         bounds: NDArray[np.int64],
         shared: NDArray[np.int64],
     ) -> _Symbols:
-        """Find the segments between neighbours of `shared` that tokens begin in."""
         lengths = np.diff(side.offsets)[ids]
         of_token = np.searchsorted(shared, bounds[:-1], side="right") - 1
         of_token[(lengths == 0) | (bounds[:-1] >= shared[-1])] = -1
@@ -410,7 +378,7 @@ class _Symbols(NamedTuple):
 def _spans(
     table: TokenTable, ids: Sequence[int] | NDArray[Any], chunk: NDArray[np.int32], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, int], tuple[int, int]]]:
-    """Return the ids, the token span and the byte span of each chunk; chunk ids never fall."""
+    """Yield the ids, the token span and the byte span of each chunk."""
     row = np.asarray(ids, np.int64)
     ends = np.cumsum(table.lengths[row]).tolist()
     places = np.flatnonzero(chunk >= 0)
@@ -424,7 +392,7 @@ def _spans(
 
 @dataclass(frozen=True, kw_only=True)
 class TextAlignment:
-    """Two tokenizations of one text, and how they fit together."""
+    """Two tokenizations of one text, and their alignment."""
 
     student: str  # the model id
     teacher: str
@@ -435,7 +403,7 @@ class TextAlignment:
     pairs: tuple[AlignedPair, ...]
     num_correct: int
     num_one_to_one: int  # correct chunks of one token on each side
-    student_unaligned: int  # tokens in no chunk
+    student_unaligned: int  # tokens without a chunk
     teacher_unaligned: int
 
 
@@ -447,7 +415,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids; None aligns them."""
+    """Describe the alignment of two rows of ids, which are aligned by default."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
@@ -466,11 +434,10 @@ def describe_alignment(
 
 
 def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
-    """Return the alignment of the positions that predict the tokens, as losses take it.
+    """Return the alignment of the positions that predict the tokens, as input of losses.
 
-    Position i predicts token i + 1, so it takes that token's chunk. The last position predicts
-    nothing, nor does padding: a row's first token has no position, on whichever side it is padded.
-    A chunk without a position on one side is no longer valid.
+    Position i receives the chunk of token i + 1. The last position, the position before a row's
+    first token, and padding predict nothing. Chunks without a position on one side become invalid.
 
     >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
@@ -478,10 +445,10 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     ([[0, 1]], [[1, -1]])
 
     Raises:
-        ValueError: if it is shifted already.
+        ValueError: if the alignment is already shifted.
     """
     if isinstance(batch, ShiftedAlignment):
-        raise ValueError("the alignment is shifted already")
+        raise ValueError("the alignment is already shifted")
     valid, has_start = (_copy(batch.pair_valid) for _ in range(2))
     shifted: dict[str, Any] = {}
     for side in ("student", "teacher"):
@@ -491,7 +458,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
         moved = _shift(ids, -1)
         moved[~predicts] = -1
         shifted |= {f"{side}_chunk_id": moved, f"{side}_exact_partition_mask": mask & predicts}
-        # The tokens that nothing predicts, and what is left of their chunks.
+        # Unpredicted tokens, and chunks that consist of such tokens.
         unpredicted = ids >= 0
         unpredicted[:, 1:] &= ~predicts[:, :-1]
         rows, places = _nonzero(unpredicted)

@@ -1,4 +1,4 @@
-"""Align two renderings of one conversation: message by message, on what the roles wrote."""
+"""Alignment of two renderings of one conversation, string by string."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from xtok.tokenizers.table import byte_offsets
 
 
 class ChatAlignment(NamedTuple):
-    """Two renderings of one conversation, and which of their tokens belong together."""
+    """Two renderings of one conversation, and their alignment."""
 
     student: Conversation
     teacher: Conversation
-    alignment: FlatAlignment  # of one document, chunk ids of the tokens themselves
+    alignment: FlatAlignment  # of one document
 
 
 class _Stretch(NamedTuple):
-    """Tokens [start, end) that come from one string of one message."""
+    """The tokens [start, end) of one string in a message."""
 
     key: tuple[Any, ...]
     start: int
     end: int
-    places: NDArray[np.int64]  # where its tokens begin in that string, and the last one ends
-    offset: int  # of its first character in the string; −1 if a part was cut out or rewritten
+    places: NDArray[np.int64]  # first byte of each token in the string, and the end
+    offset: int  # of its first character in the string; −1 if the template changed the string
 
 
 def align_chat(
@@ -47,26 +47,23 @@ def align_chat(
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
 ) -> ChatAlignment:
-    """Render a conversation once on each side, by its own template, and align the two.
+    """Render a conversation with both templates and align the results.
 
-    What the roles wrote (contents, reasoning, tool calls) is aligned string by string, so that
-    differences between the templates cannot shift it. Of the templates' own tokens, control tokens
-    of one role between the same strings belong together, as the ends of turns do; the rest is in no
-    chunk. A string that one side's template drops or moves is in none either. Of a conversation
-    that the teacher reads otherwise (`teacher_messages`), only the answers are aligned.
+    Strings of messages (contents, reasoning, tool calls) are aligned one by one, so templates
+    cannot shift them. Control tokens of one role between the same strings form chunks; other
+    template text does not. If `teacher_messages` differ, only the answers are aligned.
 
     Args:
-        aligner: of this pair.
+        aligner: an aligner for `pair`.
         pair: the student and the teacher, with their tokenizers.
-        chat: of a file; or messages, dicts with `role` and `content`, and whatever else the
-            templates read.
-        tools: JSON schemas of the tools, beside messages.
-        variables: what else both templates read, beside messages.
-        student_template: as in `conversation.render`; the tokenizer's own by default.
-        teacher_template: the same for the teacher's side.
+        chat: a record of a file; or messages, dicts with `role`, `content` and other keys.
+        tools: JSON schemas of the tools, with messages.
+        variables: other variables of both templates, with messages.
+        student_template: as in `conversation.render`; default: the tokenizer's own.
+        teacher_template: the same for the teacher.
 
     Raises:
-        XtokError: if there is no template, it raises, or the teacher reads other answers.
+        XtokError: if a template is missing or fails, or the teacher has different answers.
     """
     if not isinstance(chat, ChatRecord):
         fields = {"messages": list(chat), "tools": list(tools or ())}
@@ -83,66 +80,66 @@ def align_chat(
 def align_rendered(
     aligner: TokenAligner, student: Conversation, teacher: Conversation
 ) -> FlatAlignment:
-    """Align two renderings of one conversation, as `align_chat` does."""
-    sides = (student, teacher)
-    controls = (aligner.student.paired_controls, aligner.teacher.paired_controls)
-    chunks = [np.full(len(side.ids), -1, np.int32) for side in sides]
-    correct: list[bool] = []
+    """Align two renderings of one conversation; see `align_chat`."""
+    ids = (student.ids, teacher.ids)
+    controls = [
+        np.flatnonzero(np.isin(row, [*table.paired_controls]))
+        for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
+    ]
+    chunks = _Chunks(aligner, ids)
+    done = [0, 0]
+    for strings in _in_common(_written(student), _written(teacher)):
+        chunks.align(_between(controls, done, [s.start for s in strings]))
+        places = [np.arange(max(d, s.start), s.end) for d, s in zip(done, strings, strict=True)]
+        chunks.align(places, strings)
+        done = [s.end for s in strings]
+    chunks.align(_between(controls, done, list(map(len, ids))))
+    ours, theirs = chunks.numbers
+    total = np.array([len(chunks.correct)])
+    return FlatAlignment(ours, theirs, total, np.array(chunks.correct, np.bool_))
+
+
+def _between(
+    places: list[NDArray[np.int64]], starts: list[int], ends: list[int]
+) -> list[NDArray[np.int64]]:
+    return [p[(p >= a) & (p < b)] for p, a, b in zip(places, starts, ends, strict=True)]
+
+
+class _Chunks:
+    """The chunks of two renderings, aligned part by part."""
+
+    def __init__(self, aligner: TokenAligner, ids: tuple[NDArray[Any], NDArray[Any]]) -> None:
+        self._aligner, self._ids = aligner, ids
+        self.numbers = [np.full(len(row), -1, np.int32) for row in ids]
+        self.correct: list[bool] = []
 
     def align(
-        positions: Sequence[Sequence[int]], strings: tuple[_Stretch, _Stretch] | None = None
+        self,
+        places: list[NDArray[np.int64]],
+        strings: tuple[_Stretch, _Stretch] | None = None,
     ) -> None:
-        """Align the tokens at some positions of both sides, and number their chunks on.
-
-        They may be those of one string of a message.
-        """
-        places = [np.array(p, np.int64) for p in positions]
-        ids = [s.ids[p] for s, p in zip(sides, places, strict=True)]
-        if strings and _is_same_text(*strings) and aligner.prefers_spans(*ids):
+        """Align the tokens at some places, which may belong to one string of a message."""
+        ids = [row[p] for row, p in zip(self._ids, places, strict=True)]
+        is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
+        if strings and is_same_text and self._aligner.prefers_spans(*ids):
             bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
-            aligned = aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
+            aligned = self._aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
         else:
-            aligned = aligner.align_document(*ids)
-        numbers = (aligned.student_chunk_id, aligned.teacher_chunk_id)
-        for chunk, place, number in zip(chunks, places, numbers, strict=True):
-            chunk[place] = np.where(number >= 0, number + len(correct), -1)
-        correct.extend(aligned.is_correct.tolist())
-
-    done = [0, 0]
-    for pair in (*_in_common(*map(_written, sides)), None):
-        ends = [len(side.ids) for side in sides] if pair is None else [s.start for s in pair]
-        align(
-            [
-                [i for i in range(first, end) if int(side.ids[i]) in paired]
-                for first, end, side, paired in zip(done, ends, sides, controls, strict=True)
-            ]
-        )
-        if pair is not None:
-            align([range(max(d, s.start), s.end) for d, s in zip(done, pair, strict=True)], pair)
-            done = [s.end for s in pair]
-    return FlatAlignment(
-        chunks[0], chunks[1], np.array([len(correct)]), np.array(correct, np.bool_)
-    )
-
-
-def _is_same_text(student: _Stretch, teacher: _Stretch) -> bool:
-    """Whether both sides write a string from one character on, so that places of it are known."""
-    return student.offset == teacher.offset >= 0
+            aligned = self._aligner.align_document(*ids)
+        chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
+        for numbers, p, chunk in zip(self.numbers, places, chunk_ids, strict=True):
+            numbers[p] = np.where(chunk >= 0, chunk + len(self.correct), -1)
+        self.correct += aligned.is_correct.tolist()
 
 
 def written_alike(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
-    """Return the tokens of both sides that come from the same string of a message, in order.
+    """Return the tokens of both sides for each string of a message, in order.
 
-    They begin and end at bytes where tokens of both sides do; where a template changed the string,
-    they are all of it. A control token behind a string, which ends a turn on both sides, goes with
-    it.
-
-    Args:
-        student: a rendering by the student's template.
-        teacher: that of the same messages by the teacher's.
-        roles: for each special token of the student, the teacher's of the same role.
+    They lie between shared token boundaries, or cover the whole string if a template changed it. A
+    control token that ends the turn on both sides is included. `roles` maps student special tokens
+    to teacher special tokens.
     """
     alike = []
     texts = [side.text.encode() for side in (student, teacher)]
@@ -155,7 +152,7 @@ def written_alike(
                 texts, (student, teacher), (ours, theirs), spans or wholes, strict=True
             )
         )
-        if spans and own != other:  # a template cut a part out, or changed it
+        if spans and own != other:  # a template changed the string
             spans = wholes
         if spans:
             our_end, their_end = ours.start + spans[0].stop, theirs.start + spans[1].stop
@@ -173,9 +170,9 @@ def written_alike(
 def shared_span(
     student: NDArray[np.int64], teacher: NDArray[np.int64]
 ) -> tuple[slice, slice] | None:
-    """Return the tokens from the first to the last byte at which tokens of both sides begin.
+    """Return the tokens between the first and the last shared token boundary.
 
-    The arguments are the bytes at which tokens begin, and the last one ends.
+    The arguments are the first byte of each token, and the end of the last.
     """
     _, ours, theirs = np.intersect1d(student, teacher, return_indices=True)
     if len(ours) < 2:
@@ -183,43 +180,19 @@ def shared_span(
     return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
-def describe_chat(
-    pair: Pair,
-    chat: ChatRecord,
-    templates: tuple[str | None, str | None] = (None, None),
-    max_comb_len: int = 4,
-) -> tuple[TextAlignment, list[str]]:
-    """Align a conversation, and describe the result as `align` describes a text.
-
-    Args:
-        pair: the student and the teacher, with their tokenizers.
-        chat: a conversation of a file.
-        templates: chat templates of both sides; None is the tokenizer's own.
-        max_comb_len: as in `TokenAligner`.
-
-    Returns:
-        the description, and the notes on the conversation and its renderings.
-    """
-    aligner = TokenAligner(pair, max_comb_len)
-    ours, theirs, alignment = align_chat(
-        aligner, pair, chat, student_template=templates[0], teacher_template=templates[1]
-    )
-    ids = ours.ids.tolist(), theirs.ids.tolist()
-    notes = dict.fromkeys((*chat.notes, *ours.notes, *theirs.notes))
-    return describe_alignment(aligner, pair, *ids, alignment=alignment), [*notes]
+def describe_chat(aligner: TokenAligner, pair: Pair, chat: ChatAlignment) -> TextAlignment:
+    """Describe an aligned conversation."""
+    ids = (chat.student.ids.tolist(), chat.teacher.ids.tolist())
+    return describe_alignment(aligner, pair, *ids, alignment=chat.alignment)
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:
-    """Return the stretches of tokens that come from the messages' strings, in the text's order.
-
-    A string that is rendered twice counts where it stands first.
-    """
+    """Return the stretches of the messages' strings, in text order; only the first if repeated."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
-    # Places are 4 × the character + the byte within it, because what a template cut away is known
-    # in characters alone.
+    # A place is 4 × character + byte within it, because runs have character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     places = 4 * character + bounds - byte_of[character]
-    # Start, end, offset of the last run and of the first, and whether offsets rise as places do.
+    # Start, end, offsets of the last and first run, and whether offsets rise like places.
     spans: dict[tuple[Any, ...], list[int]] = {}
     for run in conversation.runs:
         key = (run.message, *run.path)
@@ -227,7 +200,7 @@ def _written(conversation: Conversation) -> list[_Stretch]:
             continue
         if key not in spans:
             spans[key] = [run.start, run.end, run.offset, run.offset, run.offset >= 0]
-        elif run.offset > spans[key][2]:  # further on in the same string: a part was cut out
+        elif run.offset > spans[key][2]:  # a later part of the same string
             begin, _, _, offset, is_linear = spans[key]
             is_linear = is_linear and run.start - begin == run.offset - offset
             spans[key] = [begin, run.end, run.offset, offset, is_linear]
@@ -244,7 +217,6 @@ def _written(conversation: Conversation) -> list[_Stretch]:
 
 
 def _in_common(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_Stretch, _Stretch]]:
-    """Pair the stretches of the same strings, as long as they follow one another on both sides."""
     of_key = {stretch.key: stretch for stretch in teacher}
     pairs: list[tuple[_Stretch, _Stretch]] = []
     ends = (0, 0)

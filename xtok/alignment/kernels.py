@@ -1,6 +1,6 @@
-"""Numba kernels on flat arrays: the walk over two tokenizations.
+"""Numba kernels that align two tokenizations as flat arrays.
 
-Chunks are written as they are found. All kernels are serial, release the GIL, and check nothing.
+All kernels are serial, release the GIL, and check no arguments.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
 
-CONTROL = 256  # the first symbol that is not a byte
-FIRST_UNKNOWN = 0xFFFE  # of the student's unknown tokens; the teacher's are one more, and differ
+CONTROL = 256  # first symbol of control tokens
+FIRST_UNKNOWN = 0xFFFE  # symbol of the student's unknown tokens; the teacher's is 0xFFFF
 SPACE = 32
-RUN = 12  # symbols that must agree before two texts count as in step again
-NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
-FIRST_WINDOW, LAST_WINDOW = 64, 65536  # skipped symbols up to which runs are looked up, in turn
-BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
-SMALL = 512  # tokens per side up to which a last stretch without a shared end is aligned
+RUN = 12  # equal symbols that are required to resume after a difference
+NEAR = 24  # number of skipped symbols with an exhaustive search
+FIRST_WINDOW, LAST_WINDOW = 64, 65536  # windows of the search with a hash table
+BAND = 64  # width of the Needleman-Wunsch band
+SMALL = 512  # maximum tokens per side in a last stretch without a shared end
 
 
 class Side(NamedTuple):
     """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
-    Id i stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one
-    is a control token that has a counterpart, the same symbol on both sides, or an unknown token,
-    which stands for any text. Tokens without symbols are skipped.
+    Id i has `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes. A higher symbol is a
+    control token with a counterpart (the same symbol on both sides), or an unknown token (any
+    text). Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens]
@@ -37,22 +37,21 @@ class Side(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What the walk writes; chunks are numbered per document."""
+    """Output of the kernels; chunks are numbered per document."""
 
-    student: NDArray[np.int32]  # [student tokens], the number of each token's chunk; −1 for none
+    student: NDArray[np.int32]  # [student tokens], the chunk of each token, or −1
     teacher: NDArray[np.int32]  # [teacher tokens]
     # bool [student tokens]: whether the bytes of chunk k of document d are equal, at bounds[d] + k
     correct: NDArray[np.bool_]
     total: NDArray[np.int64]  # [documents]
-    differs: NDArray[np.int64]  # [documents, 2], the tokens where the walk stopped, or −1
+    differs: NDArray[np.int64]  # [documents, 2], tokens at the first difference, or −1
 
 
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
-    """Align many documents, from one shared boundary to the next, up to a symbol that differs.
+    """Align documents up to the first symbol that differs; `align_rest` continues there.
 
-    `exact[student id]` is the teacher id of the same symbols, or −1: this lookup
-    is enough for most tokens. `align_rest` continues where symbols differ.
+    `exact[student id]` is the teacher id with the same symbols, or −1; it decides most tokens.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -119,14 +118,12 @@ def _next_with_symbols(side, i, stop):  # type: ignore[no-untyped-def]
 
 @kernel
 def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
-    """Go on where `align_documents` found a difference.
+    """Continue after the first difference of each document.
 
-    Where symbols differ, both sides skip to the nearest place from which they agree again; the
-    tokens between the shared boundaries around it are a stretch for `_align_stretch`. An unknown
-    token stands for any text: both go on where a run of symbols is that each has once, and nothing
-    before is paired. If a side leaves out what it has no token for (`is_lossy`), its runs may be of
-    places that are far apart: nothing behind a difference is sure, but for control tokens before
-    the text, such as one side's <bos>.
+    Both sides skip to the nearest place where symbols agree again; `_align_stretch` aligns the
+    tokens between the shared boundaries around it. After an unknown token, both sides resume at a
+    run that is unique on each side. If a side drops text (`is_lossy`), equal runs may be far apart,
+    so nothing after a difference is aligned, except leading control tokens such as <bos>.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -141,7 +138,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
             p, q = _num_controls(x), _num_controls(y)
             i = i if p == 0 else x_ends[p - 1]
             j = j if q == 0 else y_ends[q - 1]
-        is_other = False  # whether symbols differ since the last shared boundary
+        is_other = False  # whether symbols differed since the last shared boundary
         while p < len(x) and q < len(y):
             if x[p] == y[q]:
                 p, q = p + 1, q + 1
@@ -151,7 +148,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                     break
                 a, b = _skip(x, p, y, q)
                 if p == 0 and q == 0 and x[0] == SPACE and len(x) > 1 and x[1] == y[0]:
-                    a, b = np.int64(1), np.int64(0)  # that one library puts before a text
+                    a, b = np.int64(1), np.int64(0)  # a dummy prefix space
                 elif p == 0 and q == 0 and y[0] == SPACE and len(y) > 1 and y[1] == x[0]:
                     a, b = np.int64(0), np.int64(1)
                 elif _is_unknown(x[p : p + max(a, 1)]) or _is_unknown(y[q : q + max(b, 1)]):
@@ -161,7 +158,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 p, q = p + a, q + b
             s_end = i if p == 0 else x_ends[p - 1]
             t_end = j if q == 0 else y_ends[q - 1]
-            # A token's end in the past of a skip is not a boundary: only p and q themselves count.
+            # Only the token ends at p and q are boundaries, not ends within a skip.
             if s_end >= 0 and t_end >= 0:
                 if is_other:
                     k = _align_stretch(
@@ -180,7 +177,6 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
 
 @inner_kernel
 def _has_text(side, start, stop):  # type: ignore[no-untyped-def]
-    """Whether some of the tokens [start, stop) are not control tokens."""
     for token in side.ids[start:stop]:
         for symbol in side.symbols[side.offsets[token] : side.offsets[token + 1]]:
             if symbol < CONTROL or symbol >= FIRST_UNKNOWN:
@@ -190,7 +186,6 @@ def _has_text(side, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _num_controls(stream):  # type: ignore[no-untyped-def]
-    """Return how many control tokens a stream begins with."""
     count = np.int64(0)
     while count < len(stream) and CONTROL <= stream[count] < FIRST_UNKNOWN:
         count += 1
@@ -199,7 +194,6 @@ def _num_controls(stream):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _emit(s, s_from, s_to, t, t_from, t_to, k, chunks):  # type: ignore[no-untyped-def]
-    """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to)."""
     for i in range(s_from, s_to):
         if s.offsets[s.ids[i] + 1] > s.offsets[s.ids[i]]:
             chunks.student[i] = k
@@ -210,10 +204,7 @@ def _emit(s, s_from, s_to, t, t_from, t_to, k, chunks):  # type: ignore[no-untyp
 
 @inner_kernel
 def _stream(side, start, stop):  # type: ignore[no-untyped-def]
-    """Return the symbols of some tokens, and for each the token after the one that ends there.
-
-    That is int64, and −1 within a token.
-    """
+    """Return the symbols of tokens; for each the next token, or −1 within a token."""
     total = 0
     for i in range(start, stop):
         total += side.offsets[side.ids[i] + 1] - side.offsets[side.ids[i]]
@@ -231,7 +222,7 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Whether RUN symbols agree from here on, or all that are left on both sides."""
+    """Whether the next RUN symbols agree, or all remaining symbols."""
     left = min(len(x) - p, len(y) - q)
     if left < RUN and len(x) - p != len(y) - q:
         return False
@@ -251,15 +242,13 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return how many symbols to skip on both sides until they agree, the fewest; −1 for none.
-
-    Beyond NEAR, a hash table of the runs of RUN symbols of one side is looked up by the other's.
-    """
+    """Return the smallest skips on both sides after which symbols agree, or −1."""
     for total in range(1, NEAR + 1):
         for a in range(total + 1):
             b = total - a
             if p + a < len(x) and q + b < len(y) and _agree(x, p + a, y, q + b):
                 return a, b
+    # Beyond NEAR, a hash table contains the runs of y.
     window = FIRST_WINDOW
     while window <= LAST_WINDOW:
         table = np.empty(4 * window, np.int32)
@@ -288,16 +277,14 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _is_unknown(stream):  # type: ignore[no-untyped-def]
-    """Whether a stretch has a symbol of unknown text."""
     return (stream >= FIRST_UNKNOWN).any()
 
 
 @inner_kernel
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return how many symbols to skip to the first run that both sides have once; −1 for none.
+    """Return the skips to the first run that is unique on both sides, or −1.
 
-    A run that is in a text twice proves nothing, where any text may be missing: "the" would pair
-    with a later "the". Two runs of one hash count as one that is there twice.
+    Where text may be missing, a repeated run such as "the" could match a later place.
     """
     size_x = min(LAST_WINDOW, len(x) - p - RUN + 1)
     size_y = min(LAST_WINDOW, len(y) - q - RUN + 1)
@@ -328,7 +315,7 @@ def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _tokens(ends):  # type: ignore[no-untyped-def]
-    """Return the tokens of a stream that have symbols, and where those of each begin, and end."""
+    """Return the tokens of a stream, the first symbol of each, and the end."""
     tokens = np.empty(len(ends), np.int64)
     starts = np.zeros(len(ends) + 1, np.int64)
     count = 0
@@ -349,10 +336,7 @@ def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
-    """Narrow a range of tokens to what control tokens at its ends leave; nothing if one is within.
-
-    A control token is one symbol.
-    """
+    """Strip control tokens from both ends of a range; empty if one is inside."""
     while start < end and x[starts[start]] >= CONTROL:
         start += 1
     while start < end and x[starts[end - 1]] >= CONTROL:
@@ -367,12 +351,11 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 def _align_stretch(  # type: ignore[no-untyped-def]
     s, s_from, s_to, t, t_from, t_to, max_comb_len, is_lossy, k, base, chunks
 ):
-    """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
+    """Align a stretch that differs, by a banded Needleman-Wunsch over groups of tokens.
 
-    Groups of up to `max_comb_len` tokens on each side match if their symbols are equal; the most
-    matched symbols win, then the most groups. What is left between two matches is one chunk that
-    is not correct, if it has text on both sides and no more than `max_comb_len` tokens on either.
-    (Needleman and Wunsch, J. Mol. Biol. 48, 1970, with groups as in NeMo-RL's aligner.)
+    Groups of up to `max_comb_len` tokens on each side match if their symbols are equal. The score
+    is the number of matched symbols, then of groups. The tokens between two matches form an
+    incorrect chunk if each side has 1 to `max_comb_len` of them. (J. Mol. Biol. 48, 1970.)
     """
     x, x_ends = _stream(s, s_from, s_to)
     y, y_ends = _stream(t, t_from, t_to)
@@ -381,10 +364,10 @@ def _align_stretch(  # type: ignore[no-untyped-def]
     n, m = len(s_tokens), len(t_tokens)
     if n == 0 or m == 0 or is_lossy or _is_unknown(x) or _is_unknown(y):
         return k
-    max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
+    max_comb_len = min(max_comb_len, max(n, m))  # a step must fit into int32
     step, low = _best_steps(x, s_starts[: n + 1], y, t_starts[: m + 1], max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
-    # Write the matches in order, with what is left between them.
+    # Write the matches and the tokens between them, in order.
     s_end = t_end = np.int64(0)
     for index in range(len(matches), -1, -1):
         to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
@@ -405,14 +388,14 @@ def _align_stretch(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
-    """Fill the table of a stretch: the best last step of the first i and j tokens of both sides.
+    """Fill the table of best last steps for the first i and j tokens of both sides.
 
-    A row is a token of the student's; it costs `width * max_comb_len**2` looks at the table, and a
-    comparison of symbols for the few of them that would be better.
+    A row costs `width * max_comb_len**2` table lookups; symbols are compared only for better
+    scores.
 
     Returns:
-        int32 `[n + 1, width]`: 0 leaves out a token of the student's, 1 one of the teacher's, else
-        a group; and int64 `[n + 1]`, the band's first column in each row.
+        int32 `[n + 1, width]`: 0 skips a student token, 1 a teacher token, higher values are
+        groups; and int64 `[n + 1]`, the first column of the band in each row.
     """
     n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
@@ -445,10 +428,7 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Walk the table back, and return the groups that match, the last one first.
-
-    int64 `[matches, 4]`: the first of the student's tokens and their end, then of the teacher's.
-    """
+    """Backtrack; return first and end of both sides' matching groups, int64 `[matches, 4]`."""
     n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)
     count = 0

@@ -1,4 +1,4 @@
-"""A student's rows as a teacher reads them: the same bytes, in the teacher's tokens."""
+"""Conversion of a student's token ids into the teacher's ids of the same bytes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from xtok.tokenizers.table import TokenType, utf8_runs
 
 
 class Retokenizer:
-    """Turns rows of a student's ids into a teacher's ids of the same text.
+    """Converts student ids to teacher ids of the same text.
 
-    A decoded text would not do: decoding drops a SentencePiece model's first space, and replaces
-    bytes that are not characters yet. Text has the ids that the teacher's library gives in the
-    middle of a longer text, its normalizer included; bytes that are not characters are spelled byte
-    for byte. A control token becomes the teacher's of the same role; one without a counterpart is
-    left out, and so is an id that stands for nothing. If both sides are one tokenizer, normalizer
-    included, ids stay as they are.
+    Unlike decoding and encoding again, it keeps a SentencePiece model's first space and partial
+    characters. Text is encoded like the middle of a longer text, with the teacher's normalizer.
+    Control tokens become the teacher's tokens of the same role, or are dropped. If both tokenizers
+    are equal, ids are unchanged.
 
     >>> xtok.Retokenizer(xtok.pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        exact: spell all text byte for byte, whatever the teacher's normalizer makes of it.
+        exact: spell all text by bytes, without the teacher's normalizer.
     """
 
     def __init__(self, pair: Pair, *, exact: bool = False) -> None:
@@ -41,12 +39,12 @@ class Retokenizer:
 
         Args:
             rows: ids of the student.
-            begins: whether each row begins a sequence, so that a bos in front of it is one even
-                where the same token ends texts, as GPT-2's; all if None.
+            begins: whether each row begins a sequence (default: all), so that a leading token with
+                the roles bos and eos, such as GPT-2's, is a bos.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
-            ValueError: for an id that the student does not have.
+            ValueError: for an invalid student id.
         """
         if self._is_same:
             return [self._same(row) for row in rows]
@@ -56,14 +54,11 @@ class Retokenizer:
         return [[token_id for part in parts for token_id in ids_of[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
-        """Return a whole sequence for the teacher, such as a prompt and a response.
-
-        It begins with the teacher's bos token, if it has one. No token of it reaches from one part
-        into the next, so the last part's tokens are the last of it.
+        """Return a sequence for the teacher: its bos, if any, and parts that no token spans.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a part.
-            ValueError: for an id that the student does not have.
+            ValueError: for an invalid student id.
         """
         begins = [not place for place in range(len(parts))]
         ids = [token_id for part in self(parts, begins=begins) for token_id in part]
@@ -71,7 +66,6 @@ class Retokenizer:
         return [*begin, *ids]
 
     def _parts(self, row: Sequence[int], begins: bool) -> list[str | bytes | int]:
-        """Return a row as text, bytes that are none, and the teacher's ids of control tokens."""
         tokens = self.student.table.tokens()
         parts: list[str | bytes | int] = []
         roles = {*self.student.table.roles_by_id.get(int(row[0]), ())} if len(row) else set()
@@ -98,7 +92,7 @@ class Retokenizer:
         return parts
 
     def _same(self, row: Sequence[int]) -> list[int]:
-        """Return a row's ids, but for those beyond a narrower teacher, which stand for nothing."""
+        """Return a row's ids, without unused ids beyond a narrower teacher."""
         for token_id in row:
             self._check(token_id)
         return [i for i in row if i < len(self.teacher.table)]
@@ -106,17 +100,15 @@ class Retokenizer:
     def _check(self, token_id: int) -> None:
         if not 0 <= token_id < len(self.student.table):
             largest = len(self.student.table) - 1
-            raise ValueError(f"student id {token_id} is not in 0..{largest}")
+            raise ValueError(f"student id {token_id} is outside 0..{largest}")
 
     def _has_all(self, text: str, ids: list[int]) -> bool:
-        """Whether the library's ids are of all of a text, as its normalizer leaves it."""
         table = self.teacher.table
         if any(table.types[i] == TokenType.UNKNOWN for i in ids):
             return False
         return self.teacher.keeps_text or b"".join(table[i] for i in ids) == text.encode()
 
     def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
-        """Return the teacher's ids of each part."""
         ids_of: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
         texts = [] if self._exact else sorted(part for part in parts if isinstance(part, str))
         by_library = zip(texts, self.teacher.library_ids(texts), strict=True)
@@ -126,9 +118,9 @@ class Retokenizer:
         for part, ids in zip(rest, self.teacher.segment_batch(as_bytes), strict=True):
             if ids is None:
                 raise TokenizerError(
-                    f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r}, which the "
-                    "student has written",
-                    hint="use a teacher whose tokenizer has byte tokens or is byte-level",
+                    f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r} of the "
+                    "student's text",
+                    hint="use a teacher with byte tokens or a byte-level tokenizer",
                 )
             ids_of[part] = ids
         return ids_of

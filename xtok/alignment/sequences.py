@@ -1,4 +1,4 @@
-"""Padded and ragged token ids as flat arrays without padding, and results in their form again."""
+"""Conversion of padded and ragged token ids to flat arrays without padding, and back."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from xtok.tokenizers.table import TokenTable, TokenType
 
 
 class FlatIds(NamedTuple):
-    """Ids of many documents, one after another: document d is `ids[bounds[d]:bounds[d + 1]]`."""
+    """Concatenated ids of many documents: document d is `ids[bounds[d]:bounds[d + 1]]`."""
 
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]  # [documents + 1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """Total number of tokens."""
         return int(self.bounds[-1] - self.bounds[0])
 
 
 class SymbolTable:
-    """One side's table as the kernels take it, and the checks on ids.
+    """One side's vocabulary as input of the kernels, and checks of ids.
 
-    Args:
-        side: `student` or `teacher`, for messages.
-        table: the vocabulary.
-        control: symbols of the control ids that have a counterpart on the other side.
-        unknown: the symbol of the tokens that stand for text that the vocabulary lacks.
+    `control` maps control ids with a counterpart to symbols; `unknown` is the symbol of unknown
+    tokens.
     """
 
     def __init__(self, side: str, table: TokenTable, control: dict[int, int], unknown: int) -> None:
@@ -59,16 +56,16 @@ class SymbolTable:
 
     @functools.cached_property
     def by_bytes(self) -> NDArray[np.int64]:
-        """The ids of text, int64, in the order of their bytes."""
+        """The ids of text, int64, sorted by their bytes."""
         tokens = self.table.tokens()
         return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
 
     def check(self, ids: NDArray[Any], place: Callable[[int], list[int]]) -> NDArray[np.int32]:
-        """Return flat ids as int32; raise a `ValueError` for one that is not in the table."""
+        """Return flat ids as int32; a `ValueError` for an id outside the table or without text."""
         wrong = (ids < 0) | (ids >= len(self.table))
-        problem = f"is not in 0..{len(self.table) - 1}"
+        problem = f"is outside 0..{len(self.table) - 1}"
         if not wrong.any():
-            wrong, problem = self.stands_for_nothing[ids], "stands for nothing: an id without bytes"
+            wrong, problem = self.stands_for_nothing[ids], "has no bytes"
         if wrong.any():
             first = int(wrong.argmax())
             raise ValueError(f"{self.side} id {ids[first]} at {place(first)} {problem}")
@@ -78,12 +75,12 @@ class SymbolTable:
         """Return flat ids and their offsets, checked."""
         ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"{self.side}_ids are not a flat array of integers")
+            raise ValueError(f"{self.side}_ids must be a flat array of integers")
         valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
         valid = valid and offsets[0] == 0 and offsets[-1] == len(ids)
         if not valid or (np.diff(offsets) < 0).any():
             raise ValueError(
-                f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
+                f"{self.side}_offsets must rise from 0 to the number of ids, {len(ids)}"
             )
 
         def place(index: int) -> list[int]:
@@ -93,7 +90,7 @@ class SymbolTable:
         return FlatIds(self.check(ids, place), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which ids `[B, T]` are padding, as far as that shows without a mask."""
+        """Return a mask of padding `[B, T]`, inferred from the ids."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -105,26 +102,26 @@ class SymbolTable:
 
 
 class Sequences:
-    """Sequences of one side, and how to give results their form.
+    """Sequences of one side as flat arrays, with their original form.
 
-    `ids` is int32 `[tokens]`, sequence after sequence; `bounds` int64 `[sequences + 1]`; `kept` is
-    `[T]` or `[B, T]`, False at padding.
+    `ids` is int32 `[tokens]`, `bounds` int64 `[sequences + 1]`; `kept` is `[T]` or `[B, T]`, False
+    at padding.
 
     Args:
         symbols: of the side.
         ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
             torch tensors or lists.
-        mask: of a padded batch, 0 where a token is padding; None infers it from the pad tokens.
+        mask: of a padded batch, 0 at padding; None infers it from the pad tokens.
 
     Raises:
-        ValueError: for another shape or type, and ids that the vocabulary does not have.
+        ValueError: for another shape or type, and invalid ids.
     """
 
     def __init__(self, symbols: SymbolTable, ids: Any, mask: Any = None) -> None:
         self.side, self.is_list = symbols.side, _is_list(ids)
         if self.is_list:
             if mask is not None:
-                raise ValueError(f"{self.side}_attention_mask is not used with a list")
+                raise ValueError(f"{self.side}_attention_mask requires a padded batch, not a list")
             self._like = ids[0]
             rows = [self._integers(row, (1,)) for row in ids]
             lengths = np.array([len(row) for row in rows])
@@ -141,32 +138,30 @@ class Sequences:
                 self.kept = np.ones(array.shape, np.bool_)
             if self.kept.shape != array.shape:
                 raise ValueError(
-                    f"{self.side}_attention_mask has shape {list(self.kept.shape)}, "
-                    f"expected {list(array.shape)}, as {self.side}_ids"
+                    f"{self.side}_attention_mask has shape {list(self.kept.shape)}, expected "
+                    f"{list(array.shape)}, the shape of {self.side}_ids"
                 )
-            flat = array[self.kept]  # padding may be any id, even one outside the vocabulary
+            flat = array[self.kept]  # padding may be any id, even outside the vocabulary
         self.bounds = offsets_of(self.kept.sum(axis=-1))
         self.ids = symbols.check(flat, self.place)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
-        """Return values per token, in the form of the ids, as a flat array `[tokens]`.
-
-        With two dimensions, K values per token: `[tokens, K]`.
-        """
+        """Return values per token as a flat array, `[tokens]` or with `ndim` 2 `[tokens, K]`."""
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
             if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(
-                    f"{name} have shapes {shapes}, expected {expected}, as {self.side}_ids"
+                    f"{name} have shapes {shapes}, expected the lengths of {self.side}_ids, "
+                    f"{expected}"
                 )
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
-                f"{name} have shape {list(array.shape)}, "
-                f"expected {list(self.kept.shape)}, as {self.side}_ids"
+                f"{name} have shape {list(array.shape)}, expected {list(self.kept.shape)}, the "
+                f"shape of {self.side}_ids"
             )
         flat: NDArray[Any] = array[self.kept]
         return flat
@@ -178,7 +173,7 @@ class Sequences:
         return like(filled(self.kept, flat, fill), self._like)
 
     def place(self, index: int) -> list[int]:
-        """Return where the caller has a token of the flat array: `[t]`, or `[row, t]`."""
+        """Return the place of a flat token in the original ids: `[t]`, or `[row, t]`."""
         place: list[int] = np.argwhere(self.kept)[index].tolist()
         return place
 
@@ -186,33 +181,30 @@ class Sequences:
         array = to_array(ids)
         if array.dtype.kind not in "iu" or array.ndim not in dimensions:
             raise ValueError(
-                f"{self.side}_ids are {array.dtype} {list(array.shape)}, and must be "
+                f"{self.side}_ids have type {array.dtype} and shape {list(array.shape)}, expected "
                 "integers [T] or [B, T], or a list of [T]"
             )
         return array
 
 
 def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[Any]:
-    """Return an array of the shape of `kept`: `flat` where that is True, else `fill`."""
+    """Return an array with `flat` where `kept` is True, else `fill`."""
     result = np.full(kept.shape, fill, flat.dtype)
     result[kept] = flat
     return result
 
 
 def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
-    """Return what a caller gave, a tensor of any device or a list too, as an array.
-
-    None becomes NaN, if the array is of floats.
-    """
+    """Return a tensor, list or array as an array; None becomes NaN in floats."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
     array = np.asarray(values, dtype)
-    return array if array.size or dtype else array.astype(np.int64)  # an empty list has no type
+    return array if array.size or dtype else array.astype(np.int64)  # an empty list is float64
 
 
 def like(array: NDArray[Any], other: Any) -> Any:
-    """Return an array as what a caller gave: a tensor of its device, or an array."""
+    """Return an array in the type and on the device of another array or tensor."""
     if not hasattr(other, "detach"):
         return array
     import torch
@@ -221,7 +213,6 @@ def like(array: NDArray[Any], other: Any) -> Any:
 
 
 def _is_list(ids: Any) -> bool:
-    """Whether ids are a list of sequences."""
     if not isinstance(ids, list | tuple) or not ids:
         return False
     return isinstance(ids[0], list | tuple) or getattr(ids[0], "ndim", 0) > 0

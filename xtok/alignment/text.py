@@ -1,4 +1,4 @@
-"""Align one text, as both models tokenize it."""
+"""Alignment of one text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def align(
     *,
     max_comb_len: int = 4,
 ) -> TextAlignment:
-    r"""Tokenize one text as both models read it, and align it.
+    r"""Tokenize one text like both models, and align the tokens.
 
-    Bytes that are not UTF-8 are spelled byte for byte, as in the middle of a longer text.
+    Invalid UTF-8 is spelled by bytes, as in the middle of a longer text.
 
     >>> xtok.align("bytes", "bytes", "né").student_tokens
     ('n', '\\xc3', '\\xa9')

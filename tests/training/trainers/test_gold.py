@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
     one = trainer(loss="gold")
     inputs = first_batch(one)
     one.objective = None
-    with pytest.raises(ValueError, match=r"^student id 5000 is not in 0\.\.895$"):
+    with pytest.raises(ValueError, match=r"^student id 5000 is outside 0\.\.895$"):
         one.compute_loss(one.model, {**inputs, "input_ids": inputs["input_ids"] * 0 + 5000})
 
 
