@@ -591,7 +591,7 @@ def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Pa
             "logits with --student-vocab-size or --teacher-vocab-size",
         ),
         ("doctor bytes --vocab-size 10", "logits with --vocab-size"),
-        ("doctor bytes:1", "more ids than 256 give --vocab-size"),
+        ("doctor bytes:1", "more than 256 ids, add --vocab-size"),
         (
             f"align {BYTES} --chat chat.json --student-chat-template plain",
             "with --teacher-chat-template, or one of",
