@@ -35,7 +35,10 @@ from xtok.training.trainers import transformers as hf_integration
 from xtok.training.trainers.transformers import XTokTrainer
 
 # Maps of the recipe train well enough here, and take no time to build.
-pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
+    pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),  # random
+]
 
 CHAT = [
     {"role": "user", "content": "How many steps?"},

@@ -29,7 +29,7 @@ def options(
 ) -> list[str]:
     folder = tmp_path_factory.mktemp("models")
     save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
-    save_model(folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5)
+    save_model(folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.02)
     xtok.events(digits, byte_level).save(folder / "events.safetensors")
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 2)
     (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
