@@ -86,7 +86,7 @@ def align_rendered(
         np.flatnonzero(np.isin(row, [*table.paired_controls]))
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
-    chunks = _Chunks(aligner, ids)
+    chunks = _ChunkRows(aligner, ids)
     done = [0, 0]
     for strings in _in_common(_written(student), _written(teacher)):
         chunks.align(_between(controls, done, [s.start for s in strings]))
@@ -105,7 +105,7 @@ def _between(
     return [p[(p >= a) & (p < b)] for p, a, b in zip(places, starts, ends, strict=True)]
 
 
-class _Chunks:
+class _ChunkRows:
     """The chunks of two renderings, aligned part by part."""
 
     def __init__(self, aligner: TokenAligner, ids: tuple[NDArray[Any], NDArray[Any]]) -> None:
