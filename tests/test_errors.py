@@ -1005,7 +1005,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "pass the teacher that made these ids, or remove its text and messages, so that the text is "
      "decoded from the ids"),
     (lambda: projected(messages=[ASK], template="plain"),
-     "a.parquet, row 0: its ids differ from those of its messages in the teacher's template",
+     "a.parquet, row 0: its ids differ from its messages, rendered with the teacher's template",
      "pass the teacher and the template that made these ids, or remove its text and messages, so "
      "that the text is decoded from the ids"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),

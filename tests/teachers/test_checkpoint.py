@@ -269,7 +269,7 @@ def test_no_cluster_keeps_what_is_done(
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
     options = "-o", "out.parquet", "--engine", "ray", "--address", "nowhere"
     done = cli("project", cache_file, *models, "--map", back_map, *options)
-    fails(done, "no Ray cluster at nowhere: ")
+    fails(done, "Ray cluster at nowhere: ")
     assert names(stopped) == KEPT
 
 

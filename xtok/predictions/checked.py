@@ -215,9 +215,8 @@ def _check_candidates(topk: TopK, row_of: NDArray[np.int64], within: str, width:
     ):
         _require(
             wrong,
-            lambda n, x=values, name=name: (
-                f"the log-probability of {name} is "  # type: ignore[misc]
-                f"{'−inf' if np.isneginf(x[n]) else f'{x[n]:.4g}'}, expected a number of at most 0"
+            lambda n, x=values, name=name: (  # type: ignore[misc]
+                f"the log-probability of {name} is {x[n]:.4g}, expected a number of at most 0"
             ),
             f"{TRUE_HINT}, not logits, and omit unknown values",
             rows,

@@ -122,7 +122,7 @@ def connected(address: str | None) -> Iterator[Any]:
     """Connect to a Ray cluster, unless this process is already connected, and yield `ray`.
 
     Raises:
-        XtokError: if Ray is not installed, or there is no cluster.
+        XtokError: if Ray is not installed, or the cluster does not respond.
     """
     try:
         import ray
@@ -150,7 +150,7 @@ def connect(ray: Any, address: str | None) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
         raise XtokError(
-            f"there is no Ray cluster at {address}: {_first_line(error)}",
+            f"cannot connect to a Ray cluster at {address}: {_first_line(error)}",
             hint="start a cluster (ray start --head; on other nodes ray start --address "
             "HOST:6379), set RAY_AUTH_MODE=token if it requires a token, or work on this machine",
         ) from error
@@ -194,7 +194,7 @@ _translators: dict[tuple[str, Cluster], Translator] = {}
 
 
 def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
-    """Load the tokenizers once per worker process and job, and compare them with the job's."""
+    """Load the tokenizers once per process and job; require the same definitions as in the job."""
     key = job.digest, cluster
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core

@@ -117,18 +117,17 @@ def _text_in(
         span = slice(begin, begin + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span
-    text_of_ids = b"".join(spelled[inner])
+    same = _num_same_bytes(b"".join(spelled[inner]), data)
     raise cache_error(
         place,
-        f"its ids do not spell its text: they differ from byte {_same_bytes(text_of_ids, data)} on",
+        f"its ids do not spell its text: they differ from byte {same} on",
         f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}",
     )
 
 
-def _same_bytes(a: bytes, b: bytes) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+def _num_same_bytes(a: bytes, b: bytes) -> int:
+    same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(same, min(len(a), len(b)))
 
 
 def _of_text(
@@ -174,7 +173,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     ours, theirs = _rendered(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
-        problem = "its ids differ from those of its messages in the teacher's template"
+        problem = "its ids differ from its messages, rendered with the teacher's template"
         raise cache_error(sides[1].chat.place, problem, "; ".join([hint, *_notes_of(theirs)]))
     theirs = replace(
         theirs,
@@ -243,7 +242,8 @@ def _places_in(
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
     """Yield notes on the first rows: missing BOS tokens, and notes on rendered conversations."""
     teacher, topk = pair.tokenizers[1], rows.topk
-    firsts = topk.token_ids[firsts_of(topk.bounds)]
+    starts = firsts_of(topk.bounds)
+    firsts = topk.token_ids[starts]
     without = int((firsts != teacher.bos_id).sum())
     if teacher.bos_id is not None and without:
         name = teacher.special_token_names["bos_token"]
@@ -252,12 +252,11 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
             f"{teacher.bos_id}), which the library of {pair.teacher.model_id} adds to texts; many "
             "models predict badly without it"
         )
-    starts = firsts_of(topk.bounds)
     second = topk.token_ids[(starts + 1).clip(max=len(topk.token_ids) - 1)]
     if twice := int(((firsts == teacher.bos_id) & (second == teacher.bos_id)).sum()):
         yield (
-            f"{twice:,} of the first {len(firsts):,} rows begin with the bos token twice: send the "
-            "teacher texts without it, or ids with it once"
+            f"{twice:,} of the first {len(firsts):,} rows start with the bos token twice; remove "
+            "it from the texts that you send, because the server adds it"
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_rendered(sides, pair, templates) for sides in chats)
@@ -273,10 +272,10 @@ def _student_texts(rows: Documents) -> list[str | None]:
     parts = rows.values("student_text")
     for place, part, text in zip(rows.places, parts, rows.values("text"), strict=True):
         if part is not None and (text is None or not text.endswith(part)):
-            reason = "there is no text"
+            reason = "the row has no text"
             if text is not None:
                 own, whole = part.encode()[::-1], text.encode()[::-1]
-                reason = f"byte {len(own) - 1 - _same_bytes(own, whole)} differs"
+                reason = f"byte {len(own) - 1 - _num_same_bytes(own, whole)} differs"
             raise cache_error(
                 place,
                 f"its student_text is not the end of its text: {reason}",

@@ -338,8 +338,8 @@ def _share_gaps(
 ) -> None:
     """Divide the log-probability of teacher tokens between the spans equally, in place.
 
-    `logprobs` are those of `spelled`, text after text. Tokens that only the student's template
-    writes get 0.
+    `logprobs` has a value for each token of `spelled`, in the order of the texts. Tokens that only
+    the student's template writes get 0.
     """
     for text, begin, their_begin in zip(
         texts, bounds.tolist(), predictions.bounds.tolist(), strict=False

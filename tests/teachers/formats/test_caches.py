@@ -664,7 +664,7 @@ def test_a_teacher_with_two_bos_is_noted(
     notes: list[str] = []
     _, [found] = project([{**row, **({"text": TEXTS[0]} if has_text else {})}], note=notes.append)
     [note] = [note for note in notes if "bos token twice" in note]
-    assert "1 of the first 1 rows begin" in note
+    assert "1 of the first 1 rows" in note
     if has_text:
         library = digits.library(TEXTS[0])["input_ids"]
         assert found["input_ids"] == library

@@ -39,8 +39,6 @@ _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
 class _Answer(NamedTuple):
-    """The response for one sequence."""
-
     topk: TopK  # one document
     columns: dict[str, str | None]
     mask: NDArray[np.bool_] | None  # True for training targets
@@ -114,7 +112,6 @@ def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
 
 
 def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the choices that contain `prompt_logprobs`."""
     choices = value.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list | dict):
@@ -137,14 +134,12 @@ def _answer_of_choice(
 
 
 def _item(prompt: Any, number: int) -> Any:
-    """Return a prompt, or the prompt of a choice if there is a list of prompts."""
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], list)):
         return prompt
     return prompt[number] if number < len(prompt) else None
 
 
 def _require_no_error(value: Mapping[str, Any], place: LinePlace) -> None:
-    """Raise an error if the server responded with an error message."""
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
         message = error.get("message", error) if isinstance(error, dict) else error

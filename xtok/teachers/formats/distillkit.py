@@ -48,8 +48,8 @@ def read(
     to rows, not tokens.
 
     Raises:
-        XtokError: if the number of rows is not that of the tokens minus 1, or their width differs
-            from the config.
+        XtokError: if a document with N tokens does not have N − 1 rows, or their width differs from
+            the config.
     """
     columns = CacheColumns(batch, places)
     if is_plain(batch.schema.names):

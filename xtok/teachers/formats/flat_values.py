@@ -86,9 +86,9 @@ def flat_numbers(
 ) -> NDArray[Any]:
     """Convert a pyarrow array to a NumPy type without loss.
 
-    Types are int32, int64, uint8, float32, and bool, which also accepts 0 and 1. `bounds` are those
-    of the documents, then of the lists within; they locate errors. With `optional`, null becomes
-    NaN.
+    Types are int32, int64, uint8, float32, and bool, which also accepts 0 and 1. `bounds`
+    contains the bounds of the documents, then of the lists within; they locate errors. With
+    `optional`, null becomes NaN.
 
     Raises:
         XtokError: for a different type, null, or values outside the range.

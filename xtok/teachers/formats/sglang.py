@@ -82,7 +82,6 @@ def _unflattened(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
 
 
 def _listed(values: Any, dtype: str) -> list[Any]:
-    """Decode values that may be base64 of a little-endian array."""
     if isinstance(values, str):
         values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
     return list(values)
