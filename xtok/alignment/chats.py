@@ -180,10 +180,30 @@ def shared_span(
     return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
-def describe_chat(aligner: TokenAligner, pair: Pair, chat: ChatAlignment) -> TextAlignment:
-    """Describe an aligned conversation."""
-    ids = (chat.student.ids.tolist(), chat.teacher.ids.tolist())
-    return describe_alignment(aligner, pair, *ids, alignment=chat.alignment)
+def describe_chat(
+    pair: Pair,
+    chat: ChatRecord,
+    templates: tuple[str | None, str | None] = (None, None),
+    max_comb_len: int = 4,
+) -> tuple[TextAlignment, list[str]]:
+    """Align a conversation, and describe the result as `align` describes a text.
+
+    Args:
+        pair: the student and the teacher, with their tokenizers.
+        chat: a conversation from a file.
+        templates: chat templates of both sides; None is the tokenizer's own.
+        max_comb_len: see `TokenAligner`.
+
+    Returns:
+        the description, and the notes on the conversation and its renderings.
+    """
+    aligner = TokenAligner(pair, max_comb_len)
+    ours, theirs, alignment = align_chat(
+        aligner, pair, chat, student_template=templates[0], teacher_template=templates[1]
+    )
+    ids = ours.ids.tolist(), theirs.ids.tolist()
+    notes = dict.fromkeys((*chat.notes, *ours.notes, *theirs.notes))
+    return describe_alignment(aligner, pair, *ids, alignment=alignment), [*notes]
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:
