@@ -11,4 +11,5 @@ run python scripts/fetch_tokenizers.py ||
 run python -m ruff check
 run python -m ruff format --check
 run python -m mypy
+run python scripts/prose.py
 run python -m pytest "$@"
