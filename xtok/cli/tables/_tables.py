@@ -68,9 +68,10 @@ def new_table(
     return table
 
 
-def weight(value: float) -> str:
-    """Format a weight; a small positive weight does not become 0."""
-    return f"{value:.4f}" if value >= 0.00005 else "<0.0001" if value else "0"
+def weight(value: float, digits: int = 4) -> str:
+    """Format a weight; a small positive weight does not become 0. The report's page sets digits."""
+    least = 10.0**-digits
+    return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
 
 
 def with_interval(interval: Interval | None) -> str:
