@@ -382,7 +382,7 @@ RAISES = each(
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
         (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # its text is not public
-        (CHAT, "{{ '\udc00' }}", "has '\\udc00', half of"),
+        (CHAT, "{{ '\udc00' }}", "contains '\\udc00', half of"),
         (CHAT, "{{ cycler() }}", "raises: "),
         (CHAT, "{{ 'x'.join(messages) }}", "raises: sequence item 0: expected str"),
         (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),

@@ -181,10 +181,10 @@ def test_the_guide_counts_them() -> None:
     calls = {read.pop(case) for case in [*CASES][-2:]}
     assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
-        f"Of TRL's {total} templates, 70 can be read with a prompt, turns, or a truncated last "
-        f"answer; with a system message {read['a system message'].replace('of', 'of the')} that "
-        f"write it, with thinking {read['thinking']}, with tools {read['tools']}, with calls and "
-        f"tool messages {calls.pop()}."
+        f"TRL has {total} templates. `read_back` supports a prompt, turns, or a truncated last "
+        f"answer for 70 of them, a system message for {read['a system message']}, thinking for "
+        f"{read['thinking']}, tools for {read['tools']}, and calls with tool messages for "
+        f"{calls.pop()} templates"
     )
     assert sentence in " ".join(GUIDE.read_text(encoding="utf-8").split())
 

@@ -53,7 +53,7 @@ def test_tokens_are_looked_up_as_inspect_does(byte_level: Tokenizer) -> None:
     assert [t.id for t in xtok.vocab(byte_level, [the.id, b" the", " the"]).tokens] == [the.id]
     assert xtok.vocab(byte_level, []).tokens == ()
     width = len(byte_level.table)
-    assert error_of(lambda: xtok.vocab(byte_level, width)).endswith(f"ids are 0 to {width - 1}")
+    assert error_of(lambda: xtok.vocab(byte_level, width)).endswith(f"0 to {width - 1}")
     assert error_of(lambda: xtok.vocab(byte_level, "no such")).endswith("has no token 'no such'")
 
 

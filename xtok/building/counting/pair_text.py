@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok._lib.shards import Paths, SourceFile, source_of
+from xtok._lib.shards import Paths, SourceFile, shards, source_of
 from xtok.alignment.sequences import FlatIds
 from xtok.building.counting.aligned import AlignedTexts, Difference, TextAligner
 from xtok.building.counting.counts import (
@@ -27,7 +27,7 @@ from xtok.building.counting.counts import (
 )
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.smoothing import EPSILON
-from xtok.building.counting.texts import Batch, find_texts, little_text, read_batches, text_shards
+from xtok.building.counting.texts import Batch, find_texts, little_text, read_batches
 from xtok.config import Target
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
@@ -203,7 +203,7 @@ class PairText:
         """
         tokenizers = tokenizers_of(pair)
         files = find_texts(texts)
-        parts = text_shards(files)
+        parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
         counter = TextCounter(pair, plan)
         with TextEncoder(*tokenizers) as encoder, progress("counting", size) as advance:
