@@ -106,5 +106,5 @@ def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], messag
 def test_no_teacher_at_all(collator: DistillationCollator) -> None:
     batch = prepare(collator(["Fog."]))
     logits = torch.zeros(1, batch["input_ids"].shape[1], collator.student.vocabulary.vocab_size)
-    with pytest.raises(XtokError, match="neither a teacher"):
+    with pytest.raises(XtokError, match="the teacher and its predictions are missing"):
         make_loss("alm")(logits, None, batch, batch["teachers"][0])
