@@ -66,11 +66,21 @@ def by_row(small: Path) -> list[tuple[float, ...]]:
     return rows
 
 
+@pytest.fixture(scope="module")
+def alone(
+    forks: Forks, small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[float]]:
+    """The values of one process."""
+    return evaluated(forks, small, tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.mark.xdist_group("evaluation")  # one run of `alone` for all
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_each_row_counts_once(
-    processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any]
-) -> None:
-    found = evaluated(forks, small, tmp_path, processes)
+    processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],
+    alone: dict[str, list[float]],
+) -> None:  # fmt: skip
+    found = alone if processes == 1 else evaluated(forks, small, tmp_path, processes)
     for count in range(1, NUM_ROWS + 1):
         nats, targets, size, alm, chunks, theirs, their_size = map(
             sum, zip(*by_row[:count], strict=True)
@@ -82,10 +92,6 @@ def test_each_row_counts_once(
             name = f"transformers {batch_size} {count}"
             assert found[name] == pytest.approx(expected, rel=1e-5), name
     assert found["transformers streamed"] == found["transformers 1 7"]
-    reference = tmp_path.parent / "gold.json"
     gold = {name: values for name, values in found.items() if name.startswith("gold")}
-    if processes == 1:
-        reference.write_text(json.dumps(gold))
-    alone = json.loads(reference.read_text())
     for name, values in gold.items():
         assert values == pytest.approx(alone[name], rel=1e-5), name
