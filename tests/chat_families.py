@@ -65,3 +65,6 @@ def of_trl() -> list[Path]:
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
     return sorted(folder.glob("*.jinja")) if folder.name else []
+
+
+TURNS = "{% for m in messages %}[header {{ m.role }}]\n{{ m.content | trim }}\n\n{% endfor %}"

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from command_lines import run_python
 from forked import Forks
-from make import run_python
 from rich.cells import cell_len
 from typer.testing import CliRunner
 

@@ -19,9 +19,10 @@ import hub_folders
 import pytest
 import small_tokenizers
 import stored_teachers
+from command_lines import write_documents
 from forked import TIMEOUT, Forks
 from hypothesis import HealthCheck, settings
-from make import built, write_documents
+from make_maps import built
 
 import xtok
 from xtok import TokenAligner

@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from make import FOREIGN, GOOD, TINY, edited, pt_bytes, with_layer
+from make_maps import FOREIGN, GOOD, TINY, edited, pt_bytes
 from numpy.typing import NDArray
 from pyarrow.parquet import write_table
 from safetensors.torch import save as safetensors
 from stored_teachers import predicted, write_distillkit
-from tiny_models import tiny_model
+from tiny_models import tiny_model, with_layer
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses

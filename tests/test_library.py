@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make import byte_ranks, same
+from make_maps import same
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.build import build

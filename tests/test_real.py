@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from checks import identity, known, related_by_bytes
 from conftest import Load
-from make import built, nemo_values, table_of
+from loss_inputs import nemo_values
+from make_maps import built
+from make_tokenizers import table_of
 
 import xtok
 from xtok.alignment.aligner import TokenAligner

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import FIRST, TEACHER, WORK
 from conftest import ROOT
 from forked import Forks
-from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
 import xtok

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
 def tiny_model(
@@ -54,3 +58,20 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def logged(trainer: Any, name: str = "loss") -> list[float]:
     """Return what a trainer has logged under a name."""
     return [line[name] for line in trainer.state.log_history if name in line]
+
+
+def random_vectors(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
+    random = np.random.default_rng(seed)
+    return random.standard_normal((count, dimension), dtype=np.float32)
+
+
+def with_layer(folder: Path, tokenizer: Path, matrix: NDArray[np.float32]) -> Path:
+    """Write a model folder with only a tokenizer and an input-embedding layer."""
+    shutil.copytree(tokenizer, folder)
+    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
+    return folder
+
+
+def random_model(folder: Path, tokenizer: Path, size: int) -> Path:
+    width = load_tokenizer(tokenizer).vocabulary.vocab_size
+    return with_layer(folder, tokenizer, random_vectors(width, size, seed=size))

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
+import running_servers
 import served_teachers
 import torch
 
@@ -75,7 +76,7 @@ def served(work: Path) -> Iterator[Served]:
     student, teacher = pair.tokenizers
     model = served_teachers.Model(teacher)
     prompt, response = (student.encode(text).ids.tolist() for text in (PROMPT, RESPONSE))
-    with served_teachers.running(model.app) as url, served_teachers.proxied(pair, url) as own:
+    with running_servers.running(model.app) as url, running_servers.proxied(pair, url) as own:
         body = {"prompt": [*prompt, *response], "prompt_logprobs": 0}
         answer = httpx.post(f"{own}/v1/completions", json=body, timeout=600).json()
         rows = answer["choices"][0]["prompt_logprobs"][len(prompt) :]

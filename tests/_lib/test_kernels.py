@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checks import works
-from make import byte_ranks, run_python
+from command_lines import run_python
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok._lib.compiling import KernelFiles

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checks import error_of
-from make import run_python
+from command_lines import run_python
 
 from xtok._lib import parquet
 from xtok._lib.parquet import ParquetTable

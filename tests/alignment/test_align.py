@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from checks import fails, works
+from command_lines import two_files
 from conftest import Cli
-from make import two_files
 from rich.cells import cell_len
 from rich.console import Console
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_families import TURNS
 from checks import fails, known
+from command_lines import two_files
 from conftest import REAL, Cli
-from make import TURNS, two_files
 
 import xtok
 from xtok.alignment.aligner import TokenAligner

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from make import saved, word_piece
+from make_tokenizers import saved, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models
 

@@ -11,7 +11,7 @@ import torch
 from conftest import Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from make import qwen_like
+from make_tokenizers import qwen_like
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 from torch.nn.utils.rnn import pad_sequence

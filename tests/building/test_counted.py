@@ -13,8 +13,10 @@ from typing import Any
 import naive
 import pytest
 from checks import fails
+from command_lines import write_documents
 from conftest import Cli
-from make import NO_SLOT, token, write_documents
+from make_maps import NO_SLOT
+from make_tokenizers import token
 
 from xtok.building.build import build
 from xtok.building.counted import count_plan

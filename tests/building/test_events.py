@@ -14,7 +14,9 @@ import pytest
 import torch
 from checks import fits_80_columns, known, mutant, printed_json, within, works
 from conftest import Cli, Load
-from make import alignment, token, vocabulary
+from loss_inputs import alignment
+from make_maps import vocabulary
+from make_tokenizers import token
 from naive_losses import same_in_bfloat16, value_and_gradient
 from safetensors import safe_open
 from torch import Tensor

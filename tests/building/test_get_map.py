@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from checks import fails, works
+from command_lines import two_files
 from conftest import ROOT, Cli
 from forked import Forks
-from make import byte_ranks, same, two_files
+from make_maps import same
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checks import fails, known, works
 from conftest import KINDS, Cli, Load, Tokenizers
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.errors import MapFileError, OutputError

@@ -10,7 +10,8 @@ import pytest
 import torch
 from checks import identity, known, related_by_bytes
 from conftest import KINDS, Tokenizers
-from make import NO_SLOT, built, byte_ranks, read_pt, row, table_of
+from make_maps import NO_SLOT, built, read_pt, row
+from make_tokenizers import byte_ranks, table_of
 
 import xtok
 from xtok.building.exact import reapply_exact

@@ -18,9 +18,9 @@ import pytest
 import torch
 import typer
 from checks import fails, fits_80_columns, printed_json, usage_error, works
+from command_lines import HEAVY, run_python, two_files
 from conftest import Cli
 from forked import Forks
-from make import HEAVY, run_python, two_files
 from typer.testing import CliRunner
 
 import xtok

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 from checks import fails, is_printable, on_a_full_disk, works
+from command_lines import two_files
 from conftest import ROOT, Cli
 from forked import Forks
-from make import TINY, copied, two_files
+from make_maps import TINY
+from make_tokenizers import copied
 
 import xtok
 from xtok.errors import OutputError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checks import fails, works
 from conftest import ROOT, Cli
-from make import random_model
+from tiny_models import random_model
 from typer.main import get_command
 from typer.testing import CliRunner
 

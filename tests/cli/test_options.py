@@ -13,7 +13,8 @@ import pytest
 import torch
 from checks import fails, known, works
 from conftest import Cli, Load
-from make import NO_SLOT, byte_ranks, read_pt, row, same
+from make_maps import NO_SLOT, read_pt, row, same
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.counted import synthetic_map

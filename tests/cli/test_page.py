@@ -25,7 +25,8 @@ import numpy as np
 import pytest
 from checks import known, works
 from conftest import Cli, Load
-from make import TINY, built, byte_ranks, vocabulary
+from make_maps import TINY, built, vocabulary
+from make_tokenizers import byte_ranks
 from numpy.typing import NDArray
 
 import xtok

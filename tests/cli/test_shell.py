@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 from checks import KILLED, killed
+from command_lines import HEAVY, run_python, two_files
 from conftest import ROOT, Cli
 from forked import Forks
-from make import HEAVY, run_python, two_files
 
 from xtok import __version__
 from xtok.cli import console, make_app

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from checks import is_printable, works
+from command_lines import FIRST, TEACHER, WORK
 from conftest import Cli
 from forked import Forks
-from make import FIRST, TEACHER, WORK, copied
+from make_tokenizers import copied
 from safetensors.numpy import save_file
 
 # The commands run in forks of a process that has imported their libraries: what they write to the

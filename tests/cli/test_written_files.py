@@ -9,7 +9,7 @@ import pytest
 import torch
 from checks import fails, printed_json, works
 from conftest import Cli
-from make import pt_bytes
+from make_maps import pt_bytes
 
 import xtok
 from xtok.maps.file import to_safetensors

@@ -16,7 +16,7 @@ from checks import error_of, known
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import copied
+from make_tokenizers import copied
 
 from xtok.conversation import (
     NO_END_OF_TURN,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checks import known
 from conftest import Load
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.counting.aligned import Difference

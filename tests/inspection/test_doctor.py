@@ -13,7 +13,7 @@ import pytest
 import small_tokenizers
 from checks import fits_80_columns, known, works
 from conftest import REAL, Cli, Load
-from make import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
+from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from checks import fails, fits_80_columns, known, printed_json, works
 from conftest import ROOT, Cli, Load
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 from naive import rows_of
 
 import xtok

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checks import error_of, fails, fits_80_columns, known, printed_json, works
 from conftest import Cli
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 from naive import rows_of
 
 import xtok

@@ -12,7 +12,8 @@ import pytest
 import torch
 from checks import fails, printed_json
 from conftest import Cli
-from make import Change, byte_ranks, changed
+from make_maps import Change, changed
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checks import works
 from conftest import Cli
-from make import GOOD
+from make_maps import GOOD
 
 from xtok import ProjectionMap, XtokError
 from xtok.maps.convert import convert, nemo_overrides

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_lines import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, byte_ranks, changed, edited, load_bytes, pt_bytes, run_python
+from make_maps import FOREIGN, TINY, changed, edited, load_bytes, pt_bytes
+from make_tokenizers import byte_ranks
 from safetensors.torch import save
 
 import xtok

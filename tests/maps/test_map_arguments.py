@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checks import error_of
-from make import built
+from make_maps import built
 
 import xtok
 from xtok import XtokError

@@ -17,7 +17,7 @@ from checks import known
 from forked import Forks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, load_bytes, read_pt, same
+from make_maps import FOREIGN, TINY, built, load_bytes, read_pt, same
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -82,13 +82,13 @@ def test_golden_digest_of_a_tiny_map() -> None:
 
 @each_suffix
 def test_maps_come_back_without_loss_and_are_the_same_bytes_under_any_name(
-    tmp_path: Path, map_to_sentencepiece: ProjectionMap, suffix: str
+    tmp_path: Path, to_pieces: Pair, suffix: str
 ) -> None:
     as_far_off_as_a_sum_may_be = np.array([0, 0, 9e-5, 0, 0, 0, -9e-5], np.float32)
     about_1 = TINY.weights + as_far_off_as_a_sum_may_be
     path = tmp_path / f"map{suffix}"
     elsewhere = tmp_path / "folder" / f"a much longer name{suffix}"
-    others = replace(TINY, history=(), top_k=9, weights=about_1), map_to_sentencepiece
+    others = replace(TINY, history=(), top_k=9, weights=about_1), built(*to_pieces.tokenizers)
     for projection in (TINY, *others):
         projection.save(path)
         projection.save(elsewhere)

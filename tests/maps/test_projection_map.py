@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from make import GOOD, SLOT, tiny_map, vocabulary
+from make_maps import GOOD, SLOT, tiny_map, vocabulary
 
 from xtok.maps.edges import Edges, map_order, ranks, row_sums, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap

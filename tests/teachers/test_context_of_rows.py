@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from make import TURNS
+from chat_families import TURNS
 from stored_teachers import Row, predicted, write_neutral
 
 import xtok

@@ -13,10 +13,11 @@ import naive
 import numpy as np
 import pytest
 import torch
+from command_lines import run_python
 from conftest import Aligners, Tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import byte_ranks, run_python
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.alignment.aligner import TokenAligner

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 from naive_projecting import (
     END,
     Bigrams,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import saved, table_of
+from make_tokenizers import saved, table_of
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import built, copied, sentencepiece_with, tekken_file, word_piece
+from make_maps import built
+from make_tokenizers import copied, sentencepiece_with, tekken_file, word_piece
 from small_tokenizers import CORPUS
 
 import xtok

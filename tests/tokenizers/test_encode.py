@@ -14,16 +14,8 @@ from conftest import Load
 from hub_folders import PATTERNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import (
-    Library,
-    byte_ranks,
-    check,
-    copied,
-    pieces_for,
-    qwen_like,
-    sentencepiece_with,
-    texts,
-)
+from make_tokenizers import byte_ranks, copied, qwen_like, sentencepiece_with
+from random_texts import Library, check, pieces_for, texts
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

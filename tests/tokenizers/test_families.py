@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from make import copied, table_of, tekken_file
+from make_tokenizers import copied, table_of, tekken_file
 from small_tokenizers import CORPUS
 
 from xtok.errors import TokenizerError

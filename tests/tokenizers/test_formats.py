@@ -15,7 +15,7 @@ from checks import not_loaded
 from conftest import REAL, Load
 from hypothesis import given
 from hypothesis import strategies as st
-from make import (
+from make_tokenizers import (
     copied,
     saved,
     sentencepiece_with,

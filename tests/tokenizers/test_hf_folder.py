@@ -12,7 +12,8 @@ from typing import Any
 import hub_folders
 import pytest
 import transformers
-from make import check, run_python, texts
+from command_lines import run_python
+from random_texts import check, texts
 from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 from checks import fails, works
+from command_lines import run_python
 from conftest import Cli
-from make import copied, run_python
+from make_tokenizers import copied
 
 from xtok.building.embeddings.input_layer import Model
 from xtok.errors import TokenizerError

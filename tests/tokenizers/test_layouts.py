@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import copied, texts, unigram_model
+from make_tokenizers import copied, unigram_model
+from random_texts import texts
 from small_tokenizers import CORPUS, byte_level_bpe
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Rust

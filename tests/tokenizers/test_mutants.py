@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from checks import mutant, within
-from make import tekken_file
+from make_tokenizers import tekken_file
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer

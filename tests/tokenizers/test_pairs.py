@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make import byte_ranks
+from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.build import build

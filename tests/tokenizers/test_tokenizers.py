@@ -18,7 +18,7 @@ from checks import known, not_loaded
 from conftest import KINDS, Tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import byte_ranks, copied, hf_folder_of_ranks, spelled, table_of
+from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import naive_losses
 import pytest
 import torch
-from make import alignment
+from loss_inputs import alignment
 from naive_losses import check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
 

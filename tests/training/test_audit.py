@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 import transformers
-from make import built
+from make_maps import built
 from tiny_models import tiny_model
 from torch import Tensor, nn
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import TURNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import TURNS, qwen_like
+from make_tokenizers import qwen_like
 from torch.utils.data import DataLoader
 
 import xtok

@@ -13,7 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import alignment, byte_ranks, vocabulary
+from loss_inputs import alignment
+from make_maps import vocabulary
+from make_tokenizers import byte_ranks
 from naive_losses import Spelled, check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
 

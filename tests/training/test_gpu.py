@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checks import known
-from make import loss_map
+from loss_inputs import loss_map
 from pretended_gpu import GPU, on_cpu, pretended_gpu
 
 import xtok

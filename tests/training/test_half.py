@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from make import alignment
+from loss_inputs import alignment
 from test_logits import event_index_of
 from torch import Tensor
 

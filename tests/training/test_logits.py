@@ -12,7 +12,8 @@ import pytest
 import test_alm
 import test_csd
 import torch
-from make import alignment, random_map
+from loss_inputs import alignment
+from make_maps import random_map
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

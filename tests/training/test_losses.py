@@ -11,7 +11,8 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
-from make import GOOD, alignment, nemo_values, random_map
+from loss_inputs import alignment, nemo_values
+from make_maps import GOOD, random_map
 from naive_losses import check_gradient, value_and_gradient
 from torch import Tensor
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checks import known
-from make import GOOD, SLOT, random_map
+from make_maps import GOOD, SLOT, random_map
 from torch import Tensor
 
 from xtok import ProjectionModule, XtokError

@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from make import alignment, built, loss_map
+from loss_inputs import alignment, loss_map
+from make_maps import built
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses

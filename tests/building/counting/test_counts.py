@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from make import vocabulary
+from make_maps import vocabulary
 
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds

@@ -18,7 +18,8 @@ import pyarrow
 import pytest
 import small_tokenizers
 from checks import known
-from make import token, write_documents
+from command_lines import write_documents
+from make_tokenizers import token
 from pyarrow import parquet
 
 import xtok

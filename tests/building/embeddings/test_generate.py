@@ -20,9 +20,11 @@ from checks import fails, known, works
 from conftest import Cli, Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from make import byte_ranks, copied, random_model, random_vectors, same, with_layer
+from make_maps import same
+from make_tokenizers import byte_ranks, copied
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from tiny_models import random_model, random_vectors, with_layer
 
 import xtok
 from xtok.building.embeddings import sources

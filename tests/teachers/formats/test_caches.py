@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 import yaml
-from make import built
+from make_maps import built
 from naive_projecting import top_k
 from stored_teachers import TEXTS, Row
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 from conftest import Cli
-from served_teachers import Model, running
+from running_servers import running
+from served_teachers import Model
 from starlette.applications import Starlette
 
 from xtok.errors import XtokError

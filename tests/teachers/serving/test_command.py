@@ -20,7 +20,8 @@ import httpx
 import pytest
 from checks import fails
 from conftest import Cli
-from served_teachers import Model, running
+from running_servers import running
+from served_teachers import Model
 
 import xtok
 from xtok.errors import XtokError

@@ -7,7 +7,8 @@ from contextlib import aclosing, suppress
 
 import httpx
 import pytest
-from served_teachers import Model, running
+from running_servers import running
+from served_teachers import Model
 from starlette.applications import Starlette
 
 from xtok.errors import XtokError

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from served_teachers import Model, proxied, running
+from running_servers import proxied, running
+from served_teachers import Model
 from tiny_models import logged, save_model, weights_of
 
 import xtok

@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT
 from datasets import Dataset
 from forked import Forks
-from make import built
+from make_maps import built
 from tiny_models import logged, save_model, tiny_model, weights_of
 from transformers import TrainerCallback, TrainingArguments
 

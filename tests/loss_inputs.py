@@ -1,0 +1,57 @@
+"""Inputs of losses: alignments, maps on the CPU, and the values of NeMo-RL's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from make_maps import built
+from numpy.typing import NDArray
+
+import xtok
+from xtok.alignment.aligner import ShiftedAlignment
+from xtok.tokenizers.pairs import Pair
+from xtok.training.losses import event_index, spelling_index
+from xtok.training.losses.registry import EVENTS, LOSSES, MAP, LossName
+from xtok.training.module import ProjectionModule
+
+
+def loss_map(name: LossName, pair: Pair) -> Any:
+    """The map of a loss, on the CPU; None if the loss takes no map."""
+    row = LOSSES[name]
+    if row.map is None:
+        return None
+    if row.map is MAP:
+        return ProjectionModule(built(*pair.tokenizers))
+    if row.map is EVENTS:
+        return event_index(xtok.events(*pair.tokenizers))
+    return spelling_index(xtok.spellings(pair))
+
+
+def nemo_values(name: str) -> dict[str, NDArray[Any]]:
+    """The values that NeMo-RL's code returns (commit 7ea279a), from scripts/nemo_values.py."""
+    return dict(np.load(Path(__file__).with_name("nemo_values") / f"{name}.npz"))
+
+
+def alignment(
+    student: Any, teacher: Any, valid: Any = None, correct: Any = None
+) -> ShiftedAlignment:
+    """The alignment of positions; a chunk at position 0 may begin with token 0, before it."""
+
+    s, t = torch.as_tensor(student), torch.as_tensor(teacher)
+    chunks = max(int(s.max()), int(t.max())) + 1
+    pair_valid = torch.ones((len(s), chunks)).bool() if valid is None else torch.as_tensor(valid)
+    has_start = torch.ones_like(pair_valid)
+    has_start[:, 0] = (s[:, :1] != 0).all(1) & (t[:, :1] != 0).all(1)
+    return ShiftedAlignment(
+        has_start=has_start,
+        pair_valid=pair_valid,
+        pair_is_correct=pair_valid if correct is None else torch.as_tensor(correct),
+        student_exact_partition_mask=torch.zeros_like(s),
+        teacher_exact_partition_mask=torch.zeros_like(t),
+        student_chunk_id=s,
+        teacher_chunk_id=t,
+        num_chunks=pair_valid.sum(1),
+    )

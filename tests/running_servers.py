@@ -1,0 +1,86 @@
+"""Run servers on loopback in threads: any app, and `xtok serve` in front of a teacher."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import uvicorn
+from make_maps import built
+
+from xtok.config import BACK_MAP
+from xtok.maps.projection_map import ProjectionMap
+from xtok.teachers.serving.server import Proxy, bound
+from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.translator import Translator
+from xtok.tokenizers.pairs import Pair
+
+
+@contextmanager
+def running(app: Any, port: int = 0) -> Iterator[str]:
+    """Run an app in a thread, and yield its address."""
+    opened = bound("127.0.0.1", port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    with _thread([server], lambda: server.serve([opened])):
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+
+
+@contextmanager
+def proxied(
+    pair: Pair,
+    url: str,
+    back_map: ProjectionMap | None = None,
+    *,
+    notes: list[str] | None = None,
+    candidates: int | None = None,
+    api_key: str | None = None,
+    chat: bool = True,
+    templates: tuple[Path | str | None, Path | str | None] = (None, None),
+    **teacher: Any,
+) -> Iterator[str]:
+    """Run `xtok serve` in a thread, in front of a teacher; yield its address."""
+    note = ([] if notes is None else notes).append
+    made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
+    servers: list[uvicorn.Server] = []
+
+    async def serve(opened: socket.socket) -> None:
+        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
+            await asked.connect(candidates, 0.0, note)
+            translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
+            proxy = Proxy(translator, asked, api_key=api_key, note=note)
+            config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)
+            servers.append(uvicorn.Server(config))
+            await servers[0].serve([opened])
+
+    with bound("127.0.0.1", 0) as opened, _thread(servers, lambda: serve(opened)):
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+
+
+@contextmanager
+def _thread(servers: list[uvicorn.Server], serve: Any) -> Iterator[None]:
+    """Run a server in a thread."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    while thread.is_alive() and not (servers and servers[0].started):
+        thread.join(0.005)
+    try:
+        if failed:
+            raise failed[0]
+        yield
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join()
