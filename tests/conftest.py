@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import small_tokenizers
 import stored_teachers
 from command_lines import write_documents
-from forked import TIMEOUT, Forks
+from forked import Forks
 from hypothesis import HealthCheck, settings
 from make_maps import built
 
@@ -45,9 +44,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 settings.load_profile("xtok")
-
-AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
-"""With these begin the variables that are read once, by Python or by a library's import."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,11 +133,6 @@ def to_pieces(byte_level: Tokenizer, sentencepiece: Tokenizer) -> Pair:
 @pytest.fixture(scope="session")
 def map_to_digits(pair: Pair) -> ProjectionMap:
     return built(*pair.tokenizers)
-
-
-@pytest.fixture(scope="session")
-def map_to_sentencepiece(byte_level: Tokenizer, sentencepiece: Tokenizer) -> ProjectionMap:
-    return built(byte_level, sentencepiece)
 
 
 @pytest.fixture(scope="session")
@@ -249,22 +240,11 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 @pytest.fixture
 def cli(tmp_path: Path, forks: Forks) -> Cli:
-    """Run `xtok` in an empty folder: in a fork, or with variables that are read by imports, as a
-    process."""
+    """Run `xtok` in an empty folder."""
 
     def run(
         *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
-        if not any(name.startswith(AT_IMPORT) for name in env or ()):
-            return forks.run(args, cwd, env)
-        return subprocess.run(
-            [sys.executable, "-m", "xtok", *map(str, args)],
-            cwd=cwd,
-            env={**forks.env, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        return forks.run(args, cwd, env)
 
     return run

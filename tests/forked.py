@@ -1,9 +1,9 @@
-"""Run `xtok`, or Python, in forks of one process that has imported what they import.
+"""Run `xtok` or Python in forks of one process that has imported their libraries.
 
-So a command line of the tests takes a tenth of a second, not the one to three of its imports. All
-else is as in a process of its own: arguments, folder, environment (but for what libraries read when
-they are imported), standard streams, exit code. Copies of this file, named `xtok` and `python`, are
-programs that ask that process, for shells.
+A command line of the tests takes a tenth of a second in a fork; its imports alone would take one to
+three. The fork has the arguments, folder, environment, standard streams and exit code of a separate
+process. Where a test sets a variable that an import reads, the command runs as a separate process.
+Copies of this file, named `xtok` and `python`, are programs for shells: they ask the same process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 TIMEOUT = 300  # seconds that a command line may take
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
+"""Prefixes of the variables that Python or a library reads once, when it is imported."""
 IMPORTED = "numba", "torch", "transformers.models.auto.tokenization_auto"
 Programs = dict[int, tuple[int, socket.socket]]
 """The programs that run, by their descriptors: a process, and who asked for it."""
@@ -39,11 +41,12 @@ class Forks:
         whose commands import the modules of xtok themselves.
         """
         self.env, self.folder = {**env, **PLAIN}, folder
+        self.python = str(python or sys.executable)
         with socket.socket(socket.AF_UNIX) as asked:
             asked.bind(str(folder / ASKED))
             asked.listen()
             self._server = subprocess.Popen(
-                [python or sys.executable, __file__, *["alone"] * (python is not None)],
+                [self.python, __file__, *["alone"] * (python is not None)],
                 env=self.env,
                 stdin=asked.fileno(),
             )
@@ -57,14 +60,18 @@ class Forks:
         program: str = "xtok",
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command line of `xtok` or `python`."""
-        typed = [*map(str, args)]
+        typed, env = [*map(str, args)], {**self.env, **(env or {})}
+        if any(name.startswith(AT_IMPORT) and self.env.get(name) != env[name] for name in env):
+            command = [self.python, *["-m", "xtok"] * (program == "xtok"), *typed]
+            options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT}
+            return subprocess.run(command, cwd=cwd, env=env, check=False, **options)
         with (
             open(os.devnull) as nothing,
             tempfile.TemporaryFile("w+") as printed,
             tempfile.TemporaryFile("w+") as said,
         ):
             files = [nothing.fileno(), printed.fileno(), said.fileno()]
-            request = [program, typed, str(cwd), {**self.env, **(env or {})}]
+            request = [program, typed, str(cwd), env]
             code = _ask(self.folder, request, files)
             for file in (printed, said):
                 file.seek(0)
