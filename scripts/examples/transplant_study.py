@@ -1,14 +1,17 @@
-"""Which rows should a model have for the tokens of another tokenizer?
+"""Which rows should a model have for the tokens of another tokenizer, and what heals it?
 
     python scripts/fetch_models.py
-    python scripts/examples/transplant_study.py texts data/models/smollm2-135m --count 32 \
-        --seed 1 -o held.jsonl
-    python scripts/examples/transplant_study.py rows data/models/smollm2-135m TOKENIZER \
-        --texts held.jsonl -o rows.jsonl
-    python scripts/examples/distill.py --student NEW --texts train.jsonl --held-out held.jsonl …
+    alias study="python scripts/examples/transplant_study.py"
+    study texts data/models/smollm2-135m --count 32 --seed 1000 -o held.jsonl
+    study rows data/models/smollm2-135m TOKENIZER --texts held.jsonl -o rows.jsonl
+    xtok transplant data/models/smollm2-135m TOKENIZER -o NEW
+    study texts data/models/smollm2-135m --count 80 --seed 0 -o train.jsonl
+    study heal data/models/smollm2-135m NEW --texts held.jsonl --train train.jsonl -o healed.jsonl
+    study table healed.jsonl
 
-`texts` samples texts from a model, also to heal the model of `xtok transplant` with. `rows`
-measures the new rows of each kind without training; run it again to resume.
+`texts` samples texts from a model, or cuts them from `--corpus`. `rows` measures the new rows of
+each kind without training. `heal` trains with each of `ARMS`, once for each `--seed`, and `table`
+prints the means over the seeds. Run `rows` or `heal` again to resume.
 """
 
 from __future__ import annotations
@@ -17,19 +20,34 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import distill
 import numpy as np
 import torch
+from projected import ProjectedTeacher
+from study import mean
+from study_data import padded, texts_of
 from torch import Tensor
 
 import xtok
+from xtok.config import BACK_MAP
 from xtok.maps.edges import Edges
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.training.transplant import NewRows, new_rows
+from xtok.training import (
+    IGNORED,
+    DistillationCollator,
+    Objective,
+    find_heads,
+    logits_of,
+    losses,
+    prepare,
+)
+from xtok.training.transplant import NewRows, bits_per_byte, new_rows
 
 LENGTH = 110  # tokens of a sampled text
 
@@ -191,6 +209,148 @@ def measure_rows(options: argparse.Namespace) -> None:
         print(f"{name}: {found['bits']:.3f}", flush=True)
 
 
+class Arm(NamedTuple):
+    """A way to heal: a loss with the original as the teacher, and the weight of the text."""
+
+    loss: losses.LossName | None
+    text: float = 1.0
+    embeddings_first: float = 0.0  # share of the steps
+    is_original: bool = False  # train the original instead, with its own tokenizer
+
+
+ARMS = {
+    "text alone": Arm(None),
+    "event KL and text": Arm("event-kl"),
+    "event KL alone": Arm("event-kl", text=0.0),
+    "CSD and text": Arm("csd"),
+    "stored path-64 and text": Arm("topk-kl"),
+    "event KL and text, embeddings first": Arm("event-kl", embeddings_first=1 / 3),
+    "the original, text alone": Arm(None, is_original=True),
+}
+
+
+class Healing:
+    """Both models, their maps, and the texts to train and to measure on."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.train, self.held_out = ([x["text"] for x in lines(p)] for p in
+                                     (options.train, options.texts))  # fmt: skip
+        self.pair = xtok.pair(options.new, options.model)
+        self.stored: list[Any] = []
+        self.bits_before: dict[bool, float] = {}
+        self.teacher_seconds = 0.0
+
+    @cache  # noqa: B019 (there is one)
+    def loss(self, name: losses.LossName) -> Any:
+        """Return a loss with its map."""
+        made = {"event-kl": xtok.events, "csd": xtok.spellings}
+        if name not in made:
+            return losses.make_loss(name)
+        path = self.options.output.with_suffix(f".{name}.safetensors")
+        if not path.exists():
+            made[name](self.pair).save(path)
+        return losses.make_loss(name, map=distill.read_map(name, path, learnable=False))
+
+    @torch.no_grad()
+    def store(self, collate: DistillationCollator) -> None:
+        """Let the original read each text once; keep its 64 best candidates, in new tokens."""
+        start, model = time.process_time(), load(self.options.model)
+        back = xtok.build(self.pair.reversed, config=BACK_MAP)
+        project = ProjectedTeacher(self.pair, back, num_threads=1)
+        for text in self.train[: self.options.steps * self.options.batch_size]:
+            batch = prepare(collate([{"text": text}]))
+            [side] = batch["teachers"]
+            logits: Any = logits_of(model, side)
+            rows = vars(project(logits, batch, side))
+            self.stored.append({name: value[0] for name, value in rows.items()})
+        self.teacher_seconds = time.process_time() - start
+
+    def heal(self, arm: Arm) -> dict[str, Any]:
+        """Train once, and measure before, in the middle and after."""
+        options = self.options
+        torch.manual_seed(options.seed)
+        folder, is_stored = options.model if arm.is_original else options.new, arm.loss == "topk-kl"
+        tokenizer = self.pair.tokenizers[arm.is_original]
+        collate = DistillationCollator(tokenizer, self.pair.tokenizers[1:] if arm.loss else [])
+        if is_stored and not self.stored:
+            self.store(collate)
+        models = [load(folder), *([load(options.model)] if arm.loss and not is_stored else [])]
+        objective = Objective(
+            losses=[self.loss(arm.loss)] if arm.loss else [],
+            combine=losses.CombineConfig(cross_entropy_weight=arm.text),
+        )
+        if arm.is_original not in self.bits_before:
+            self.bits_before[arm.is_original] = bits_per_byte(models[0], tokenizer, self.held_out)
+        bits = [self.bits_before[arm.is_original]]
+        models[0].train()
+        optimizer = torch.optim.AdamW(models[0].parameters(), betas=(0.9, 0.95))
+        heads: list[Any] = []
+        seconds, wall = 0.0, 0.0
+        for step, chosen in enumerate(distill.batches(len(self.train), options, 0)):
+            start = time.process_time(), time.monotonic()
+            batch = prepare(collate([{"text": self.train[i]} for i in chosen]))
+            sides = batch["teachers"]
+            heads = heads or find_heads(models, [batch, *sides][: len(models)],
+                                        objective.takes_hidden[: len(models)])[0]  # fmt: skip
+            distill.embeddings_first(models[0], step, round(arm.embeddings_first * options.steps))
+            for group in optimizer.param_groups:
+                group["lr"] = distill.learning_rate(step, options)
+            with torch.no_grad():
+                theirs: list[Any] = [*map(logits_of, models[1:], sides, heads[1:])]
+            if is_stored:
+                rows = [self.stored[i] for i in chosen]
+                sides[0]["stored"] = padded(rows, batch["labels"] != IGNORED)
+                theirs = [None]
+            logits = logits_of(models[0], batch, heads[0])
+            optimizer.zero_grad(set_to_none=True)
+            objective.terms(logits, theirs, batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(models[0].parameters(), 1.0)
+            optimizer.step()
+            seconds += time.process_time() - start[0]
+            wall += time.monotonic() - start[1]
+            if step + 1 in (options.steps // 2, options.steps):
+                bits.append(bits_per_byte(models[0], tokenizer, self.held_out))
+        teacher = self.teacher_seconds if is_stored else 0.0
+        return {"bits": bits, "seconds": seconds, "teacher_seconds": teacher, "wall_seconds": wall}
+
+
+def heal(options: argparse.Namespace) -> None:
+    """Append a line for each arm."""
+    healing = Healing(options)
+    done = [[x[key] for key in ("held_out", "seed", "arm")] for x in lines(options.output)]
+    for name in options.arms or ARMS:
+        about = {"held_out": options.texts.name, "seed": options.seed, "arm": name}
+        if [*about.values()] not in done:
+            line = {**about, "steps": options.steps, **healing.heal(ARMS[name])}
+            append(options.output, line)
+            print(line, flush=True)
+
+
+def table(found: Sequence[Any]) -> Iterator[str]:
+    """Yield the lines of a table: means over the seeds, ± half of a 95 % interval."""
+    names = (
+        "before",
+        "in the middle",
+        "after",
+        "less than text alone",
+        "processor s",
+        "wall-clock s",
+    )
+    yield f"| | {' | '.join(names)} | seeds |\n|---|{'---|' * (len(names) + 1)}"
+    base = {x["seed"]: x["bits"][-1] for x in found if x["arm"] == next(iter(ARMS))}
+    for arm in ARMS:
+        runs = [x for x in found if x["arm"] == arm]
+        paired = [x for x in runs if x["seed"] in base and not ARMS[arm].is_original]
+        saved = [base[x["seed"]] - x["bits"][-1] for x in paired]
+        cells = [mean(column) for column in zip(*(x["bits"] for x in runs), strict=True)]
+        cells.append(mean(saved) if saved and any(saved) else "")
+        seconds = [x["seconds"] for x in runs], [x["wall_seconds"] for x in runs]
+        cells += [f"{np.mean(of_runs):.0f}" for of_runs in seconds if runs]
+        if runs:
+            yield f"| {arm} | {' | '.join(cells)} | {len(runs)} |"
+
+
 def lines(path: Path) -> list[Any]:
     """Return the values of a file of JSON lines; none if it does not exist."""
     return (
@@ -204,26 +364,52 @@ def append(path: Path, value: Any) -> None:
         file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def main() -> None:
-    """Parse, and run a command."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command and its options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("texts", "rows"):
+    for name in ("texts", "rows", "heal", "table"):
         add = commands.add_parser(name).add_argument
+        if name == "table":
+            add("results", type=Path, help="output of `heal`")
+            continue
         add("model", help="folder of the original model")
-        if name == "rows":
-            add("tokenizer", help="folder of the new tokenizer")
-            add("--texts", type=Path, required=True)
-        add("--count", type=int, default=32, help="texts; default: %(default)s")
         add("--seed", type=int, default=0)
         add("-o", "--output", type=Path, required=True)
-    options = parser.parse_args()
-    if options.command == "texts":
+        if name == "heal":
+            add("new", help="folder of the model with the new tokenizer")
+            add("--train", type=Path, required=True)
+            add("--arms", action="append", choices=ARMS, help="repeatable; default: all")
+            add("--steps", type=int, default=20)
+            add("--batch-size", type=int, default=4)
+            add("--learning-rate", type=float, default=3e-4)
+            add("--warmup", type=int, default=3)
+        else:
+            add("--count", type=int, default=32, help="texts; default: %(default)s")
+        if name == "rows":
+            add("tokenizer", help="folder of the new tokenizer")
+        if name == "texts":
+            add("--corpus", type=Path, help="cut the texts from these documents instead")
+        else:
+            add("--texts", type=Path, required=True, help="held-out texts")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command."""
+    options = parse(argv)
+    if options.command == "table":
+        found = lines(options.results)
+        for name in dict.fromkeys(x["held_out"] for x in found):
+            print(name, *table([x for x in found if x["held_out"] == name]), sep="\n")
+    elif options.command == "texts":
         options.output.unlink(missing_ok=True)
-        for text in sample(options.model, options.count, options.seed):
+        count, seed = options.count, options.seed
+        drawn = texts_of(options.corpus, seed, count) if options.corpus else ()
+        for text in drawn or sample(options.model, count, seed):
             append(options.output, {"text": text})
     else:
-        measure_rows(options)
+        {"rows": measure_rows, "heal": heal}[options.command](options)
 
 
 if __name__ == "__main__":
