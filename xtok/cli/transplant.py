@@ -1,13 +1,17 @@
 """`xtok transplant`."""
 
+from itertools import islice
 from pathlib import Path
 
 import xtok
+from xtok.building.counting.texts import read_batches, text_shards
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import TEXT_FIELD, json_option, text_option
 from xtok.cli.tables.transplant import print_transplant
 from xtok.config import MAIN, SHRINK, option
+
+DOCUMENTS, CHARACTERS = 64, 1000  # of the text that both models are measured on
 
 
 @command
@@ -57,8 +61,10 @@ def transplant(
 
     Example: xtok transplant HuggingFaceTB/SmolLM2-135M Qwen/Qwen3-8B -o smollm2-qwen
     """
+    batches = read_batches(text_shards(text) if text else (), field)
+    texts = (text[:CHARACTERS] for batch in batches for text in batch.texts if text.strip())
     done = xtok.transplant(
-        model, tokenizer, output, init=init, shrink=shrink, texts=text, field=field,
+        model, tokenizer, output, init=init, shrink=shrink, documents=[*islice(texts, DOCUMENTS)],
         pad_to_multiple_of=pad_to_multiple_of, progress=console.progress_bar,
     )  # fmt: skip
     console.print_notes(done.notes)

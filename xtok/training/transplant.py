@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -18,15 +17,12 @@ from numpy.typing import NDArray
 
 from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
-from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Progress, silent
-from xtok._lib.shards import Paths
-from xtok.building.counting.texts import read_batches, text_shards
 from xtok.building.embeddings.input_layer import (
     INDEX,
     Model,
     choose_layer,
-    opened_checkpoint,
+    read_header,
     read_tensor,
     shard_path,
     tensor_files,
@@ -63,8 +59,6 @@ _ID_LISTS = (
 _SENTENCEPIECE = "tokenizer.model"
 _CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
 _ROWS_AT_ONCE = 4096
-_COPIED_AT_ONCE = 1 << 24  # bytes
-_TEXTS, _CHARACTERS = 64, 1000  # of the text that both models are measured on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +98,14 @@ class NewRows(NamedTuple):
         import torch
 
         dtype = torch.promote_types(old.dtype, torch.float32)
-        total = torch.zeros(old.shape[1:], dtype=torch.float64)
-        for start in range(0, len(self.old_ids), _ROWS_AT_ONCE):
-            ids = torch.from_numpy(self.old_ids[start : start + _ROWS_AT_ONCE])
-            total += old[ids].double().sum(0)
+        some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 needs memory
+        total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))
         mean = (total / len(self.old_ids)).to(dtype)
         per_row = (-1, *[1] * (old.ndim - 1))
         for start in range(0, len(self.mean_share), _ROWS_AT_ONCE):
             share = torch.from_numpy(self.mean_share[start : start + _ROWS_AT_ONCE]).to(dtype)
             first, last = np.searchsorted(self.edges.student_ids, [start, start + len(share)])
-            new_ids, old_ids, weights = (
-                torch.from_numpy(np.array(array[first:last], kind))
-                for array, kind in zip(self.edges, (np.int64, np.int64, np.float64), strict=True)
-            )
+            new_ids, old_ids, weights = (torch.tensor(array[first:last]) for array in self.edges)
             rows = torch.zeros((len(share), *mean.shape), dtype=dtype)
             rows.index_add_(0, new_ids - start, old[old_ids] * weights.to(dtype).reshape(per_row))
             share = share.reshape(per_row)
@@ -131,8 +120,7 @@ def transplant(
     init: Init | MapLike = "pieces",
     shrink: float = SHRINK,
     pad_to_multiple_of: int = 1,
-    texts: Paths = (),
-    field: str = "text",
+    documents: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Transplant:
     """Give a model another tokenizer, and write it as a folder that Transformers loads.
@@ -151,9 +139,7 @@ def transplant(
         shrink: the share of the mean of all rows in these rows, from 0 to 1. If the model has a
             head apart from its input embeddings, only the head is shrunk.
         pad_to_multiple_of: round the number of rows up to a multiple.
-        texts: files of text. Both models are measured on the first 1,000 characters of up to 64
-            documents.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
+        documents: texts on which both models are measured, in bits per byte.
         progress: called for each pass over a vocabulary or over the weights.
 
     Raises:
@@ -171,7 +157,6 @@ def transplant(
             hint="give one of these with {option}",
             parameter="init",
         )
-    documents = _documents(texts, field)
     target = check_folder(folder, record=RECORD)
     old = load_tokenizer(model)
     new = _at_own_width(load_tokenizer(tokenizer), pad_to_multiple_of)
@@ -185,7 +170,7 @@ def transplant(
     tensor_files(source)  # before longer work
     rows, counts = new_rows(pair, init, shrink, progress)
     is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[0] <= pair.shape[1]
-    plan = None if is_same else _plan(source, old)
+    plan = None if is_same else _plan(source, old, rows)
     before = _measured(source.folder(), old, documents)
     with atomic_folder(target) as temporary:
         if plan is None:
@@ -193,7 +178,7 @@ def transplant(
             for path in filter(Path.is_file, source.folder().iterdir()):
                 shutil.copyfile(path, temporary / path.name)
         else:
-            _write_weights(plan, rows, temporary, progress)
+            _write_weights(plan, temporary, progress)
             notes = _write_settings(source, pair, temporary)
             _write_tokenizer(new, temporary)
         done = Transplant(
@@ -233,12 +218,12 @@ def new_rows(
     share = np.ones(len(table), np.float32)
     share[edges.student_ids] = shrink
     share[copied] = 0
-    used = table.types != TokenType.UNUSED
+    num_equal = int((pair.equal_bytes >= 0).sum())
     counts = {
-        "copied": int((pair.equal_bytes >= 0).sum()),
-        "roles": len(copied) - int((pair.equal_bytes >= 0).sum()),
+        "copied": num_equal,
+        "roles": len(copied) - num_equal,
         "composed": len(np.unique(parts[1].student_ids)),
-        "padding": int((~used).sum()),
+        "padding": int((table.types == TokenType.UNUSED).sum()),
     }
     counts["empty"] = len(table) - sum(counts.values())
     old_ids = np.flatnonzero(old_table.types != TokenType.UNUSED)
@@ -263,16 +248,12 @@ def _composed(
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 
 
-class _File(NamedTuple):
-    """A safetensors file: its header, and the tensors with a row for each token."""
-
-    path: Path
-    header: dict[str, Any]
-    changed: dict[str, bool]  # whether the rows are shrunk
+_Plan = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
+"""The header of each file of weights, and the new rows of each tensor with a row for each token."""
 
 
-def _plan(source: Model, old: Tokenizer) -> list[_File]:
-    """Return the files of a model's weights, and the tensors to replace.
+def _plan(source: Model, old: Tokenizer, rows: NewRows) -> _Plan:
+    """Find the tensors with a row for each token.
 
     Raises:
         EmbeddingError: if the architecture or the type of the weights is not supported.
@@ -284,38 +265,24 @@ def _plan(source: Model, old: Tokenizer) -> list[_File]:
             hint="give the checkpoint that it was quantized from",
         )
     layer = choose_layer(files, source)
-    is_changed, is_tied = _vocabulary_tensors(settings, name)
-    paths = {file: shard_path(source, file) for file in dict.fromkeys(files.values())}
-    headers = {file: _read_header(path) for file, path in paths.items()}
-    num_rows = headers[files[layer]][layer]["shape"][0]
+    of_class, is_tied = _vocabulary_tensors(settings, name)
+    paths = [shard_path(source, file) for file in dict.fromkeys(files.values())]
+    headers = {path: read_header(path) for path in paths}
+    shapes = {t: about["shape"] for header in headers.values() for t, about in header.items()}
+    num_rows = shapes[layer][0]
     require_rows(old, num_rows, layer)
 
-    def has_rows(tensor: str, about: Mapping[str, Any]) -> bool:
+    def has_rows(tensor: str) -> bool:
         """Whether a tensor has a row for each token; by its shape if the class does not have it."""
-        same = [s for s in is_changed if f".{s}".endswith(f".{tensor}") or tensor.endswith(f".{s}")]
-        if same:
-            return any(is_changed[s] for s in same)
-        return bool(about["shape"][:1] == [num_rows])
+        same = [
+            of_class[t]
+            for t in of_class
+            if f".{t}".endswith(f".{tensor}") or tensor.endswith(f".{t}")
+        ]
+        return tensor == layer or (any(same) if same else shapes[tensor][:1] == [num_rows])
 
-    return [
-        _File(
-            paths[file],
-            header,
-            {
-                tensor: is_tied or tensor != layer
-                for tensor, about in header.items()
-                if tensor == layer or has_rows(tensor, about)
-            },
-        )
-        for file, header in headers.items()
-    ]
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    with opened_checkpoint(path), path.open("rb") as file:  # which checks it
-        header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
-    header.pop("__metadata__", None)
-    return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
+    in_input = rows if is_tied else rows.without_shrinkage()
+    return headers, {t: in_input if t == layer else rows for t in shapes if has_rows(t)}
 
 
 def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[str, bool], bool]:
@@ -357,46 +324,46 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
     return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}, is_tied
 
 
-def _write_weights(plan: Sequence[_File], rows: NewRows, folder: Path, progress: Progress) -> None:
+def _write_weights(plan: _Plan, folder: Path, progress: Progress) -> None:
     """Write the weights, one file after another: at most one old matrix is in memory."""
-    sizes = [_write_file(file, rows, folder / file.path.name, progress) for file in plan]
-    if len(plan) > 1:
-        names = {name: file.path.name for file in plan for name in file.header}
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(names.items()))}
+    import torch
+
+    (headers, replaced), names, total = plan, dict[str, str](), 0
+    for path, tensors in headers.items():
+        header, size = _new_header(tensors, replaced)
+        encoded = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        old = np.memmap(path, mode="r")
+        start = 8 + int(old[:8].view("<u8")[0])
+        with (folder / path.name).open("wb") as file, progress(f"writing {path.name}", size) as add:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            for name, about in tensors.items():
+                if name in replaced:
+                    for block in replaced[name].blocks(read_tensor(path, name, (1, 2))):
+                        add(file.write(block.view(torch.uint8).numpy().data))
+                else:
+                    first, last = about["data_offsets"]
+                    add(file.write(old[start + first : start + last].data))
+        names, total = names | dict.fromkeys(tensors, path.name), total + size
+    if len(headers) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
         _write_json(folder / INDEX, index)
 
 
-def _write_file(file: _File, rows: NewRows, target: Path, progress: Progress) -> int:
-    """Write one file with the new rows, and return the bytes of its tensors."""
-    import torch
-
-    size, header = 0, dict[str, Any]({"__metadata__": {"format": "pt"}})
-    for name, about in file.header.items():
+def _new_header(
+    tensors: Mapping[str, Any], replaced: Mapping[str, NewRows]
+) -> tuple[dict[str, Any], int]:
+    """Return a file's header after the replacement of some tensors, and the tensors' bytes."""
+    header, size = dict[str, Any](), 0
+    for name, about in tensors.items():
         first, last = about["data_offsets"]
         length, shape = last - first, about["shape"]
-        if name in file.changed:
-            num_rows = len(rows.mean_share)
+        if name in replaced:
+            num_rows = len(replaced[name].mean_share)
             length, shape = length // shape[0] * num_rows, [num_rows, *shape[1:]]
         header[name] = {**about, "shape": shape, "data_offsets": [size, size + length]}
         size += length
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with file.path.open("rb") as source, target.open("wb") as output:
-        start = 8 + int.from_bytes(source.read(8), "little")
-        output.write(len(encoded).to_bytes(8, "little") + encoded)
-        with progress(f"writing {target.name}", size) as advance:
-            for name, about in file.header.items():
-                first, last = about["data_offsets"]
-                if name in file.changed:
-                    of_tensor = rows if file.changed[name] else rows.without_shrinkage()
-                    for block in of_tensor.blocks(read_tensor(file.path, name, (1, 2))):
-                        advance(output.write(block.view(torch.uint8).numpy().data))
-                else:
-                    source.seek(start + first)
-                    for begin in range(first, last, _COPIED_AT_ONCE):
-                        data = source.read(min(last - begin, _COPIED_AT_ONCE))
-                        advance(output.write(data))
-    return size
+    return header, size
 
 
 def _write_settings(source: Model, pair: Pair, folder: Path) -> list[str]:
@@ -488,13 +455,6 @@ def _write_record(done: Transplant, init: Init | MapLike, shrink: float, folder:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _documents(texts: Paths, field: str) -> list[str]:
-    """Return the start of some documents."""
-    batches = read_batches(text_shards(texts) if texts else (), field)
-    documents = (text[:_CHARACTERS] for batch in batches for text in batch.texts if text.strip())
-    return list(islice(documents, _TEXTS))
 
 
 def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:

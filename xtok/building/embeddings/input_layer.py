@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.parsing import parse_json
 from xtok.errors import EmbeddingError
 from xtok.tokenizers.hub import ModelFiles
 
@@ -70,8 +71,15 @@ def tensor_files(model: Model) -> dict[str, str]:
             f"{model} has no {_FILE}",
             hint="give a model with a safetensors checkpoint; save_pretrained writes one",
         )
-    with opened_checkpoint(path) as file:
-        return dict.fromkeys(file.keys(), _FILE)
+    return dict.fromkeys(read_header(path), _FILE)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return each tensor's dtype, shape and place in a safetensors file, in the file's order."""
+    with opened_checkpoint(path), path.open("rb") as file:  # which checks the file
+        header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
 
 
 def shard_path(model: Model, name: str) -> Path:
