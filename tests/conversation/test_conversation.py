@@ -654,7 +654,7 @@ def test_a_mask_of_the_samples_is_kept() -> None:
     [
         (
             {"attention_mask": [[1, 0], [1, 1]], "ids": [[1, 2]]},
-            "ids has 1 rows, expected 2, as attention_mask",
+            "ids has 1 rows, expected 2",
         ),
         ({"attention_mask": [[1, 1, 1], [1, 0, 1]]}, "a hole in row 1: padding is at one end"),
         ({"attention_mask": [[0, 2]]}, r"not a mask \[B, T\] of 0 and 1"),

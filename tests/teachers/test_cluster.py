@@ -197,7 +197,7 @@ def test_no_server_at_the_address() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # not listening
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(XtokError, match=f"^cannot connect to a Ray cluster at {address}: "):
+        with pytest.raises(XtokError, match=f"Ray cluster at {address}: "):
             cluster.connect(Ray, address)
 
 

@@ -137,7 +137,7 @@ def test_rows_without_a_chunk() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"teacher_logits": None}, "teacher_logits or teacher_logprobs are missing"),
+        ({"teacher_logits": None}, "teacher_logprobs are missing"),
         ({"targets": (torch.zeros(3, 5), sides()[2][1])}, r"student's targets have shape \[3, 5\]"),
         ({"targets": (sides()[2][0], torch.full((3, 5), 13))}, "teacher's targets .* 13, .* 0..12"),
         (

@@ -304,7 +304,7 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
     [
         ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
         ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
-        ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
+        ({"topk_ids": [[], [6, 7], []]}, "have different numbers"),
         (top([[6], [7], [8]], [[-1.0]] * 3), "row 0 must be empty"),
         (
             top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]),
@@ -323,7 +323,7 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
         (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "token 1: the id -2 is outside"),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
-            "topk_ids has 100000000000000000000, which",
+            "topk_ids has 100000000000000000000",
         ),
         ({"loss_mask": ["False"] * 3}, "loss_mask has"),
         ({"valid": [1, 2, 1]}, "valid has"),

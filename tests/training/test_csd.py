@@ -343,7 +343,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 
 def test_ids_of_the_padding_and_narrow_logits() -> None:
     student, teacher, targets, aligned = batch([[([V_S], [2])]], wider=1)
-    with pytest.raises(ValueError, match=f"student's targets in a chunk contain {V_S}, .* 0..9"):
+    with pytest.raises(ValueError, match=f"targets in a chunk contain {V_S}, .* 0..9"):
         csd(student, teacher, INDEX, targets, aligned)
     with pytest.raises(XtokError, match="7 wide"):
         csd(student, teacher[..., :7], INDEX, targets, aligned)
@@ -352,11 +352,11 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": -1}, "beta is -1, expected a number 0 or above"),
-        ({"alpha": float("nan")}, "alpha is nan, expected a number 0 or above"),
-        ({"jsd_beta": 1}, "jsd_beta is 1, expected 0 to 1"),
-        ({"jsd_beta": "a"}, "jsd_beta is 'a', expected 0 to 1"),
-        ({"jsd_beta": True}, "jsd_beta is True, expected 0 to 1"),
+        ({"beta": -1}, "beta is -1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"jsd_beta": 1}, "jsd_beta is 1,"),
+        ({"jsd_beta": "a"}, "jsd_beta is 'a'"),
+        ({"jsd_beta": True}, "jsd_beta is True"),
         ({"jsd_beta": 0.5, "reverse_kl": True}, "without a reverse KL"),
     ],
 )

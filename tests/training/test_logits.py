@@ -455,7 +455,7 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match=f"student's {what} are nan at"):
             losses.cross_entropy(HiddenLogits(*broken), torch.zeros(LARGE[0][:2]).long())
     student = HiddenLogits(*tensors)
-    with pytest.raises(ValueError, match="the targets contain id 300, expected ids below 300"):
+    with pytest.raises(ValueError, match="the targets contain id 300"):
         losses.cross_entropy(student, torch.full(LARGE[0][:2], 300))
     with pytest.raises(ValueError, match="but the logits are"):
         losses.cross_entropy(student, torch.zeros(2, 3).long())

@@ -91,9 +91,9 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows for 2 input_ids"),
-        ({"realized_logprob": [-1.0, -1.0]}, "realized_logprob has a value for the first token"),
-        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, expected at most 0"),
+        ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows"),
+        ({"realized_logprob": [-1.0, -1.0]}, "a value for the first token"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5"),
     ],
 )
 def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:
@@ -106,5 +106,5 @@ def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], messag
 def test_no_teacher_at_all(collator: DistillationCollator) -> None:
     batch = prepare(collator(["Fog."]))
     logits = torch.zeros(1, batch["input_ids"].shape[1], collator.student.vocabulary.vocab_size)
-    with pytest.raises(XtokError, match="the teacher and its predictions are missing"):
+    with pytest.raises(XtokError, match="predictions are missing"):
         make_loss("alm")(logits, None, batch, batch["teachers"][0])

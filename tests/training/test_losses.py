@@ -350,9 +350,9 @@ def test_masks_leave_chunks_out() -> None:
 @pytest.mark.parametrize(
     ("student_ids", "teacher_ids", "message"),
     [
-        ([[0, 2, 1]], [[0, 1]], r"student_chunk_id\[0, 2\] is 1, below an earlier one"),
-        ([[1, -1, 0]], [[0, 1]], r"student_chunk_id\[0, 2\] is 0, below an earlier one"),
-        ([[0, 1, 2]], [[2, 0]], r"teacher_chunk_id\[0, 1\] is 0, below an earlier one"),
+        ([[0, 2, 1]], [[0, 1]], r"student_chunk_id\[0, 2\] is 1, below"),
+        ([[1, -1, 0]], [[0, 1]], r"student_chunk_id\[0, 2\] is 0, below"),
+        ([[0, 1, 2]], [[2, 0]], r"teacher_chunk_id\[0, 1\] is 0, below"),
         ([[0, 1, 3]], [[0, 1]], r"student_chunk_id\[0, 2\] is 3, not in -1\.\.2"),
         ([[-2, 0, 1]], [[0, 1]], r"student_chunk_id\[0, 0\] is -2, not in -1\.\.2"),
         ([[0, 1]], [[0, 1]], r"student_chunk_id is \[1, 2\], but .* \[1, 3, 4\]"),
@@ -450,9 +450,9 @@ def test_combining_with_cross_entropy() -> None:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (ChunkLossConfig, {"temperature": 0}, "temperature is 0, expected a number above 0"),
-        (ChunkLossConfig, {"temperature": "1"}, "temperature is '1', expected a number above 0"),
-        (ChunkLossConfig, {"reverse_kl": "no"}, "reverse_kl is 'no', expected True or False"),
+        (ChunkLossConfig, {"temperature": 0}, "temperature is 0"),
+        (ChunkLossConfig, {"temperature": "1"}, "temperature is '1'"),
+        (ChunkLossConfig, {"reverse_kl": "no"}, "reverse_kl is 'no'"),
         (PKLConfig, {"top_k": 0}, "top_k is 0"),
         (PKLConfig, {"temperature": float("nan")}, "temperature is nan"),
         (GoldConfig, {"uncommon_topk": -1}, "uncommon_topk is -1"),

@@ -163,20 +163,18 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
               for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
     index, unshifted = event_index(events), batch["teachers"][0]["alignment"]
-    with pytest.raises(ValueError, match=r"PaddedAlignment is not of .*shift_to_predictions"):
+    with pytest.raises(ValueError, match=r"PaddedAlignment .*shift_to_predictions"):
         untyped.event_kl(*logits, index, unshifted)
-    with pytest.raises(ValueError, match=r"PaddedAlignment is not of .*shift_to_predictions"):
+    with pytest.raises(ValueError, match=r"PaddedAlignment .*shift_to_predictions"):
         untyped.count_chunks(unshifted)
     for wrong in (events, tmp_path / "events.safetensors", "events.safetensors", None, m):
-        with pytest.raises(ValueError, match=r"is not of type EventIndex: give event_index\("):
+        with pytest.raises(ValueError, match=r"of type EventIndex"):
             untyped.event_kl(*logits, wrong, side["shifted"])
-    with pytest.raises(ValueError, match=r"is not of type SpellingIndex: give spelling_index\("):
+    with pytest.raises(ValueError, match=r"of type SpellingIndex"):
         untyped.csd(*logits, spellings, targets, side["shifted"])
-    with pytest.raises(
-        ValueError, match=r"is not of type ProjectionModule: give xtok.ProjectionModule"
-    ):
+    with pytest.raises(ValueError, match=r"of type ProjectionModule"):
         untyped.p_kl(*logits, m, side["shifted"])
-    with pytest.raises(ValueError, match=r"is not of type ExactPairs: give exact_pairs\("):
+    with pytest.raises(ValueError, match=r"of type ExactPairs"):
         untyped.gold(*logits, ProjectionModule(m), side["shifted"])
     with pytest.raises(XtokError, match="an event map"):
         make_loss("event-kl", map=m)

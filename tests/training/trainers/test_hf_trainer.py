@@ -531,7 +531,7 @@ def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_pa
         student, arguments(tmp_path), Collator("bytes", "bytes"), teachers=teacher, loss="alm",
         train_dataset=ROWS,
     )  # fmt: skip
-    with pytest.raises(XtokError, match=f"^{name}, LlamaForCausalLM, has 40 rows of embeddings"):
+    with pytest.raises(XtokError, match=f"^{name}, LlamaForCausalLM, has 40 rows"):
         one.train()
 
 
