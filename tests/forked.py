@@ -37,8 +37,8 @@ class Forks:
     ) -> None:
         """Start it; `env` is the environment of every command line.
 
-        `folder` gets the programs, for the `PATH` of a shell. `python` is another installation,
-        whose commands import the modules of xtok themselves.
+        `folder` gets the programs, for the `PATH` of a shell. `python` is the interpreter of
+        another installation of xtok.
         """
         self.env, self.folder = {**env, **PLAIN}, folder
         self.python = str(python or sys.executable)
@@ -46,9 +46,7 @@ class Forks:
             asked.bind(str(folder / ASKED))
             asked.listen()
             self._server = subprocess.Popen(
-                [self.python, __file__, *["alone"] * (python is not None)],
-                env=self.env,
-                stdin=asked.fileno(),
+                [self.python, __file__], env=self.env, stdin=asked.fileno()
             )
         for name in ("xtok", "python"):
             program = folder / name
@@ -99,8 +97,7 @@ def _serve() -> None:
 
     for name in IMPORTED:
         importlib.import_module(name)
-    if not sys.argv[1:]:
-        _warm_up()
+    _warm_up()
     gc.freeze()
     asked = socket.socket(fileno=0)
     programs: Programs = {}

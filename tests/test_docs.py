@@ -46,6 +46,7 @@ from xtok import __version__
 from xtok.cli import make_app
 from xtok.inspection import chat_checks, doctor
 from xtok.tokenizers import load_tokenizer
+from xtok.tokenizers.table import TokenType
 
 GUIDES = [
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
@@ -148,6 +149,12 @@ def make_models(data: Path, small: Path) -> None:
         source = small / tokenizer
         target = data / "models" / folder
         save_model(target, load_tokenizer(str(source)), source, seed=seed, sharp=0.1)
+        # A tenth of these ids have no text, and the first of them ends a sampled text.
+        table = load_tokenizer(str(source)).table
+        settings = {
+            "suppress_tokens": table.ids_of_type(TokenType.CONTROL, TokenType.UNUSED).tolist()
+        }
+        (target / "generation_config.json").write_text(json.dumps(settings))
     (data / "corpus").mkdir()
     lines = "".join(json.dumps({"text": x}) + "\n" for x in small_tokenizers.CORPUS)
     for kind in ("train", "valid"):

@@ -16,12 +16,14 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from checks import works
 from command_lines import FIRST, TEACHER, WORK
 from conftest import ROOT
 from forked import Forks
@@ -116,30 +118,34 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tree_is_not_imported(installed: Path, tmp_path: Path) -> None:
-    def printed(program: str, *args: str) -> str:
-        return subprocess.run(
-            [installed / "bin" / program, *args],
-            cwd=tmp_path, env=environment(), stdout=-1, encoding="utf-8", check=True,
-        ).stdout  # fmt: skip
+@pytest.fixture(scope="module")
+def programs(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Runs programs with the wheel. To compile the kernels again would take ten seconds."""
+    env = {**environment(), "NUMBA_DISABLE_JIT": "1"}
+    forks = Forks(env, tmp_path_factory.mktemp("forks"), installed / "bin" / "python")
+    yield forks
+    forks.stop()
 
+
+def test_the_tree_is_not_imported(installed: Path, programs: Forks, tmp_path: Path) -> None:
     code = (
         "import sys, json, importlib.metadata, xtok\n"
         "for name in xtok.__all__: getattr(xtok, name)\n"
         "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'xtok']\n"
         "print(json.dumps([sys.path, files, importlib.metadata.version('xtok')]))"
     )
-    path, files, version = json.loads(printed("python", "-c", code).splitlines()[-1])
+    done = works(programs.run(["-c", code], tmp_path, program="python"))
+    path, files, version = json.loads(done.stdout.splitlines()[-1])
     assert str(ROOT) not in path
     assert len(files) > 40
     assert [file for file in files if not Path(file).is_relative_to(installed)] == []
     assert version == xtok.__version__
-    assert printed("xtok", "--version").startswith(f"xtok {xtok.__version__}")
+    command = [installed / "bin" / "xtok", "--version"]
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment(), text=True)
+    assert printed.startswith(f"xtok {xtok.__version__}")
 
 
-def test_every_command_works(
-    installed: Path, small: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> None:
     assert WORK.keys() == COMMANDS.keys(), "a line in WORK for each command"
     shutil.copy(small / "small.model", tmp_path)
     shutil.copytree(small / "small-digits", tmp_path / "model")
@@ -149,13 +155,11 @@ def test_every_command_works(
     chat = '[{"role": "user", "content": "How many?"}]'
     (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
     (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
-    forks = Forks(environment(), tmp_path_factory.mktemp("forks"), installed / "bin" / "python")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
-        done = forks.run([name, *WORK[name]], tmp_path)
+        done = programs.run([name, *WORK[name]], tmp_path)
         if done.returncode:
             failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stderr}")
-    forks.stop()
     assert not failed, "\n".join(failed)
     made = {p.name for p in tmp_path.glob("*.*")}
     assert {args[-1] for args in WORK.values() if "-o" in args} <= made

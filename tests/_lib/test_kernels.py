@@ -94,8 +94,10 @@ def test_every_kernel_is_kept(tmp_path: Path) -> None:
     byte_ranks(models[0], "ab", "c ")
     byte_ranks(models[1], "bc", " a")
     given = [f"{model}@.+" for model in models]
-    run(*given, text, program=EVERY_KERNEL)  # compiles what is not there yet
-    words = run(*given, text, program=EVERY_KERNEL).split()
+    for _ in range(2):  # the first run compiles the kernels that no test has called yet
+        words = run(*given, text, program=EVERY_KERNEL).split()
+        if words[1::2] == ["1"] * 10:
+            break
     assert words[1::2] == ["1"] * 10
 
 

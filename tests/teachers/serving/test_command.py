@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -93,8 +93,11 @@ def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
     assert model.keys == {"Bearer theirs"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer, number: int) -> None:
+@contextmanager
+def waiting(
+    small: Path, digits: Tokenizer
+) -> Iterator[tuple[subprocess.Popen[str], Future[httpx.Response]]]:
+    """Run the command with a teacher that does not respond; yield the process and a response."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
     with (
@@ -103,34 +106,30 @@ def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer, number:
         ThreadPoolExecutor(1) as pool,
     ):
         model.delay = 600.0
-        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
+        response = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
         while not model.running:
             time.sleep(0.005)
+        yield process, response
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer, number: int) -> None:
+    with waiting(small, digits) as (process, response):
         process.send_signal(number)
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(1) == -number
         with pytest.raises(httpx.RemoteProtocolError):
-            waiting.result()
+            response.result()
 
 
 def test_a_request_that_takes_too_long_does_not_delay_the_end(
     small: Path, digits: Tokenizer
 ) -> None:
-    models = str(small / "small-byte-level"), str(small / "small-digits")
-    model = Model(digits)
-    with (
-        running(model.app) as behind,
-        command(*models, "--teacher-url", behind) as (process, url),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        model.delay = 600.0
-        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
-        while not model.running:
-            time.sleep(0.005)
+    with waiting(small, digits) as (process, response):
         process.send_signal(signal.SIGTERM)
-        assert waiting.result().status_code == 503
+        assert response.result().status_code == 503
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0
     assert "Traceback" not in err
