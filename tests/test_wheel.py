@@ -140,7 +140,7 @@ def test_the_tree_is_not_imported(installed: Path, programs: Forks, tmp_path: Pa
     assert len(files) > 40
     assert [file for file in files if not Path(file).is_relative_to(installed)] == []
     assert version == xtok.__version__
-    command = [installed / "bin" / "xtok", "--version"]
+    command = [str(installed / "bin" / "xtok"), "--version"]
     printed = subprocess.check_output(command, cwd=tmp_path, env=environment(), text=True)
     assert printed.startswith(f"xtok {xtok.__version__}")
 
