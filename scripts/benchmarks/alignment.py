@@ -17,9 +17,9 @@ import xtok
 from benchmarks.harness import Race, Row, Run, chosen, documents, race, seconds, tokenizer
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
-from xtok.conversation.batching import pad
 from xtok.teachers.logprobs import project_logprobs
 from xtok.tokenizers import Tokenizer
+from xtok.training.rows import stack
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("qwen", "llama3"), ("claude-2", "mistral-v3"),
@@ -57,8 +57,8 @@ def project(options: Namespace) -> Iterator[Row]:
             s, t = (encode(side, pieces) for side in sides)
             logprobs = -np.random.default_rng(0).standard_exponential(len(t[0]), np.float32)
             rows = [split(s[0], s), split(t[0], t), split(logprobs, t)]
-            batch = [pad(row, 0, padding_side="right") for row in rows]
-            masks = [pad([np.ones(len(r)) for r in row], 0, padding_side="right") for row in rows]
+            batch = [stack(row, 0).numpy() for row in rows]
+            masks = [stack([np.ones(len(r)) for r in row], 0).numpy() for row in rows]
             ours = partial(
                 project_logprobs, aligner, *batch,
                 attention_masks=(masks[0], masks[1]),

@@ -83,9 +83,6 @@ def changed_json(folder: Path, small: Path, last: int | None = None, **changed: 
     return folder
 
 
-TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-
-
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
     ("normalizer", "message"),
@@ -95,7 +92,6 @@ TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
             {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"},
             "retry-limit-in-match",
         ),
-        ({"type": "Sequence", "normalizers": [TENFOLD] * 9}, "1000000000 times"),
     ],
 )
 def test_a_tokenizer_json_that_costs_too_much(

@@ -30,6 +30,8 @@ _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
+_ACCOUNTED = {"role", *WEIGHTS, *ASIDE}
+_OF_RESULTS = {"name", "tool_call_id", *_ACCOUNTED}  # the names and ids repeat the calls'
 _STRUCTURE = ("type", "id", "index", "doc_id")
 _UNUSED = 730_000_000  # first of the numbers used as markers
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
@@ -136,20 +138,17 @@ def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
 
 
 def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
-    keys = {
-        key: None
+    keys = [
+        key
         for index, message in enumerate(messages)
         for key in message
-        if key not in ("role", *WEIGHTS, *ASIDE)
+        if key not in (_OF_RESULTS if message["role"] == "tool" else _ACCOUNTED)
         and not is_spoken(key)
-        and not (
-            key in ("name", "tool_call_id") and message["role"] == "tool"
-        )  # repeated from the call
         and ("messages", index, key) not in whole.tops
-    }
+    ]
     if keys and whole.depends_without(keys):
-        keys = {key: None for key in keys if not whole.depends_without([key])}
-    for key in keys:
+        keys = [key for key in keys if not whole.depends_without([key])]
+    for key in dict.fromkeys(keys):
         yield unread_note(key, "messages")
 
 
@@ -221,27 +220,21 @@ def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
     is_part = isinstance(value, Mapping) and path[2:3] == ("content",) and len(path) == 4
     if is_part and "text" not in value:
         yield _Leaf(path, value)
-    elif isinstance(value, (Mapping, list, tuple)):
-        for key, item in _items(value, is_part=is_part, is_call="arguments" in path):
-            yield from _leaves(item, (*path, key))
+    elif isinstance(value, Mapping):
+        left_out = () if "arguments" in path else _STRUCTURE
+        for key, item in value.items():
+            if key not in left_out and (not is_part or key == "text" or is_spoken(key)):
+                yield from _leaves(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from _leaves(item, (*path, place))
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
             f"{_Leaf(path, value).place} is a {type(value).__name__}, which is not a JSON type",
-            hint="use text, numbers, lists and objects",
+            hint="use text, numbers, lists and objects; array.tolist() returns a list",
         )
     elif not (value is None or (isinstance(value, str) and not value.strip())):
         yield _Leaf(path, value)
-
-
-def _items(value: Any, *, is_part: bool, is_call: bool) -> Iterator[tuple[str | int, Any]]:
-    if not isinstance(value, Mapping):
-        yield from enumerate(value)
-        return
-    for key, item in value.items():
-        if is_part and not (key == "text" or is_spoken(key)):
-            continue
-        if is_call or key not in _STRUCTURE:
-            yield key, item
 
 
 class _Written:
@@ -286,9 +279,8 @@ class _Written:
 
     def has_trace(self, leaf: _Leaf) -> bool:
         """Whether the text has characters of a leaf, its container or its items."""
-        return self._is_within(leaf.path) or any(
-            p[: len(leaf.path)] == leaf.path for p in self._places
-        )
+        size = len(leaf.path)
+        return any(place[:size] == leaf.path[: len(place)] for place in self._places)
 
     def _is_within(self, path: Path) -> bool:
         return any(path[:n] in self._places for n in range(1, len(path)))

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,14 +20,11 @@ from numpy.typing import NDArray
 
 from xtok._lib.parsing import parse_json
 from xtok.conversation._tracking import Run
-from xtok.conversation.formats import PromptFormat
 from xtok.conversation.rendering import (
     Conversation,
-    RenderOptions,
+    Renderer,
     encoded,
-    find_template,
     render,
-    rendered,
 )
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
@@ -115,23 +113,21 @@ def read_back(
     of the user's. `template` and `variables` are as in `render`; without `enable_thinking`, False
     is tried as well.
     """
-    source = find_template(tokenizer, template)
-    if isinstance(source, PromptFormat):
-        source = source.template
-    tries = [dict(variables or {})]
-    if "enable_thinking" in source and "enable_thinking" not in tries[0]:
-        tries.append({**tries[0], "enable_thinking": False})
+    renderer = Renderer(tokenizer=tokenizer, template=template, variables=variables or {})
+    tries = [renderer]
+    if "enable_thinking" in renderer.source() and "enable_thinking" not in renderer.variables:
+        without = {**renderer.variables, "enable_thinking": False}
+        tries.append(replace(renderer, variables=without))
     read = np.array(ids, np.int32)
     text = _symbols(tokenizer, read)[0]
     cut_off = None
-    for chosen in tries:
-        key = json.dumps(chosen, sort_keys=True, default=str), date.today()
-        options = RenderOptions(template=template, variables=chosen)
+    for renderer in tries:
+        key = json.dumps(renderer.variables, sort_keys=True, default=str), date.today()
         for last, is_whole in _readings(_pieces(tokenizer, template, *key), text):
             if cut_off is not None and not is_whole:
                 continue
             with suppress(_UnclearError):
-                proved = _proved(tokenizer, read, text, _conversation_of(last), options, is_whole)
+                proved = _proved(renderer, read, text, last, is_whole)
                 if proved is not None and is_whole:
                     return proved
                 cut_off = cut_off or proved
@@ -197,22 +193,21 @@ def _pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
     """Return the template texts after each slot, longest first. `day` is a cache key."""
-    behind: dict[_Slot, dict[_Piece, None]] = {}
-    options = RenderOptions(template=template, variables=json.loads(variables))
+    behind: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
+    renderer = Renderer(tokenizer=tokenizer, template=template, variables=json.loads(variables))
     [ask], _ = next(_conversations())
     takes_text = False
     with suppress(XtokError):
-        takes_text = any("content" in run.path for run in rendered(tokenizer, [ask], options).runs)
+        takes_text = any("content" in run.path for run in renderer.rendered([ask]).runs)
     parts = [{"type": "text", "text": "words"}]
-    for conversation, tools in _conversations():
-        messages = conversation
+    for messages, tools in _conversations():
         if not takes_text:
             messages = [{**message, "content": parts} for message in messages]
         for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
             with suppress(XtokError):  # templates can reject tools or system messages
-                chosen = replace(options, tools=tools, add_generation_prompt=asks)
-                for slot, piece in _pieces_of_rendering(tokenizer, messages, chosen):
-                    behind.setdefault(slot, {})[piece] = None
+                chosen = replace(renderer, tools=tools, add_generation_prompt=asks)
+                for slot, piece in _pieces_of_rendering(chosen, messages):
+                    behind[slot][piece] = None
     return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
@@ -234,14 +229,14 @@ class _Filled(NamedTuple):
 
 
 def _pieces_of_rendering(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], options: RenderOptions
+    renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    rendering = rendered(tokenizer, messages, options)
-    text, place = _placed(tokenizer, rendering.text)
+    rendering = renderer.rendered(messages)
+    text, place = _placed(renderer.tokenizer, rendering.text)
     before, number, end = _START, 0, 0
     items: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
-    for stretch in sorted(_stretches(rendering, options.tools or ())):
+    for stretch in sorted(_stretches(rendering, renderer.tools or ())):
         slot = stretch.slot(messages)
         ahead = stretch.message - first + 1 - number
         ahead = 0 if slot.role in ("system", "tools") else ahead
@@ -250,7 +245,7 @@ def _pieces_of_rendering(
             yield from _between(text, end, place(stretch.start), before, piece)
         before, items, end = slot, stretch.items, place(stretch.stop)
         number += ahead
-    last = _PROMPT if options.add_generation_prompt else _END
+    last = _PROMPT if renderer.add_generation_prompt else _END
     yield from _between(text, end, len(text), before, _Piece("", last, False, items != ()))
 
 
@@ -461,17 +456,17 @@ def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: b
 
 
 def _proved(
-    tokenizer: Tokenizer,
+    renderer: Renderer,
     ids: NDArray[np.int32],
     text: str,
-    reading: tuple[list[dict[str, Any]], list[dict[str, Any]], bool],
-    options: RenderOptions,
+    last: _ReadSlot | None,
     is_whole: bool,
 ) -> ReadBack | None:
-    messages, tools, asks = reading
-    options = replace(options, tools=tools or None, add_generation_prompt=asks)
+    messages, tools, asks = _conversation_of(last)
+    tokenizer = renderer.tokenizer
+    renderer = replace(renderer, tools=tools or None, add_generation_prompt=asks)
     try:
-        chat = encoded(tokenizer, messages, options)
+        chat = encoded(renderer, messages)
     except XtokError:
         return None
     again, begins = _symbols(tokenizer, chat.ids)
@@ -487,11 +482,11 @@ def _proved(
         if b"".join(spelled) != chat.text.encode():
             return None
         bounds = np.array([0, *accumulate(map(len, spelled))])
-        chat = encoded(tokenizer, messages, options, (every, bounds))
+        chat = encoded(renderer, messages, tokens=(every, bounds))
     return ReadBack(
         messages=messages,
         tools=tools or None,
-        variables=dict(options.variables or {}),
+        variables=dict(renderer.variables),
         add_generation_prompt=asks,
         conversation=replace(
             chat,

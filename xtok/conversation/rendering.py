@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,43 @@ _PROBE = ({"role": "user", "content": "x"},)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenderOptions:
-    """Options of `render`."""
+class Renderer:
+    """A tokenizer, and the options of `render`."""
 
+    tokenizer: Tokenizer
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = False
     template: str | Path | None = None
-    variables: Mapping[str, Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def chosen(self) -> str | PromptFormat:
+        """Return Jinja source or a prompt format, as `find_template`."""
+        return find_template(self.tokenizer, self.template, tools=bool(self.tools))
+
+    def source(self) -> str:
+        """Return the Jinja source of the template or format."""
+        chosen = self.chosen()
+        return chosen.template if isinstance(chosen, PromptFormat) else chosen
+
+    def rendered(self, messages: Sequence[Message], **changes: Any) -> Rendering:
+        """Render messages without encoding; `changes` replace options."""
+        if changes:
+            return replace(self, **changes).rendered(messages)
+        tokenizer, template, source = self.tokenizer, self.chosen(), "the chat template"
+        names: dict[str, Any] = dict(tokenizer.special_token_names)
+        if isinstance(template, PromptFormat):
+            template.check(messages, tokenizer)
+            names |= template.variables(tokenizer.table)
+            source = f"the format {template.name}"
+            template = template.template
+        return render_template(
+            template,
+            messages,
+            tools=self.tools,
+            add_generation_prompt=self.add_generation_prompt,
+            variables={**names, **self.variables},
+            source=f"{source} of {tokenizer.vocabulary.model_id}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,68 +144,64 @@ def render(
         XtokError: if the template is missing or raises an error, it drops an input value, or the
             format does not support a message.
     """
-    options = RenderOptions(
+    renderer = Renderer(
+        tokenizer=tokenizer,
         tools=tool_schemas(tools),
         add_generation_prompt=add_generation_prompt,
         template=template,
-        variables=variables,
+        variables=variables or {},
     )
-    messages, options = _normalized(tokenizer, messages, options)
-    rendering = rendered(tokenizer, messages, options)
-    notes = [*_account(tokenizer, messages, options, rendering), *_unread(tokenizer, options)]
-    chat = encoded(tokenizer, messages, options, rendering=rendering)
+    renderer, messages = _prepared(renderer, messages)
+    rendering = renderer.rendered(messages)
+    notes = [*_account(renderer, messages, rendering), *_unread(renderer)]
+    chat = encoded(renderer, messages, rendering)
     return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
 
 _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
-def _normalized(
-    tokenizer: Tokenizer, messages: Any, options: RenderOptions
-) -> tuple[list[dict[str, Any]], RenderOptions]:
-    # A role becomes the assistant's if the template writes both in the same way.
-    variables = dict(options.variables or {})
-    arguments = {"messages", "add_generation_prompt", *(["tools"] if options.tools else [])}
+def _prepared(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
+    """Convert messages, and the variables `tools` and `documents`, to JSON types.
+
+    A role becomes the assistant's if the template writes both in the same way.
+    """
+    tools, variables = renderer.tools, dict(renderer.variables)
+    arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     if named := sorted(arguments & variables.keys()):
         raise XtokError(
             f"the template's variables contain {named[0]}, which is also an argument",
             hint="remove it from the variables",
         )
-    tools = options.tools or tool_schemas(variables.pop("tools", None))
+    tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
         variables["documents"] = json_types(variables["documents"])
-    options = replace(options, tools=tools, variables=variables)
+    renderer = replace(renderer, tools=tools, variables=variables)
     chat = message_dicts(messages)
     for role in dict.fromkeys(m["role"] for m in chat if m["role"] not in _KNOWN_ROLES):
         renamed = [m | {"role": "assistant"} if m["role"] == role else m for m in chat]
         with suppress(XtokError):
-            texts = [rendered(tokenizer, way, options).text for way in (chat, renamed)]
-            chat = renamed if texts[0] == texts[1] else chat
-    return chat, options
+            if renderer.rendered(chat).text == renderer.rendered(renamed).text:
+                chat = renamed
+    return renderer, chat
 
 
 def _account(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    options: RenderOptions,
-    rendering: Rendering,
-    first: int = 0,
+    renderer: Renderer, messages: Sequence[Message], rendering: Rendering, first: int = 0
 ) -> Iterator[str]:
 
     def again(inputs: Inputs) -> Rendering:
-        variables = {**(options.variables or {}), "documents": inputs["documents"]}
-        changed = replace(options, tools=inputs["tools"], variables=variables)
-        return rendered(tokenizer, inputs["messages"], changed)
+        variables = {**renderer.variables, "documents": inputs["documents"]}
+        return renderer.rendered(inputs["messages"], tools=inputs["tools"], variables=variables)
 
-    documents = (options.variables or {}).get("documents")
-    inputs = {"messages": messages, "tools": options.tools, "documents": documents}
+    documents = renderer.variables.get("documents")
+    inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
     yield from unread_leaves(again, inputs, rendering, first)
 
 
-def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
-    template = _template_of(tokenizer, options)
-    source = template.template if isinstance(template, PromptFormat) else template
-    for name, value in (options.variables or {}).items():
+def _unread(renderer: Renderer) -> Iterator[str]:
+    source = renderer.source()
+    for name, value in renderer.variables.items():
         if name != "documents" and name not in names_read(source):
             yield f"the variable {name} is ignored: the template does not use it"
         elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
@@ -183,16 +209,15 @@ def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
 
 
 def encoded(
-    tokenizer: Tokenizer,
+    renderer: Renderer,
     messages: Sequence[Message],
-    options: RenderOptions,
-    tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     rendering: Rendering | None = None,
+    tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
 ) -> Conversation:
     """Render without the check for dropped values. `tokens` replace the tokenizer's."""
-    rendering = rendering or rendered(tokenizer, messages, options)
-    ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
-    targets = _Targets(tokenizer, messages, options, rendering, ids, bounds)
+    rendering = rendering or renderer.rendered(messages)
+    ids, bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
+    targets = _Targets(renderer, messages, rendering, ids, bounds)
     return Conversation(
         text=rendering.text,
         ids=ids,
@@ -207,16 +232,16 @@ def encoded(
 class _Targets:
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        renderer: Renderer,
         messages: Sequence[Message],
-        options: RenderOptions,
         rendering: Rendering,
         ids: NDArray[np.int32],
         bounds: NDArray[np.int64],
     ) -> None:
-        self._tokenizer, self._messages, self._options = tokenizer, messages, options
-        self._rendering, self._ids, self._bounds = rendering, ids, bounds
-        self._control = np.isin(ids, list(tokenizer.table.control_names))
+        self._renderer, self._messages, self._rendering = renderer, messages, rendering
+        self._ids, self._bounds = ids, bounds
+        self._roles = renderer.tokenizer.table.roles
+        self._control = _is_control(renderer.tokenizer, ids)
         self.places = Places(rendering, bounds, self._control)
         self._bytes = rendering.text.encode()
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -227,14 +252,10 @@ class _Targets:
         self.mask = self._make_mask()
 
     def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
-        turns = [turn for turn in map(self.places.whole, left_out) if turn is not None]
-        if self._rendering.generated is None:
+        if (blocks := self._rendering.generated) is None:
             return None
-        return [
-            block
-            for block in self._rendering.generated
-            if not any(start <= block[0] < end for start, end in turns)
-        ]
+        turns = [*filter(None, map(self.places.whole, left_out))]
+        return [b for b in blocks if not any(start <= b[0] < end for start, end in turns)]
 
     def _find(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
@@ -248,11 +269,9 @@ class _Targets:
 
     def _up_to(self, index: int) -> str:
         with suppress(XtokError):
-            return self._rendered(self._messages[: index + 1], add_generation_prompt=False).text
+            until = self._messages[: index + 1]
+            return self._renderer.rendered(until, add_generation_prompt=False).text
         return ""
-
-    def _rendered(self, messages: Sequence[Message], **changes: Any) -> Rendering:
-        return rendered(self._tokenizer, messages, replace(self._options, **changes))
 
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
@@ -280,8 +299,7 @@ class _Targets:
         rest = self._bytes[self._bounds[stop] :]
         place = self._bounds[stop] + len(rest) - len(rest.lstrip())
         behind = int(np.searchsorted(self._bounds, place))
-        roles = self._tokenizer.table.roles
-        ends = (*roles.get("eos", ()), *roles.get("turn_end", ()))
+        ends = (*self._roles.get("eos", ()), *self._roles.get("turn_end", ()))
         return behind + 1 if rest.strip() and self._ids[behind] in ends else stop
 
     def notes(self) -> Iterator[str]:
@@ -316,7 +334,7 @@ class _Targets:
         return not any(whole[0] < end and start < whole[1] for start, end in self._stretches)
 
     def _not_targets(self) -> Iterator[str]:
-        if not self._answers and not self._options.add_generation_prompt:
+        if not self._answers and not self._renderer.add_generation_prompt:
             yield NO_ANSWERS
         for message in self._messages:
             role = message["role"]
@@ -329,11 +347,10 @@ class _Targets:
                     yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
 
     def _note_on_date(self) -> str:
-        template = _template_of(self._tokenizer, self._options)
-        for name in names_beside_date(template) if isinstance(template, str) else ():
-            variables = {**(self._options.variables or {}), name: "1 January 2026"}
+        for name in names_beside_date(self._renderer.source()):
+            variables = {**self._renderer.variables, name: "1 January 2026"}
             with suppress(XtokError):
-                if not self._rendered(self._messages, variables=variables).is_dated:
+                if not self._renderer.rendered(self._messages, variables=variables).is_dated:
                     return (
                         f"{_DATED}: set the variable {name} to get the same ids every day (in a "
                         "file: in each conversation's chat_template_kwargs)"
@@ -347,7 +364,7 @@ class _Targets:
             i: self._messages[max(0, i - 1)] for i, role in enumerate(roles) if role == "assistant"
         }
         prompts: dict[str, str] = {}  # by the role of the message before the answer
-        if self._options.add_generation_prompt:
+        if self._renderer.add_generation_prompt:
             prompts[roles[-1]] = self._rendering.generation_prompt
         for message in (*before.values(), *_PROBE) if before else ():
             if message["role"] not in prompts:
@@ -365,16 +382,20 @@ class _Targets:
             probes.append(_PROBE)
         for probe in probes:
             with suppress(XtokError):
-                shown = self._rendered(probe, tools=None, add_generation_prompt=True)
+                shown = self._renderer.rendered(probe, tools=None, add_generation_prompt=True)
                 return shown.generation_prompt
         return ""
 
     def _written_header(self) -> str:
         probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
         with suppress(XtokError):
-            shown = self._rendered(probe, tools=None, add_generation_prompt=False)
+            shown = self._renderer.rendered(probe, tools=None, add_generation_prompt=False)
             return written_header(shown, probe)
         return written_header(self._rendering, self._messages)
+
+
+def _is_control(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+    return np.isin(ids, list(tokenizer.table.control_names))
 
 
 def _end_of_turn(
@@ -424,18 +445,18 @@ def tool_suffix(
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
-    options = RenderOptions(
+    renderer = Renderer(
+        tokenizer=tokenizer,
         tools=tool_schemas(tools),
         add_generation_prompt=True,
         template=template,
-        variables=variables,
+        variables=variables or {},
     )
-    messages, options = _normalized(tokenizer, messages, options)
-    rendering = rendered(tokenizer, messages, options)
-    chat = encoded(tokenizer, messages, options, rendering=rendering)
+    renderer, messages = _prepared(renderer, messages)
+    rendering = renderer.rendered(messages)
+    chat = encoded(renderer, messages, rendering)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    for _ in _account(tokenizer, messages, options, rendering, last + 1):
-        pass
+    list(_account(renderer, messages, rendering, last + 1))  # raises if a value is dropped
     answer, *others = _turns_from(chat, last)
     begin, end = answer.tokens
     stop = min([end, *(other.tokens[0] for other in others)])
@@ -443,7 +464,7 @@ def tool_suffix(
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
     if len(written):
-        control = np.isin(chat.ids, list(tokenizer.table.control_names))
+        control = _is_control(tokenizer, chat.ids)
         # Some training templates include the line break after the end of a turn.
         place = _end_of_turn(control, chat.bounds, chat.text.encode(), begin, written[-1] + 1)
         if place is not None:
@@ -485,16 +506,15 @@ def is_prefix_preserving(
     Raises:
         XtokError: as in `render`; for example, if the template does not accept tool messages.
     """
-    options = RenderOptions(template=template, variables=variables)
+    renderer = Renderer(tokenizer=tokenizer, template=template, variables=variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = rendered(tokenizer, call, options).text
+        before = renderer.rendered(call).text
     except XtokError:  # DeepSeek's templates accept arguments as JSON strings only
         call = _calling(tool, called_with="{}")
-        before = rendered(tokenizer, call, options).text
-    asking = replace(options, add_generation_prompt=True)
-    after = rendered(tokenizer, [*call, tool], asking).text
+        before = renderer.rendered(call).text
+    after = renderer.rendered([*call, tool], add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
@@ -504,33 +524,6 @@ def _calling(message: Message, called_with: str | None = None) -> list[dict[str,
     call_id = message.get("tool_call_id", "000000000")  # Mistral requires nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
-
-
-def rendered(
-    tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions
-) -> Rendering:
-    """Render messages with the selected template, without encoding."""
-    chosen = _template_of(tokenizer, options)
-    names: dict[str, Any] = dict(tokenizer.special_token_names)
-    source = "the chat template"
-    if isinstance(chosen, PromptFormat):
-        chosen.check(messages, tokenizer)
-        names |= chosen.variables(tokenizer.table)
-        source = f"the format {chosen.name}"
-        chosen = chosen.template
-    names |= options.variables or {}
-    return render_template(
-        chosen,
-        messages,
-        tools=options.tools,
-        add_generation_prompt=options.add_generation_prompt,
-        variables=names,
-        source=f"{source} of {tokenizer.vocabulary.model_id}",
-    )
-
-
-def _template_of(tokenizer: Tokenizer, options: RenderOptions) -> str | PromptFormat:
-    return find_template(tokenizer, options.template, tools=bool(options.tools))
 
 
 def find_template(

@@ -12,7 +12,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from inspect import isfunction, ismethod
 from itertools import groupby
@@ -20,7 +20,6 @@ from types import CodeType
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
-import numpy as np
 from jinja2 import meta, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
@@ -148,65 +147,39 @@ def has_generation(template: str) -> bool:
     return _compile(template, "the chat template")[1]
 
 
-def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return top-level constants of a template by name."""
-    return {
-        node.target.name: node.node.as_const()
-        for node in _environment().parse(template).body
-        if isinstance(node, nodes.Assign)
-        and isinstance(node.target, nodes.Name)
-        and isinstance(node.node, nodes.Expr)
-        and node.target.name in names
-    }
-
-
 def message_dicts(messages: Any) -> list[dict[str, Any]]:
     """Convert messages to dicts without null or NaN keys, as Transformers does.
 
     Nested nulls, such as arguments of a call, are kept.
 
     Raises:
-        XtokError: if a message has no role or an array of strings, or is nested too deeply.
+        XtokError: if a message has no role, or is nested too deeply.
     """
-    chat = [
-        message if isinstance(message, Mapping) else json_types(message)
-        for message in getattr(messages, "messages", messages)
-    ]
-    _check_messages(chat)
-    return [
-        {key: value for key, value in json_types(message).items() if not is_missing(value)}
-        for message in chat
-    ]
-
-
-def _check_messages(messages: Sequence[Any]) -> None:
-    for i, message in enumerate(messages):
+    chat: list[dict[str, Any]] = []
+    for i, value in enumerate(getattr(messages, "messages", messages)):
+        if _is_deep(value):
+            raise XtokError(
+                f"message {i} is nested more than {_MAX_DEPTH} deep",
+                hint="give its content as text, or as a list of parts",
+            )
+        message = json_types(value)
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role.isprintable():
             raise XtokError(
                 f"message {i} has no role",
                 hint='a message is an object such as {"role": "user", "content": "Hello"}',
             )
-        for depth, values in enumerate(_levels(message)):
-            if any(isinstance(v, np.ndarray) and v.dtype.kind in "OUS" for v in values):
-                raise XtokError(
-                    f"message {i}, the {role}'s, has an array where JSON has a list",
-                    hint="make lists of them, as array.tolist() does, or read rows with "
-                    "pyarrow's to_pylist()",
-                )
-            if depth == _MAX_DEPTH:
-                raise XtokError(
-                    f"message {i} is nested more than {_MAX_DEPTH} deep",
-                    hint="give its content as text, or as a list of parts",
-                )
+        chat.append({key: item for key, item in message.items() if not is_missing(item)})
+    return chat
 
 
-def _levels(value: Any) -> Iterator[list[Any]]:
+def _is_deep(value: Any) -> bool:
     level = [value]
-    while level := [item for item in level if isinstance(item, _NESTING)]:
-        inside = (item.values() if isinstance(item, Mapping) else item for item in level)
+    for _ in range(_MAX_DEPTH):
+        nested = (item for item in level if isinstance(item, _NESTING))
+        inside = (item.values() if isinstance(item, Mapping) else item for item in nested)
         level = [item for items in inside for item in items]
-        yield level
+    return any(isinstance(item, _NESTING) for item in level)
 
 
 def _with_names(message: TrackedObject) -> TrackedObject:

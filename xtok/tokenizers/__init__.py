@@ -39,6 +39,7 @@ _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
     "spm": (SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
+_PREFIXES = ("hf", *_FILES, *_BUILT_IN)
 
 
 def load_tokenizer(
@@ -81,46 +82,48 @@ def load_tokenizer(
     if not isinstance(model, str | PathLike):
         return from_transformers(model, vocab_size=vocab_size)
     name = _parsed(model)
-    kind, location, suffix, path = name
-    if kind in _BUILT_IN:
-        return Tokenizer(_BUILT_IN[kind](location), model_id=str(model), vocab_size=vocab_size)
     with no_panic(os.fspath(model)):
-        files, is_local = _files(name, offline), path.exists()
-        if files is None:
-            backend = _from_file(path, kind, suffix)
-        elif _is_tokenizer_json(path) and runs_code(files) and not trust_remote_code:
-            backend = load_json(path)
-        else:  # the suffix of a repo is its revision
-            backend = _from_folder(files, suffix if is_local else None, trust_remote_code)
-        if is_local and suffix is not None and backend.name != "tiktoken":
-            raise TokenizerError(
-                f"{location} does not support @{suffix}",
-                hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
-            )
+        files = _files(name, offline)
+        backend = _backend(name, files, trust_remote_code)
         return Tokenizer(
             backend,
             model_id=_id_of(name),
             files=files,
-            location=files.model if files else path,
+            location=None if name.kind in _BUILT_IN else files.model if files else name.path,
             revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
         )
 
 
 def _files(name: _Name, offline: bool) -> ModelFiles | None:
-    """Return the folder or repo of a model; None for a single file."""
+    """Return the folder or repo of a model; None for a single file, and without files."""
     kind, location, suffix, path = name
-    if kind in _FILES or (kind is None and path.is_file() and path.name != _TOKENIZER_JSON):
+    if kind in (*_BUILT_IN, *_FILES) or (kind is None and path.is_file() and not name.is_json):
         return None
     if path.exists():
-        return ModelFiles(path.parent if _is_tokenizer_json(path) else path, offline=offline)
+        return ModelFiles(path.parent if name.is_json else path, offline=offline)
     if _is_path(location, sure=kind == "hf"):
         raise _not_found(location)
     return ModelFiles(location, revision=suffix, offline=offline)
 
 
-def _is_tokenizer_json(path: Path) -> bool:
-    return path.name == _TOKENIZER_JSON and path.is_file()
+def _backend(name: _Name, files: ModelFiles | None, trust_remote_code: bool) -> Backend:
+    kind, location, suffix, path = name
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind](location)
+    is_local = path.exists()
+    if files is None:
+        backend = _from_file(path, kind, suffix)
+    elif name.is_json and runs_code(files) and not trust_remote_code:
+        backend = load_json(path)
+    else:  # the suffix of a repo is its revision
+        backend = _from_folder(files, suffix if is_local else None, trust_remote_code)
+    if is_local and suffix is not None and backend.name != "tiktoken":
+        raise TokenizerError(
+            f"{location} does not support @{suffix}",
+            hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
+        )
+    return backend
 
 
 _TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
@@ -169,25 +172,29 @@ class _Name(NamedTuple):
     suffix: str | None  # a repo's revision, or the split pattern of a file
     path: Path  # of the location; it may not exist
 
+    @property
+    def is_json(self) -> bool:
+        return self.path.name == _TOKENIZER_JSON and self.path.is_file()
+
 
 def _parsed(model: str | PathLike[str]) -> _Name:
     kind, location = _split_prefix(os.fspath(model))
-    if not location and kind not in _BUILT_IN:
+    if kind in _BUILT_IN:
+        return _Name(kind, location, None, Path(location))
+    if not location:
         raise TokenizerError(
             "the model's name is empty", hint="give a repo id, a folder, or a file"
         )
-    if kind in _BUILT_IN:
-        return _Name(kind, location, None, Path(location))
-    places = [len(location), *(i for i, char in enumerate(location) if char == "@" and i)]
-    for i in places:
-        # A pattern may be too long for a path.
-        with suppress(TokenizerError):
-            if (path := _path(location[:i])).exists():
-                return _Name(kind, location[:i], location[i + 1 :] if i < places[0] else None, path)
-    for i in places[1:2]:
-        if not _is_path(location[:i], sure=True):
-            return _Name(kind, location[:i], location[i + 1 :], Path(location[:i]))
-    return _Name(kind, location, None, _path(location))
+    cuts = ((location[: m.start()], location[m.end() :]) for m in re.finditer("(?!^)@", location))
+    ways: list[tuple[str, str | None]] = [(location, None), *cuts]
+    for place, suffix in ways:
+        with suppress(TokenizerError):  # a pattern may be too long for a path
+            if (path := _path(place)).exists():
+                return _Name(kind, place, suffix, path)
+    place, suffix = ways[-1] if len(ways) == 1 else ways[1]
+    if _is_path(place, sure=True):
+        place, suffix = ways[0]
+    return _Name(kind, place, suffix, _path(place))
 
 
 def model_id(model: str | PathLike[str]) -> str:
@@ -196,15 +203,16 @@ def model_id(model: str | PathLike[str]) -> str:
     >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
     ('Qwen/Qwen3-8B', 'usr')
     """
-    name = _parsed(model)
-    return os.fspath(model) if name.kind in _BUILT_IN else _id_of(name)
+    return _id_of(_parsed(model))
 
 
 def _id_of(name: _Name) -> str:
-    path, model = name.path, name.location
-    if path.exists():
-        whole = Path(os.path.abspath(path))
-        model = (whole.parent if _is_tokenizer_json(path) else whole).name or model
+    model = name.location
+    if name.kind in _BUILT_IN:
+        return f"{name.kind}:{model}".rstrip(":")
+    if name.path.exists():
+        whole = Path(os.path.abspath(name.path))
+        model = (whole.parent if name.is_json else whole).name or model
     # A file name may contain any bytes; maps need UTF-8.
     return os.fsencode(model).decode("utf-8", "backslashreplace")
 
@@ -249,10 +257,9 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     head = _head(path)
     if kind in (None, "tiktoken") and is_megatron(head):
         return load_megatron(path, pattern)
-    if kind is None:
-        if head.lstrip().startswith(b"{") and not is_tekken(path):
-            return load_json(path)
-        kind = _kind(head)
+    if kind is None and head.lstrip().startswith(b"{") and not is_tekken(path):
+        return load_json(path)
+    kind = kind or _kind(head)
     return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
 
 
@@ -361,17 +368,17 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
         raise TokenizerError(
             f"URLs are not supported: {model}", hint=f"give the repo id, such as {repo}"
         )
-    if kind in _BUILT_IN and (colon or not _path(model).exists()):
+    if colon and kind in _PREFIXES:
         return kind, location
-    if colon and (kind == "hf" or kind in _FILES):
-        return kind, location
-    if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not _path(model).exists():
-        known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
+    if not re.fullmatch(r"[A-Za-z][\w-]+", kind) or _path(model).exists():
+        return None, model
+    if colon:
         raise TokenizerError(
             f"{kind}: is not a tokenizer prefix",
-            hint=f"the prefixes are {known}; for a file name with a colon, give ./{model}",
+            hint=f"the prefixes are {':, '.join(_PREFIXES)}:; for a file name "
+            f"with a colon, give ./{model}",
         )
-    return None, model
+    return (kind, "") if kind in _BUILT_IN else (None, model)
 
 
 def _path(location: str) -> Path:

@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import TokenizerError
+from xtok.errors import MALFORMED, TokenizerError
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
@@ -143,10 +144,22 @@ def no_panic(model: str) -> Iterator[None]:
         ) from error
 
 
-def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for `split`: text at even places of the result, names at odd places."""
-    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-    return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
+class AddedNames:
+    """Names of added tokens that are recognized in a text, the longest first."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        longest_first = sorted(map(re.escape, ids), key=len, reverse=True)
+        self.ids, self._pattern = ids, re.compile(f"({'|'.join(longest_first) or '(?!)'})")
+
+    def split(self, text: str) -> list[str]:
+        """Return the parts of a text, in turn text (at even places) and names."""
+        return self._pattern.split(text)
+
+    def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Return the ids of the names in a text, and of the text between them by `encode`."""
+        parts = enumerate(self.split(text))
+        ids = ([self.ids[part]] if place % 2 else encode(part) for place, part in parts)
+        return [*chain.from_iterable(ids)]
 
 
 # Config sections of the text model, and keys of the width; the width of the logits comes first.
@@ -177,15 +190,8 @@ def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
             trust_remote_code=False,
         )
         return int(loaded.get_text_config().vocab_size), "model type"
-    except (
-        AttributeError,
-        ImportError,
-        LookupError,
-        OSError,
-        StrictDataclassError,
-        TypeError,
-        ValueError,
-    ):  # unknown model type, or a model without a vocabulary
+    except (*MALFORMED, ImportError, OSError, StrictDataclassError):
+        # unknown model type, or a model without a vocabulary
         return None
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import (
     SPECIAL_NAMES,
+    AddedNames,
     Backend,
     Roles,
-    TextChange,
     bad_config,
     chat_templates,
     json_flag,
-    splitting_at,
 )
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.hub import ModelFiles
@@ -43,6 +41,25 @@ def _named(config: Mapping[str, Any]) -> list[str]:
     return [*_contents(roles), *(name for tokens in more for name in _contents(tokens))]
 
 
+def _added_tokens(
+    config: Mapping[str, Any], files: ModelFiles, special: Sequence[str]
+) -> dict[int, TokenEntry]:
+    try:
+        tokens = config.get("added_tokens_decoder") or {
+            i: {"content": name, "special": name in special}
+            for name, i in files.json("added_tokens.json").items()
+        }
+        kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
+        return {
+            int(i): TokenEntry(
+                int(i), kinds[json_flag(t, "special", False)], str(t["content"]).encode()
+            )
+            for i, t in tokens.items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise bad_config(files, "added_tokens_decoder") from error
+
+
 class FolderBackend(Backend):
     """Backend of a tokenizer file, with the added tokens and roles of the configs next to it."""
 
@@ -53,24 +70,10 @@ class FolderBackend(Backend):
         if "added_tokens_decoder" not in self._config:
             self._config |= files.json("special_tokens_map.json")
         special = _named(self._config)
-        try:
-            listing = self._config.get("added_tokens_decoder") or {
-                i: {"content": name, "special": name in special}
-                for name, i in files.json("added_tokens.json").items()
-            }
-            kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
-            self._added = {
-                int(i): TokenEntry(
-                    int(i), kinds[json_flag(t, "special", False)], str(t["content"]).encode()
-                )
-                for i, t in listing.items()
-            }
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise bad_config(files, "added_tokens_decoder") from error
-        entries = {entry.id: entry for entry in inner.entries()}
-        own = {i: entry.type for i, entry in entries.items()}
-        known = {entry.content for entry in (*entries.values(), *self._added.values())}
-        if missing := [name for name in special if name.encode() not in known]:
+        self._added = _added_tokens(self._config, files, special)
+        known = {entry.id: entry for entry in inner.entries()}
+        contents = {entry.content for entry in (*known.values(), *self._added.values())}
+        if missing := [name for name in special if name.encode() not in contents]:
             raise TokenizerError(
                 f"the configs of {files} name special tokens without an id: {listed(missing)}",
                 hint="add them with their ids to added_tokens_decoder in tokenizer_config.json",
@@ -79,9 +82,9 @@ class FolderBackend(Backend):
             added.content.decode(): i
             for i, added in self._added.items()
             if added.type == TokenType.USER_DEFINED
-            and own.get(i, TokenType.NORMAL) == TokenType.NORMAL
+            and (i not in known or known[i].type == TokenType.NORMAL)
         }
-        self._pattern: re.Pattern[str] = splitting_at(self.text_tokens)
+        self._text = AddedNames(self.text_tokens)
 
     def entries(self) -> Iterable[TokenEntry]:
         left = dict(self._added)
@@ -113,21 +116,12 @@ class FolderBackend(Backend):
         return self.other[1]().library() if self.other else None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        parts_of = [self._pattern.split(text) for text in texts]
-        encoded = iter(self._inner.encode_texts([p for parts in parts_of for p in parts[::2]]))
-        result: list[list[int]] = []
-        for parts in parts_of:
-            result.append([])
-            for place, part in enumerate(parts):
-                result[-1] += [self.text_tokens[part]] if place % 2 else next(encoded)
-        return result
+        encode = self._inner.encode_texts
+        return [self._text.encode(text, lambda part: encode([part])[0]) for text in texts]
 
     @property
     def keeps_text(self) -> bool:
         return self._inner.keeps_text
-
-    def encode_start(self, text: str) -> list[int]:
-        return self._inner.encode_start(text)
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         return self._inner.spans(text, at_start=at_start)
@@ -137,6 +131,3 @@ class FolderBackend(Backend):
 
     def chat_templates(self) -> Mapping[str, str]:
         return chat_templates(self._files)
-
-    def text_changes(self) -> Sequence[TextChange]:
-        return self._inner.text_changes()

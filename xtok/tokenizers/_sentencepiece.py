@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 CHARACTER_TABLE = "replaces characters by a table, mostly compatibility forms (ﬁ → fi, ① → 1)"
 _SPACE = "▁"
-# A line of rwkv_vocab_v20230424.txt: id, Python literal, number of bytes.
-_RWKV = re.compile(rb"\d+ b?(['\"]).*\1 \d+\r?\n")
 
 
 class SentencePieceBackend(Backend):
@@ -59,14 +56,8 @@ class SentencePieceBackend(Backend):
     def from_file(cls, path: Path) -> SentencePieceBackend:
         from google.protobuf.message import DecodeError
 
-        data = path.read_bytes()
-        if _RWKV.match(data):
-            raise TokenizerError(
-                f"{path} is an RWKV vocabulary, which is unsupported",
-                hint="give a model with a tokenizer.json, .model, .tiktoken or tekken.json file",
-            )
         try:
-            return cls.from_bytes(data)
+            return cls.from_bytes(path.read_bytes())
         except ValueError as error:
             raise damaged(f"{path}, {error}") from error
         except (DecodeError, RuntimeError) as error:

@@ -7,17 +7,17 @@ import functools
 import hashlib
 import json
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, Roles, damaged, is_panic, splitting_at
+from xtok.tokenizers._backend import AddedNames, Backend, Roles, damaged, is_panic
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 
@@ -189,26 +189,10 @@ def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
         raise damaged(f"{source} lacks {len(missing)} of the 256 single bytes")
 
 
-def _encode_in_parts(encoding: Encoding, text: str, special: Set[str]) -> list[int]:
-    """Encode a text; split it into halves if the library fails.
-
-    It fails on a million consecutive spaces: its regular expressions backtrack at most a million
-    times. Tokens next to a cut may differ from the tokens of the whole text.
-    """
-    ids = _attempt(encoding.encode, text, allowed_special=special, disallowed_special=())
-    if ids is not None:
-        return ids
-    if len(text) < 2:
-        return encoding._encode_single_piece(text.encode())
-    middle = len(text) // 2
-    halves = (text[:middle], text[middle:])
-    return [i for half in halves for i in _encode_in_parts(encoding, half, special)]
-
-
-def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+def _attempt(function: Callable[[str], T], text: str) -> T | None:
     """Return the result of a library function; None if it raises a `ValueError` or panics."""
     try:
-        return function(*args, **kwargs)
+        return function(text)
     except BaseException as error:
         if not isinstance(error, ValueError) and not is_panic(error):
             raise
@@ -247,11 +231,10 @@ class RankBackend(Backend):
 
         self.name, self._ranks, self._added, self._roles = name, ranks, added, roles
         self._split_pattern = pattern
-        self._encoding_of = functools.partial(Encoding, name, pat_str=pattern)
-        self._text_ids = dict(text or {})
-        self._text = splitting_at(self._text_ids)
+        self._encoding_of = functools.partial(Encoding, name, pat_str=pattern, special_tokens={})
+        self._text = AddedNames(text or {})
         single_bytes = {bytes([byte]): byte for byte in range(256)}
-        trial = self._encoding_of(mergeable_ranks=single_bytes, special_tokens={})
+        trial = self._encoding_of(mergeable_ranks=single_bytes)
         if _attempt(trial.encode_ordinary, "a 1") is None:
             raise ValueError("no match")
         ids = _attempt(trial.encode_ordinary, _OF_ALL_KINDS)
@@ -260,7 +243,7 @@ class RankBackend(Backend):
     @functools.cached_property
     def _encoding(self) -> Encoding:
         """Created on first use: its copies of the ranks use most of the memory."""
-        return self._encoding_of(mergeable_ranks=self._ranks, special_tokens=self._text_ids)
+        return self._encoding_of(mergeable_ranks=self._ranks)
 
     def entries(self) -> Iterable[TokenEntry]:
         yield from self._added
@@ -268,7 +251,7 @@ class RankBackend(Backend):
             yield TokenEntry(rank, TokenType.NORMAL, token)
 
     def definition(self) -> Iterable[bytes]:
-        return [json.dumps([self._split_pattern, sorted(self._text_ids.items())]).encode()]
+        return [json.dumps([self._split_pattern, sorted(self._text.ids.items())]).encode()]
 
     def declared_roles(self) -> Roles:
         ids = {entry.content.decode(): entry.id for entry in self._added}
@@ -279,34 +262,39 @@ class RankBackend(Backend):
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         # `encode_batch` starts a thread per text: thirty times slower for a vocabulary.
-        encode = self._encoding.encode_ordinary
-        plain = [None if self._text.search(text) else _attempt(encode, text) for text in texts]
-        return [
-            _encode_in_parts(self._encoding, text, self._special(text)) if ids is None else ids
-            for text, ids in zip(texts, plain, strict=True)
-        ]
+        return [self._text.encode(text, self._encoded) for text in texts]
+
+    def _encoded(self, text: str) -> list[int]:
+        """Encode a text; split it into halves if the library fails.
+
+        It fails on a million consecutive spaces: its regular expressions backtrack at most a
+        million times. Tokens next to a cut may differ from the tokens of the whole text.
+        """
+        ids = _attempt(self._encoding.encode_ordinary, text)
+        if ids is not None:
+            return ids
+        if len(text) < 2:
+            return self._encoding._encode_single_piece(text.encode())
+        middle = len(text) // 2
+        return self._encoded(text[:middle]) + self._encoded(text[middle:])
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Like `encode_texts`, a fifth faster."""
-        arrays = []
-        for text in texts:
-            special, encode = self._special(text), self._encoding.encode_to_numpy
-            ids = _attempt(encode, text, allowed_special=special, disallowed_special=())
-            if ids is None:
-                ids = np.array(_encode_in_parts(self._encoding, text, special), np.uint32)
-            arrays.append(ids.view(np.int32))
-        return arrays
-
-    def _special(self, text: str) -> Set[str]:
-        return set(self._text.findall(text))
+        encode = functools.partial(self._encoding.encode_to_numpy, disallowed_special=())
+        arrays = [_attempt(encode, t) if len(self._text.split(t)) == 1 else None for t in texts]
+        return [
+            np.array(self.encode_texts([text])[0] if ids is None else ids, np.int32)
+            for text, ids in zip(texts, arrays, strict=True)
+        ]
 
     @property
     def keeps_text(self) -> bool:
         return self._keeps_text
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        names = {i: name.encode() for name, i in self._text.ids.items()}
         of_token = self._encoding.decode_single_token_bytes
-        tokens = [of_token(i) for i in self.encode_texts([text])[0]]
+        tokens = [names.get(i) or of_token(i) for i in self.encode_texts([text])[0]]
         if b"".join(tokens) != text.encode():
             raise TokenizerError(
                 f"the split pattern {self._split_pattern[:80]!r} does not match all of the text "

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +20,13 @@ from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import (
     GENERATION_CONFIG,
+    AddedNames,
     Backend,
     Roles,
     TextChange,
     eos_ids,
     model_vocab_size,
     no_panic,
-    splitting_at,
 )
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
@@ -77,11 +75,10 @@ class Tokenizer:
         self.location = location
         self._backend, self._files = backend, files
         decoded = Decoded(backend.entries())
-        largest = max(decoded.ids, default=-1)
-        width, source = _width(files, model_id, vocab_size, largest, len(decoded.ids))
-        self._without_row = decoded.cut(width)
-        largest = max(decoded.ids, default=-1)
-        self.undecodable = decoded.undecodable
+        width, source = _width(files, model_id, vocab_size, decoded.ids)
+        self._without_row = decoded.outside(width)
+        self.undecodable = tuple(i for i in decoded.undecodable if i < width)
+        num_ids = max((i + 1 for i in decoded.ids if i < width), default=0)
         table = decoded.table(width)
         del decoded  # free its memory for the table
         self.table = replace(table, roles=find_roles(table, self.declared))
@@ -91,12 +88,11 @@ class Tokenizer:
             backend=backend.name,
             vocab_size=width,
             width_source=source,
-            tokenizer_vocab_size=largest + 1,
+            tokenizer_vocab_size=num_ids,
             table=self.table,
         )
         self._tokens = self.table.tokens()
-        preferred = self._emitted_duplicates()
-        if preferred:
+        if preferred := self._emitted_duplicates():
             self.table = replace(self.table, preferred_ids=preferred)
             self.vocabulary = replace(self.vocabulary, table=self.table)
         self.notes = (
@@ -135,24 +131,14 @@ class Tokenizer:
             TokenizerError: if the width excludes more than a few of its ids.
         """
         known = self.vocabulary
-        largest = (known.tokenizer_vocab_size or 0) - 1
-        if self._without_row or vocab_size <= largest:
-            return Tokenizer(
-                self._backend,
-                model_id=known.model_id,
-                files=self._files,
-                location=self.location,
-                revision=known.revision,
-                vocab_size=vocab_size,
-            )
-        width, source = _width(None, known.model_id, vocab_size, largest, len(self.table))
-        changed = copy.copy(self)
-        changed.table = self.table.at_width(width)
-        changed.vocabulary = replace(
-            known, vocab_size=width, width_source=source, table=changed.table
+        return Tokenizer(
+            self._backend,
+            model_id=known.model_id,
+            files=self._files,
+            location=self.location,
+            revision=known.revision,
+            vocab_size=vocab_size,
         )
-        changed._tokens = changed.table.tokens()
-        return changed
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
         """Return the name and result of another loader of the folder; None if there is none.
@@ -160,10 +146,9 @@ class Tokenizer:
         It is the folder's file alone if Transformers loaded the folder; AutoTokenizer if another
         library read the file.
         """
-        if self._backend.other is None:
+        if (other := self._backend.other) is None:
             return None
-        name, load = self._backend.other
-        return name, Tokenizer(load(), model_id=self.vocabulary.model_id)
+        return other[0], Tokenizer(other[1](), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
         """Return the table in a form of `decode_vocabulary`, with ignored ids as UNUSED."""
@@ -255,20 +240,19 @@ class Tokenizer:
 
     def _check_rows(self, texts: Sequence[str], rows: Iterable[Sequence[int]]) -> None:
         for text, ids in zip(texts, rows, strict=True):
-            for i in ids:
-                if i in self._without_row:
-                    raise TokenizerError(
-                        f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, but "
-                        f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
-                        hint="remove the token from the text: the model cannot read it",
-                    )
+            for i in filter(self._without_row.__contains__, ids):
+                raise TokenizerError(
+                    f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, but "
+                    f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
+                    hint="remove the token from the text: the model cannot read it",
+                )
 
     def _by_stretches(self, text: str) -> list[int]:
-        start, *parts = self._added_pattern.split(text)
+        start, *parts = self._added.split(text)
         ids = self._backend.encode_start(start) if start else []
         between = iter(self._backend.encode_texts(parts[1::2]))
         for name in parts[::2]:
-            ids += [self._added_ids[name], *next(between)]
+            ids += [self._added.ids[name], *next(between)]
         return ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -277,10 +261,9 @@ class Tokenizer:
                 return list(self._backend.spans(text))
             spans: list[tuple[int, int]] = []
             begin = 0
-            for place, part in enumerate(self._added_pattern.split(text)):
+            for place, part in enumerate(self._added.split(text)):
                 size = len(part.encode())
-                inner = self._backend.spans(part, at_start=not place) if part else ()
-                inner = [(0, size)] if place % 2 else inner
+                inner = [(0, size)] if place % 2 else self._backend.spans(part, at_start=not place)
                 spans += [(begin + start, begin + end) for start, end in inner]
                 begin += size
             return spans
@@ -324,8 +307,7 @@ class Tokenizer:
         roles = dict(self._backend.declared_roles())
         if more := eos_ids(self._files) if self._files else []:
             own = roles.get("eos", {})
-            more = [i for i in more if i not in own]
-            roles["eos"] = {**own, **dict.fromkeys(more, GENERATION_CONFIG)}
+            roles["eos"] = {**dict.fromkeys([*own, *more], GENERATION_CONFIG), **own}
         return roles
 
     @functools.cached_property
@@ -390,17 +372,13 @@ class Tokenizer:
         return {i: name.encode() for i, name in self.table.control_names.items() if name}
 
     @functools.cached_property
-    def _added_ids(self) -> dict[str, int]:
+    def _added(self) -> AddedNames:
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
         control = {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
         if self._without_row:
             entries = (e for e in self._backend.entries() if e.id in self._without_row)
             control |= {e.content.decode(): e.id for e in entries if e.type is TokenType.CONTROL}
-        return {**self._backend.text_tokens, **control}
-
-    @functools.cached_property
-    def _added_pattern(self) -> re.Pattern[str]:
-        return splitting_at(self._added_ids)
+        return AddedNames({**self._backend.text_tokens, **control})
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         tokens = self._tokens
@@ -411,12 +389,9 @@ class Tokenizer:
         return b"" not in parts and b"".join(parts) == data
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        decoded = enumerate(map(utf8_text, pieces))
-        texts = {row: text for row, text in decoded if text is not None}
-        result: list[list[int] | None] = [None] * len(pieces)
-        for row, ids in zip(texts, self.library_ids(list(texts.values())), strict=True):
-            result[row] = ids
-        return result
+        texts = list(map(utf8_text, pieces))
+        rows = iter(self.library_ids([text for text in texts if text is not None]))
+        return [None if text is None else next(rows) for text in texts]
 
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         runs_of = list(map(utf8_runs, pieces))
@@ -425,14 +400,12 @@ class Tokenizer:
         for i in self.table.ids_of_type(TokenType.BYTE).tolist():
             if self.table[i] >= b"\x80":
                 ids_of[self.table[i].decode("ascii", "surrogateescape")] = [i]
-        parts_of = [
-            [part for place, run in enumerate(runs) for part in (run if place % 2 else [run])]
-            for runs in runs_of
-        ]
-        return [
-            [i for part in parts for i in ids_of[part]] if ids_of.keys() >= {*parts} else None
-            for parts in parts_of
-        ]
+        result: list[list[int] | None] = []
+        for runs in runs_of:
+            parts = chain.from_iterable(run if i % 2 else [run] for i, run in enumerate(runs))
+            ids = [ids_of.get(part) for part in parts]
+            result.append(None if None in ids else [*chain.from_iterable(filter(None, ids))])
+        return result
 
     def _longest_match(self, data: bytes) -> list[int] | None:
         known = self.table.canonical_ids()
@@ -561,12 +534,13 @@ _MOST_WITHOUT_ROW = 1 / 8
 
 
 def _width(
-    files: ModelFiles | None, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
+    files: ModelFiles | None, model_id: str, vocab_size: int | None, ids: Collection[int]
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer.
 
     A few tokens may have no row in the model; a width that excludes many is an error.
     """
+    largest, num_tokens = max(ids, default=-1), len(ids)
     width, source, origin = vocab_size, "option", "as specified"
     if width is None and files is not None and (of_model := model_vocab_size(files)):
         width, source = of_model

@@ -33,7 +33,6 @@ from xtok.tokenizers._tiktoken import TEKKEN_PATTERN
 from xtok.tokenizers.hub import ModelFiles, quiet_hub
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as RustTokenizer
 
 
@@ -52,23 +51,28 @@ def load_folder(
     readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
     if plain is None and path.suffix in readers:
         backend.other = f"{path.name} alone", partial(readers[path.suffix], path)
-    notes = []
-    if trust_remote_code and runs_code(files):
+    more = _notes(backend, files, path.name, trust_remote_code and runs_code(files))
+    backend.notes = (*backend.notes, *more)
+    return backend
+
+
+def _notes(
+    backend: HuggingFaceBackend, files: ModelFiles, name: str, has_run: bool
+) -> Iterator[str]:
+    if has_run:
         revision = files.commit or files.revision
         at = f" at {revision}" if revision else ""
-        notes.append(f"ran the tokenizer code of {files}{at}, with your permission")
+        yield f"ran the tokenizer code of {files}{at}, with your permission"
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
-        notes.append(
+        yield (
             f"{files} uses the split pattern in its tokenizer.json, which Transformers reports as "
             'incorrect; to replace it, add "fix_mistral_regex": true to its tokenizer_config.json'
         )
     if _is_of_mistral_common(files) and files.find("tekken.json"):
-        notes.append(
-            f"{files} is read from its {path.name}; AutoTokenizer uses its tekken.json because "
+        yield (
+            f"{files} is read from its {name}; AutoTokenizer uses its tekken.json because "
             "mistral-common is installed"
         )
-    backend.notes = (*backend.notes, *notes)
-    return backend
 
 
 def hint_without_fast(files: ModelFiles) -> str | None:
@@ -168,11 +172,6 @@ class PlainTokenizer:
         # The library does not accept file names that are not UTF-8.
         self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
-    @property
-    def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Return the added tokens by id, as Transformers does."""
-        return self.backend_tokenizer.get_added_tokens_decoder()
-
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
         """Encode whole texts without adding special tokens."""
         encodings = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -258,62 +257,48 @@ def without_library(files: ModelFiles) -> PlainTokenizer | None:
     if not can_read_alone():
         return None
     try:
-        folder = _read(files)
+        return _read(files)
     except Exception as error:
         # Missing or damaged files: Transformers raises its own error for them.
         if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
             raise
         return None
-    if folder is None:
-        return None
-    config, plain, roles = folder.config, folder.plain, _roles(folder)
-    if not _is_enough(folder, roles):
-        return None
-    extra = config.get("extra_special_tokens")
-    plain.special_tokens_map = {
-        **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
-        **(extra if isinstance(extra, dict) else {}),
-    }
-    for key in _ROLES:
-        token_id = plain.backend_tokenizer.token_to_id(roles[key]) if key in roles else None
-        setattr(plain, f"{key}_id", token_id)
-    return plain
 
 
-def _is_enough(folder: _Folder, roles: Mapping[str, str]) -> bool:
-    """Whether Transformers would return the tokenizer in `tokenizer.json`."""
-    rust = folder.plain.backend_tokenizer
-    return (
-        all(folder.plain.chat_template.values())
-        and (folder.name not in BUILT or _builds(folder.name, folder.config, roles, rust))
-        and (folder.model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel")
-        and _tokens_allow(rust, folder.config, roles)
-    )
-
-
-class _Folder(NamedTuple):
-    config: Mapping[str, Any]  # tokenizer_config.json
-    model_type: str
-    name: str  # of the tokenizer class
-    plain: PlainTokenizer
-
-
-def _read(files: ModelFiles) -> _Folder | None:
+def _read(files: ModelFiles) -> PlainTokenizer | None:
     path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
     model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
     name = _class(config, model)
     if path is None or name is None or not _configs_allow(files, config):
         return None
     templates = chat_templates(files)
-    plain = PlainTokenizer(path)
+    plain, roles = PlainTokenizer(path), _roles(name, config)
+    rust, extra = plain.backend_tokenizer, config.get("extra_special_tokens")
+    is_enough = (
+        all(templates.values())
+        and (name not in BUILT or _builds(name, config, roles, rust))
+        and (
+            model["model_type"] not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
+        )
+        and _tokens_allow(rust, config, roles)
+    )
+    if not is_enough:
+        return None
     plain.chat_template = templates
-    return _Folder(config, str(model["model_type"]), name, plain)
+    plain.special_tokens_map = {
+        **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
+        **(extra if isinstance(extra, dict) else {}),
+    }
+    for key in _ROLES:
+        token_id = rust.token_to_id(roles[key]) if key in roles else None
+        setattr(plain, f"{key}_id", token_id)
+    return plain
 
 
-def _roles(folder: _Folder) -> dict[str, str]:
+def _roles(name: str, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens by key, such as `bos_token`: the class's, then the config's."""
-    roles = dict(BUILT[folder.name].roles if folder.name in BUILT else {})
-    roles |= {key: folder.config[key] for key in _ROLES if key in folder.config}
+    roles = dict(BUILT[name].roles if name in BUILT else {})
+    roles |= {key: config[key] for key in _ROLES if key in config}
     return {key: _content(token) for key, token in roles.items() if token is not None}
 
 

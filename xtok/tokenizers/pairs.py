@@ -164,22 +164,18 @@ class Pair:
         """
         key = form, *map(frozenset, ignored)
         if key not in self._forms:
-            self._forms[key] = self._in_form(form, ignored)
+            sides = self.student, self.teacher
+            given = self.student_tokenizer, self.teacher_tokenizer
+            student, teacher = (
+                replace(side, table=_in_form(require_table(side), tokenizer, form, frozenset(ids)))
+                for side, tokenizer, ids in zip(sides, given, ignored, strict=True)
+            )
+            self._forms[key] = replace(self, student=student, teacher=teacher)
         return self._forms[key]
 
     @functools.cached_property
     def _forms(self) -> dict[tuple[object, ...], Pair]:
         return {("bytes", frozenset(), frozenset()): self}
-
-    def _in_form(self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]]) -> Pair:
-        (rows, columns), (no_rows, no_columns) = self.tables, ignored
-        rows = _in_form(rows, self.student_tokenizer, form, frozenset(no_rows))
-        columns = _in_form(columns, self.teacher_tokenizer, form, frozenset(no_columns))
-        return replace(
-            self,
-            student=replace(self.student, table=rows),
-            teacher=replace(self.teacher, table=columns),
-        )
 
 
 def _with_digest(vocabulary: Vocabulary, tokenizer: Tokenizer | None) -> Vocabulary:

@@ -33,31 +33,24 @@ class Spellings:
 
     def __init__(self, table: TokenTable, spell: Spell, label: str) -> None:
         self._table, self._spell_batch, self._label = table, spell, label
-        # Place and number of each token's pieces in `_ids`; the number is −1 before spelling.
-        self._starts = np.zeros(len(table), np.int64)
-        self._counts = np.full(len(table), -1, np.int64)
-        self._ids = np.empty(0, np.int32)
+        self._known: dict[int, list[int] | None] = {}
 
     def of(self, token_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
         """Return the pieces of tokens, in the order of the tokens."""
-        missing = token_ids[self._counts[token_ids] < 0]
-        if len(missing):
+        ids = token_ids.tolist()
+        if missing := [i for i in ids if i not in self._known]:
             self._spell(missing, progress)
-        counts = self._counts[token_ids]
-        before = np.cumsum(counts) - counts
-        places = np.arange(int(counts.sum())) + np.repeat(self._starts[token_ids] - before, counts)
-        return Pieces(self._ids[places], counts)
+        spelled = [self._known[i] or [] for i in ids]
+        return Pieces(
+            np.fromiter(chain.from_iterable(spelled), np.int32),
+            np.fromiter(map(len, spelled), np.int64, len(spelled)),
+        )
 
-    def _spell(self, token_ids: NDArray[np.int64], progress: Progress) -> None:
+    def _spell(self, token_ids: list[int], progress: Progress) -> None:
         tokens = self._table.tokens()
-        counts, ids = np.zeros(len(token_ids), np.int64), [self._ids]
         with progress(self._label, len(token_ids)) as advance:
             for start in range(0, len(token_ids), _TOKENS_AT_ONCE):
-                chunk = token_ids[start : start + _TOKENS_AT_ONCE].tolist()
+                chunk = token_ids[start : start + _TOKENS_AT_ONCE]
                 spelled = self._spell_batch([tokens[i] for i in chunk])
-                counts[start : start + len(chunk)] = [len(pieces or ()) for pieces in spelled]
-                ids.append(np.fromiter(chain.from_iterable(filter(None, spelled)), np.int32))
+                self._known.update(zip(chunk, spelled, strict=True))
                 advance(len(chunk))
-        self._starts[token_ids] = len(self._ids) + np.cumsum(counts) - counts
-        self._counts[token_ids] = counts
-        self._ids = np.concatenate(ids)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise, repeat, zip_longest
@@ -285,7 +285,16 @@ def decode_vocabulary(
         TokenizerError: if an id is repeated or outside the width, or a name is too long.
     """
     decoded = Decoded(entries, form=form, ignore=ignore)
+    for i, content in decoded.outside(width).items():
+        raise _misplaced(i, content, f"is outside the vocabulary size {width}")
     return decoded.table(width), decoded.undecodable
+
+
+_FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
+    "bytes": lambda content, display: content,
+    "text": lambda content, display: content.decode("utf-8", "replace").encode(),
+    "raw": lambda content, display: display or content,
+}
 
 
 class Decoded:
@@ -301,67 +310,55 @@ class Decoded:
         form: TokenForm = "bytes",
         ignore: Collection[int] = (),
     ) -> None:
-        tokens: dict[int, bytes] = {}
-        kinds: list[TokenType] = []
-        names: dict[int, str] = {}
+        self._tokens: dict[int, bytes] = {}
+        self._kinds: list[TokenType] = []
+        self._names: dict[int, str] = {}
         undecodable: list[int] = []
-        control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
+        in_form, tokens = _FORMS[form], self._tokens
         for token_id, kind, content, display in entries:
-            if ignore and token_id in ignore:
+            if token_id in ignore:
                 continue
-            if token_id in tokens:
-                raise _misplaced(token_id, content, "is repeated in the vocabulary")
-            token = content
-            if kind is control or kind is unknown:
-                if len(content) > MAX_NAME:
-                    raise TokenizerError(
-                        f"the name of the special token {token_id} has {len(content):,} bytes, "
-                        f"expected at most {MAX_NAME:,}",
-                        hint="fix the tokenizer's files",
-                    )
-                names[token_id] = content.decode("utf-8", "backslashreplace")
-                token = b""
-            elif kind is unused:
-                token = b""
-            else:
-                if form == "text":
-                    token = content.decode("utf-8", "replace").encode()
-                elif form == "raw":
-                    token = display or content
+            if token_id in tokens or token_id < 0:
+                problem = "is negative" if token_id < 0 else "is repeated in the vocabulary"
+                raise _misplaced(token_id, content, problem)
+            tokens[token_id] = b""
+            self._kinds.append(kind)
+            if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+                self._names[token_id] = _control_name(token_id, content)
+            elif kind is not TokenType.UNUSED:
+                tokens[token_id] = in_form(content, display)
                 if not content:
                     undecodable.append(token_id)
-            tokens[token_id] = token
-            kinds.append(kind)
-        self._tokens, self._kinds, self._names = tokens, kinds, dict(sorted(names.items()))
         self.ids = tokens.keys()
         self.undecodable = tuple(sorted(undecodable))
 
-    def cut(self, width: int) -> dict[int, bytes]:
-        """Remove the ids from `width` on, and return their bytes or names by id."""
-        outside = sorted(i for i in self._tokens if i >= width)
-        if not outside:
-            return {}
-        left = [(i, kind) for i, kind in zip(self._tokens, self._kinds, strict=True) if i < width]
-        self._kinds = [kind for _, kind in left]
-        self.undecodable = tuple(i for i in self.undecodable if i < width)
-        tokens = ((i, self._tokens.pop(i), self._names.pop(i, "")) for i in outside)
-        return {i: token or name.encode() for i, token, name in tokens}
+    def outside(self, width: int) -> dict[int, bytes]:
+        """Return the bytes or names of the ids from `width` on."""
+        outside = sorted(i for i in self.ids if i >= width)
+        return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return the table of `width` ids; a `TokenizerError` for an id outside the width."""
-        outside = next((i for i in self.ids if not 0 <= i < width), None)
-        if outside is not None:
-            content = self._tokens[outside] or self._names.get(outside, "").encode()
-            raise _misplaced(outside, content, f"is outside the vocabulary size {width}")
-        ids = np.fromiter(self.ids, np.int64, len(self.ids))
+        """Return the table of the ids below `width`."""
+        tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
+        order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
-        types[ids] = np.frombuffer(bytes(self._kinds), np.uint8)
+        types[ids[order]] = np.frombuffer(bytes(self._kinds), np.uint8)[order]
+        parts = [tokens[place] for place in order.tolist()]
         lengths = np.zeros(width, np.int64)
-        lengths[ids] = np.fromiter(map(len, self._tokens.values()), np.int64, len(ids))
-        tokens = list(self._tokens.values())
-        data = b"".join([tokens[place] for place in np.argsort(ids).tolist()])
-        offsets = offsets_of(lengths)
-        return TokenTable(np.frombuffer(data, np.uint8), offsets, types, self._names)
+        lengths[ids[order]] = np.fromiter(map(len, parts), np.int64, len(parts))
+        data = np.frombuffer(b"".join(parts), np.uint8)
+        names = {i: name for i, name in sorted(self._names.items()) if i < width}
+        return TokenTable(data, offsets_of(lengths), types, names)
+
+
+def _control_name(token_id: int, content: bytes) -> str:
+    if len(content) > MAX_NAME:
+        raise TokenizerError(
+            f"the name of the special token {token_id} has {len(content):,} bytes, "
+            f"expected at most {MAX_NAME:,}",
+            hint="fix the tokenizer's files",
+        )
+    return content.decode("utf-8", "backslashreplace")
 
 
 def _misplaced(token_id: int, content: bytes, problem: str) -> TokenizerError:

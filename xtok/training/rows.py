@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok.conversation.batching import pad
-
 IGNORED = -100
 """The label of tokens that are not targets, as in PyTorch's cross-entropy."""
 
@@ -54,5 +52,9 @@ def check_length(max_length: int | None) -> None:
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    """Pad rows on the right to one tensor."""
-    return torch.from_numpy(pad(rows, fill, padding_side="right"))
+    """Pad arrays `[T_i, …]` on the right to a tensor `[B, T, …]`; T is at least 1."""
+    longest = max(1, *map(len, rows))
+    stacked = np.full((len(rows), longest, *rows[0].shape[1:]), fill, np.result_type(*rows))
+    for place, row in zip(stacked, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(stacked)

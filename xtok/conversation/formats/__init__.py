@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.conversation.templates import Message, constants
+from xtok.conversation.templates import Message
 from xtok.errors import XtokError
 from xtok.tokenizers.table import TokenTable, TokenType
 
@@ -25,8 +27,6 @@ class PromptFormat:
     template: str  # Jinja
     roles: Mapping[str, str]  # supported roles, with their names in the format
     needs: Sequence[str] = ()  # required control or added tokens
-    pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
-    image_placeholders: Sequence[str] = ("<image>",)  # not allowed in answers
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
         """Return the format's own variables.
@@ -34,22 +34,6 @@ class PromptFormat:
         `space` is " " for SentencePiece vocabularies with byte tokens, which add a leading space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
-
-    def pad_id(self, table: TokenTable) -> int:
-        """Return the padding id.
-
-        Raises:
-            XtokError: if the vocabulary has no padding token.
-        """
-        ids = {name: i for i, name in table.control_names.items()}
-        known = [ids[name] for name in self.pad_tokens if name in ids]
-        known += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
-        if not known:
-            raise XtokError(
-                f"the vocabulary has no padding token for the format {self.name}",
-                hint=f"pass pad_id to collate; the format uses {', '.join(self.pad_tokens)}",
-            )
-        return known[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
         """Check that the format supports the messages and the vocabulary.
@@ -75,10 +59,6 @@ class PromptFormat:
                 fix = f"use one of its roles ({', '.join(self.roles)})"
             elif not isinstance(content, str) or message.get("tool_calls"):
                 problem = "is not plain text"
-            elif role == "assistant" and (
-                image := next((p for p in self.image_placeholders if p in content), None)
-            ):
-                problem = f"is the assistant's and has the image placeholder {image}"
             else:
                 continue
             raise XtokError(
@@ -87,13 +67,14 @@ class PromptFormat:
             )
 
 
-_SET = ("roles", "needs", "pad_tokens", "image_placeholders")
+_CONSTANT = re.compile(r"\{%- set (roles|needs) = (.+) %\}")
 _ALIASES = {"qwen2p0": "chatml", "qwen2p5": "chatml", "llama3p1": "llama3", "llama3p2": "llama3"}
 
 
 def _read(name: str) -> PromptFormat:
     template = (Path(__file__).parent / f"{_ALIASES.get(name, name)}.jinja").read_text("utf-8")
-    return PromptFormat(name=name, template=template, **constants(template, _SET))
+    values = {name: literal_eval(value) for name, value in _CONSTANT.findall(template)}
+    return PromptFormat(name=name, template=template, **values)
 
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
