@@ -195,8 +195,7 @@ def json_types(value: Any, *, arrays: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_types(item, arrays=arrays) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        value = {field.name: getattr(value, field.name) for field in fields}
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     elif callable(dump := getattr(value, "model_dump", None)):
         return json_types(dump(), arrays=arrays)
     if not isinstance(value, Mapping):

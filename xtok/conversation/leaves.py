@@ -217,24 +217,32 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
-    is_part = isinstance(value, Mapping) and path[2:3] == ("content",) and len(path) == 4
-    if is_part and "text" not in value:
+    if _is_part(path) and isinstance(value, Mapping) and "text" not in value:
         yield _Leaf(path, value)
-    elif isinstance(value, Mapping):
-        left_out = () if "arguments" in path else _STRUCTURE
-        for key, item in value.items():
-            if key not in left_out and (not is_part or key == "text" or is_spoken(key)):
-                yield from _leaves(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for place, item in enumerate(value):
-            yield from _leaves(item, (*path, place))
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in _items(value, path):
+            yield from _leaves(item, (*path, key))
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
             f"{_Leaf(path, value).place} is a {type(value).__name__}, which is not a JSON type",
             hint="use text, numbers, lists and objects; array.tolist() returns a list",
         )
-    elif not (value is None or (isinstance(value, str) and not value.strip())):
+    elif value is not None and str(value).strip():
         yield _Leaf(path, value)
+
+
+def _items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
+    if not isinstance(value, Mapping):
+        return enumerate(value)
+    if _is_part(path):
+        value = {key: item for key, item in value.items() if key == "text" or is_spoken(key)}
+    left_out = () if "arguments" in path else _STRUCTURE
+    return ((key, item) for key, item in value.items() if key not in left_out)
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a path leads to a part of a message's content."""
+    return path[2:3] == ("content",) and len(path) == 4
 
 
 class _Written:

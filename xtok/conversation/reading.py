@@ -20,12 +20,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.parsing import parse_json
 from xtok.conversation._tracking import Run
-from xtok.conversation.rendering import (
-    Conversation,
-    Renderer,
-    encoded,
-    render,
-)
+from xtok.conversation.rendering import Conversation, Renderer, Targets, render
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
 from xtok.tokenizers.table import byte_offsets
@@ -466,7 +461,7 @@ def _proved(
     tokenizer = renderer.tokenizer
     renderer = replace(renderer, tools=tools or None, add_generation_prompt=asks)
     try:
-        chat = encoded(renderer, messages)
+        chat = Targets(renderer, messages).conversation()
     except XtokError:
         return None
     again, begins = _symbols(tokenizer, chat.ids)
@@ -482,7 +477,7 @@ def _proved(
         if b"".join(spelled) != chat.text.encode():
             return None
         bounds = np.array([0, *accumulate(map(len, spelled))])
-        chat = encoded(renderer, messages, tokens=(every, bounds))
+        chat = Targets(renderer, messages, tokens=(every, bounds)).conversation()
     return ReadBack(
         messages=messages,
         tools=tools or None,

@@ -154,7 +154,7 @@ def render(
     renderer, messages = _prepared(renderer, messages)
     rendering = renderer.rendered(messages)
     notes = [*_account(renderer, messages, rendering), *_unread(renderer)]
-    chat = encoded(renderer, messages, rendering)
+    chat = Targets(renderer, messages, rendering).conversation()
     return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
 
@@ -208,62 +208,57 @@ def _unread(renderer: Renderer) -> Iterator[str]:
             yield f"the variable {name} is the text {quoted(value)}, which counts as true"
 
 
-def encoded(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    rendering: Rendering | None = None,
-    tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
-) -> Conversation:
-    """Render without the check for dropped values. `tokens` replace the tokenizer's."""
-    rendering = rendering or renderer.rendered(messages)
-    ids, bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
-    targets = _Targets(renderer, messages, rendering, ids, bounds)
-    return Conversation(
-        text=rendering.text,
-        ids=ids,
-        bounds=bounds,
-        assistant_mask=targets.mask,
-        message_spans=tuple(targets.places.of_message(i, m) for i, m in enumerate(messages)),
-        runs=rendering.runs,
-        notes=tuple(dict.fromkeys(targets.notes())),
-    )
+class Targets:
+    """An encoded conversation and its targets, without a check for dropped values."""
 
-
-class _Targets:
     def __init__(
         self,
         renderer: Renderer,
         messages: Sequence[Message],
-        rendering: Rendering,
-        ids: NDArray[np.int32],
-        bounds: NDArray[np.int64],
+        rendering: Rendering | None = None,
+        tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        self._renderer, self._messages, self._rendering = renderer, messages, rendering
-        self._ids, self._bounds = ids, bounds
-        self._roles = renderer.tokenizer.table.roles
-        self._control = _is_control(renderer.tokenizer, ids)
-        self.places = Places(rendering, bounds, self._control)
-        self._bytes = rendering.text.encode()
+        """Render the messages, or use a rendering. `tokens` replace the tokenizer's."""
+        self._renderer, self._messages = renderer, messages
+        self._rendering = rendering = rendering or renderer.rendered(messages)
+        self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
+        table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
+        self._ends = (*table.roles.get("eos", ()), *table.roles.get("turn_end", ()))
+        self._control = np.isin(self._ids, list(table.control_names))
+        self._places = Places(rendering, self._bounds, self._control)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         self._answers = [i for i in assistant if is_trained_on(messages[i], i)]
         self._headers = self._find_headers()
         self._blocks = self._kept_blocks([i for i in assistant if i not in self._answers])
         self._stretches = [*self._find()]  # in characters
-        self.mask = self._make_mask()
+        self._mask = self._make_mask()
+
+    def conversation(self) -> Conversation:
+        """Return the conversation with its notes."""
+        messages = enumerate(self._messages)
+        return Conversation(
+            text=self._rendering.text,
+            ids=self._ids,
+            bounds=self._bounds,
+            assistant_mask=self._mask,
+            message_spans=tuple(self._places.of_message(i, message) for i, message in messages),
+            runs=self._rendering.runs,
+            notes=tuple(dict.fromkeys(self._notes())),
+        )
 
     def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
         if (blocks := self._rendering.generated) is None:
             return None
-        turns = [*filter(None, map(self.places.whole, left_out))]
+        turns = [*filter(None, map(self._places.whole, left_out))]
         return [b for b in blocks if not any(start <= b[0] < end for start, end in turns)]
 
     def _find(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
             for index in self._answers:
-                yield from self.places.targets(index, self._headers[index][0], self._up_to)
+                yield from self._places.targets(index, self._headers[index][0], self._up_to)
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
-                start = self.places.after_prompt(index, start, header)
+                start = self._places.after_prompt(index, start, header)
             if start < end:
                 yield start, end
 
@@ -276,16 +271,16 @@ class _Targets:
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
         for start, end in self._stretches:
-            first, stop = self.places.span(start, end).tokens
+            first, stop = self._places.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
             mask[first : self._with_end(stop)] = True
         for run in self._rendering.runs:  # templates can write one message within another
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
-                mask[slice(*self.places.span(run.start, run.end).tokens)] = False
+                mask[slice(*self._places.span(run.start, run.end).tokens)] = False
         return mask
 
     def _begins_in_prompt(self, start: int, end: int) -> bool:
-        span = self.places.span(start, end)
+        span = self._places.span(start, end)
         first, stop = span.tokens
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
@@ -299,10 +294,18 @@ class _Targets:
         rest = self._bytes[self._bounds[stop] :]
         place = self._bounds[stop] + len(rest) - len(rest.lstrip())
         behind = int(np.searchsorted(self._bounds, place))
-        ends = (*self._roles.get("eos", ()), *self._roles.get("turn_end", ()))
-        return behind + 1 if rest.strip() and self._ids[behind] in ends else stop
+        return behind + 1 if rest.strip() and self._ids[behind] in self._ends else stop
 
-    def notes(self) -> Iterator[str]:
+    def end_of_turn(self, start: int, stop: int) -> int | None:
+        """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
+        for i in reversed(range(start, stop)):
+            if self._control[i]:
+                return i
+            if self._bytes[self._bounds[i] : self._bounds[i + 1]].strip():
+                break
+        return None
+
+    def _notes(self) -> Iterator[str]:
         yield from self._not_targets()
         if any(self._begins_in_prompt(*stretch) for stretch in self._stretches):
             yield BEGINS_IN_PROMPT
@@ -313,25 +316,22 @@ class _Targets:
             yield NO_TARGETS if self._blocks is None else NOT_GENERATED
         if self._rendering.is_dated:
             yield self._note_on_date()
-        edges = np.flatnonzero(np.diff(self.mask, prepend=False, append=False)).reshape(-1, 2)
-        tokens = self._control, self._bounds, self._bytes
-        if any(_end_of_turn(*tokens, *edge) is None for edge in edges.tolist()):
+        edges = np.flatnonzero(np.diff(self._mask, prepend=False, append=False)).reshape(-1, 2)
+        if any(self.end_of_turn(*edge) is None for edge in edges.tolist()):
             yield NO_END_OF_TURN
 
     def _without_prompt(self) -> Iterator[str]:
         for index in self._answers:
             header, is_prompt = self._headers[index]
-            if is_prompt and (rest := self.places.missing_prompt(index, header)):
+            if is_prompt and (rest := self._places.missing_prompt(index, header)):
                 yield (
                     f"the generation prompt ends with {quoted(printable(rest))}, but the template "
                     "does not write this before an answer"
                 )
 
     def _is_left_out(self, answer: int) -> bool:
-        whole = self.places.whole(answer)
-        if whole is None:
-            return not self._stretches
-        return not any(whole[0] < end and start < whole[1] for start, end in self._stretches)
+        begin, stop = self._places.whole(answer) or (0, len(self._rendering.text))
+        return not any(begin < end and start < stop for start, end in self._stretches)
 
     def _not_targets(self) -> Iterator[str]:
         if not self._answers and not self._renderer.add_generation_prompt:
@@ -394,22 +394,6 @@ class _Targets:
         return written_header(self._rendering, self._messages)
 
 
-def _is_control(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
-    return np.isin(ids, list(tokenizer.table.control_names))
-
-
-def _end_of_turn(
-    control: NDArray[np.bool_], bounds: NDArray[np.int64], text: bytes, start: int, stop: int
-) -> int | None:
-    """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
-    for i in reversed(range(start, stop)):
-        if control[i]:
-            return i
-        if text[bounds[i] : bounds[i + 1]].strip():
-            break
-    return None
-
-
 def tool_suffix(
     tokenizer: Tokenizer,
     messages: Sequence[Any],
@@ -454,7 +438,8 @@ def tool_suffix(
     )
     renderer, messages = _prepared(renderer, messages)
     rendering = renderer.rendered(messages)
-    chat = encoded(renderer, messages, rendering)
+    targets = Targets(renderer, messages, rendering)
+    chat = targets.conversation()
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     list(_account(renderer, messages, rendering, last + 1))  # raises if a value is dropped
     answer, *others = _turns_from(chat, last)
@@ -464,9 +449,8 @@ def tool_suffix(
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
     if len(written):
-        control = _is_control(tokenizer, chat.ids)
         # Some training templates include the line break after the end of a turn.
-        place = _end_of_turn(control, chat.bounds, chat.text.encode(), begin, written[-1] + 1)
+        place = targets.end_of_turn(begin, written[-1] + 1)
         if place is not None:
             return chat.ids[place + 1 :]
     # Without an end-of-turn token, the model wrote the whole turn.

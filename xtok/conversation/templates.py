@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2 import meta, nodes
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
@@ -352,6 +351,12 @@ class _Marking(NodeTransformer):
         node.body = [enter, *node.body, _mark("leave", node.lineno, loop)]
         return [node, _mark("leave", node.lineno, loop)]
 
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """Let `environment.concat` join the operands of `~`, instead of `"".join`."""
+        self.generic_visit(node)
+        concat = nodes.EnvironmentAttribute("concat")
+        return nodes.Call(concat, [nodes.List(node.nodes)], [], None, None)
+
     def visit_If(self, node: nodes.If) -> nodes.Node:
         self.generic_visit(node)
         names = [node.test, *node.test.find_all(nodes.Name)]
@@ -373,19 +378,7 @@ class _Context(Context):
     message = -1  # index of the current message
 
 
-class _KeepingCode(CodeGenerator):
-    """Generates `environment.concat` for `~` instead of `"".join`."""
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
-    code_generator_class = _KeepingCode
     context_class = _Context
     concat = staticmethod(concatenate)
 
@@ -428,8 +421,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
             parameter="template",
         ) from error
     compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
-    calls = [c for c in tree.find_all(nodes.Call) if isinstance(c.node, nodes.EnvironmentAttribute)]
-    return compiled, any(call.args[0].as_const() == "generation" for call in calls)
+    return compiled, tree.find(nodes.Scope) is not None  # of a `{% generation %}` block
 
 
 @functools.lru_cache(maxsize=1)

@@ -38,6 +38,11 @@ class Backend(ABC):
 
     name: str
     notes: tuple[str, ...] = ()  # for the user, about loading
+    recognizes_names: bool = False  # whether the library recognizes added tokens in a text
+    drops_text: bool = False  # whether the library silently drops text that has no token
+    # Whether the ids cover all of a text, including spaces next to added tokens.
+    keeps_text: bool = True
+    text_changes: Sequence[TextChange] = ()  # components that change a text, with their changes
     other: tuple[str, Callable[[], Backend]] | None = None
     """Name and loader of the alternative for the same folder: its file alone, or AutoTokenizer."""
 
@@ -53,16 +58,6 @@ class Backend(ABC):
         """Return everything that affects the ids of a text, except tokens and roles."""
         return ()
 
-    @property
-    def drops_text(self) -> bool:
-        """Whether the library silently drops text that has no token."""
-        return False
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether the ids cover all of a text, including spaces next to added tokens."""
-        return not self.drops_text
-
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's merges to any bytes; None if it merges characters."""
         return None
@@ -71,23 +66,19 @@ class Backend(ABC):
         """Like `encode_texts`, as arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
 
-    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """Encode whole texts with control tokens; None if the library does not recognize them."""
-        return None
-
     text_tokens: Mapping[str, int] = {}
     """Added tokens of type text, if the library does not recognize them in a text."""
 
-    def encode_start(self, text: str) -> list[int]:
-        """Encode the beginning of a text, up to its first added token."""
-        return self.encode_texts([text])[0]
+    def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode the beginnings of texts; whole texts if the library recognizes added tokens."""
+        return self.encode_texts(texts)
 
     def ids_before(self) -> Sequence[int]:
         """Return the ids that the library adds before a text, if it declares them."""
         return ()
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return the bytes `(start, end)` of each token of `encode_whole`, else of `encode_start`.
+        """Return the bytes `(start, end)` of each token of `encode_starts`.
 
         Of `encode_texts` with `at_start=False`. Empty if the library never changes text.
         """
@@ -108,10 +99,6 @@ class Backend(ABC):
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual name."""
         return {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """Return the components that change a text, each with its change."""
-        return ()
 
 
 def damaged(

@@ -40,7 +40,7 @@ class NullBackend(Backend):
     It encodes numbers, as in "5 17 3"; the largest id is the eos.
     """
 
-    name = "null"
+    name, recognizes_names = "null", True
 
     def __init__(self, argument: str) -> None:
         self._size = _number(argument or "131072")
@@ -59,7 +59,7 @@ class NullBackend(Backend):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [[] for _ in texts]
 
-    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
+    def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
         rows = [list(map(_number, text.split())) for text in texts]
         for text, ids in zip(texts, rows, strict=True):
             if not all(0 <= i < self._size for i in ids):

@@ -64,7 +64,7 @@ class FolderBackend(Backend):
     """Backend of a tokenizer file, with the added tokens and roles of the configs next to it."""
 
     def __init__(self, inner: Backend, files: ModelFiles) -> None:
-        self.name = inner.name
+        self.name, self.keeps_text = inner.name, inner.keeps_text
         self._inner, self._files = inner, files
         self._config = files.json("tokenizer_config.json")
         if "added_tokens_decoder" not in self._config:
@@ -118,10 +118,6 @@ class FolderBackend(Backend):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         encode = self._inner.encode_texts
         return [self._text.encode(text, lambda part: encode([part])[0]) for text in texts]
-
-    @property
-    def keeps_text(self) -> bool:
-        return self._inner.keeps_text
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         return self._inner.spans(text, at_start=at_start)

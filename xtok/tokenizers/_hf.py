@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ class HuggingFaceBackend(Backend):
         TokenizerError: if its tokens are not byte strings.
     """
 
-    name = "hf"
+    name, recognizes_names = "hf", True
     load_library: Callable[[], Any] | None = None
 
     def __init__(self, tokenizer: Any, model: str) -> None:
@@ -56,7 +55,9 @@ class HuggingFaceBackend(Backend):
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder) or (
             not self._byte_level and _falls_back(rust.model)
         )
-        self._text_changes = tuple(_text_changes(self._rust, decoder))
+        self.drops_text = self._drops_text()
+        self.keeps_text = not (self.drops_text or _stripping(self._rust))
+        self.text_changes = tuple(_text_changes(self._rust, decoder))
 
     def entries(self) -> Iterable[TokenEntry]:
         ids = self._hf.backend_tokenizer.get_vocab(with_added_tokens=True)
@@ -66,20 +67,18 @@ class HuggingFaceBackend(Backend):
         unknown = self._unknown_id()
         for display, i in ids.items():
             added = self._added.get(i)
-            kind, content = TokenType.NORMAL, None
             if i == unknown:
                 kind, content = TokenType.UNKNOWN, display.encode()
             elif added is not None and added.special:
                 kind, content = TokenType.CONTROL, added.content.encode()
-            elif self._byte_fallback and display[:1] == "<" and _BYTE_TOKEN.fullmatch(display):
-                kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
-            elif added is not None:
-                kind = TokenType.USER_DEFINED
-                # A byte-level vocabulary stores added tokens as text.
-                content = added.content.encode() if self._byte_level else None
-            yield TokenEntry(
-                i, kind, self._decode(display) if content is None else content, display.encode()
-            )
+            elif self._byte_fallback and display in _BYTE_TOKENS:
+                kind, content = TokenType.BYTE, _BYTE_TOKENS[display]
+            elif added is not None and self._byte_level:  # it stores added tokens as text
+                kind, content = TokenType.USER_DEFINED, added.content.encode()
+            else:
+                kind = TokenType.NORMAL if added is None else TokenType.USER_DEFINED
+                content = self._decode(display)
+            yield TokenEntry(i, kind, content, display.encode())
 
     def definition(self) -> Iterable[bytes]:
         # The library writes the model in one order, whatever the order of the file: 70 of the
@@ -95,16 +94,13 @@ class HuggingFaceBackend(Backend):
 
     def _unknown_id(self) -> int | None:
         """Return the id of unknown text, if the model has such an id."""
-        name = getattr(self._rust.model, "unk_token", None)
-        if name is not None:
-            return self._rust.token_to_id(name)
-        if type(self._rust.model).__name__ == "BPE" and self._byte_fallback:
+        name, kind = getattr(self._rust.model, "unk_token", None), type(self._rust.model).__name__
+        unknown: int | None = None if name is None else self._rust.token_to_id(name)
+        if kind == "Unigram":
+            unknown = json.loads(self._rust.to_str())["model"].get("unk_id")
+        elif name is None and kind == "BPE" and self._byte_fallback:
             # LlamaTokenizer of Transformers 5 declares the token, but builds a model without it.
-            declared: int | None = getattr(self._hf, "unk_token_id", None)
-            return declared
-        if type(self._rust.model).__name__ != "Unigram":
-            return None
-        unknown: int | None = json.loads(self._rust.to_str())["model"].get("unk_id")
+            unknown = getattr(self._hf, "unk_token_id", None)
         return unknown
 
     def declared_roles(self) -> Roles:
@@ -135,9 +131,7 @@ class HuggingFaceBackend(Backend):
             # The library raises a bare Exception for text that has no token.
             if type(error) is not Exception:
                 raise
-            if len(texts) == 1:
-                return [[]]
-            return [ids for text in texts for ids in self._encoded([text])]
+            return [ids for text in texts for ids in self._encoded([text])] if texts[1:] else [[]]
         return [encoding.ids for encoding in batch]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
@@ -150,24 +144,17 @@ class HuggingFaceBackend(Backend):
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 
-    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
+    def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode like `apply_chat_template`, including the tokenizer's prefix."""
         return [list(ids) for ids in self._call(list(texts))["input_ids"]] if texts else []
 
-    @property
-    def drops_text(self) -> bool:
+    def _drops_text(self) -> bool:
         if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
             return False
-        every: list[str] = []
-        if self._byte_level:
-            every = [chr(char) for char in _TO_DISPLAY.values()]
-        elif self._byte_fallback:
-            every = [f"<0x{byte:02X}>" for byte in range(256)]
-        return not every or any(self._rust.token_to_id(name) is None for name in every)
-
-    @property
-    def keeps_text(self) -> bool:
-        return not (self.drops_text or _stripping(self._rust))
+        if not (self._byte_level or self._byte_fallback):
+            return True
+        every = map(chr, _TO_DISPLAY.values()) if self._byte_level else _BYTE_TOKENS
+        return any(self._rust.token_to_id(name) is None for name in every)
 
     def ids_before(self) -> Sequence[int]:
         ids: list[int] = self._hf.backend_tokenizer.encode("").ids
@@ -200,9 +187,6 @@ class HuggingFaceBackend(Backend):
         if isinstance(templates, str):
             return {"default": templates} if templates else {}
         return dict(templates) if isinstance(templates, Mapping) else {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        return self._text_changes
 
 
 def _spec(component: Any) -> Spec:
@@ -272,26 +256,23 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             f"{model} has no decoder, so the bytes of its tokens are unknown",
             hint="use a byte-level or SentencePiece-style tokenizer",
         )
-    decode_token: Callable[[str], bytes] | None = None  # of ByteLevel or WordPiece
+    decode_token: Callable[[str], bytes] | None = None
     replacements: list[tuple[str, str]] = []
     is_joined = False  # the following components receive the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _replaced(component, is_joined)
-        is_first = decode_token is None and not replacements
-        if kind == "ByteLevel" and is_first:
-            decode_token, is_joined = byte_level_bytes, True
-        elif kind == "WordPiece" and is_first and not is_joined:
-            decode_token = _word_piece(component)
+        of_whole = None if decode_token or replacements else _OF_WHOLE_TOKENS.get(kind)
+        if of_whole and (kind, is_joined) != ("WordPiece", True):
+            decode_token = of_whole(component)
         elif old and decode_token is None:
             replacements.append((old, new))
-        elif kind == "Fuse":
-            is_joined = True
-        elif kind != "ByteFallback" and (kind, is_joined) != ("Strip", True):
+        elif kind not in ("Fuse", "ByteFallback") and (kind, is_joined) != ("Strip", True):
             raise TokenizerError(
                 f"{model} has {_described(component, is_joined)}, so a text is not the "
                 "concatenation of its tokens",
                 hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
             )
+        is_joined = is_joined or kind in ("ByteLevel", "Fuse")
 
     def decode(display: str) -> bytes:
         for old, new in replacements:
@@ -403,7 +384,9 @@ def _normalizations(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextCh
             yield kind, ", ".join(options) or "an unknown component"
 
 
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_OF_WHOLE_TOKENS = {"ByteLevel": lambda _: byte_level_bytes, "WordPiece": _word_piece}
+
+_BYTE_TOKENS = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 
 def _byte_level_alphabet() -> dict[int, int]:

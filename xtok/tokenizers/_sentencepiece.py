@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from xtok.tokenizers.table import TokenEntry, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 
 CHARACTER_TABLE = "replaces characters by a table, mostly compatibility forms (ﬁ → fi, ① → 1)"
 _SPACE = "▁"
@@ -39,7 +39,7 @@ class SentencePieceBackend(Backend):
                 raise ValueError(f"piece {place}: {piece.piece!r} contains U+0000")
         self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
-        self._removes_spaces = proto.normalizer_spec.remove_extra_whitespaces
+        self.text_changes = tuple(_text_changes(proto.normalizer_spec))
         # Inside a text there is no dummy prefix, and every space counts.
         proto.normalizer_spec.add_dummy_prefix = False
         proto.normalizer_spec.remove_extra_whitespaces = False
@@ -92,8 +92,8 @@ class SentencePieceBackend(Backend):
         ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
         return ids
 
-    def encode_start(self, text: str) -> list[int]:
-        ids: list[int] = self._of_starts.encode(text, out_type=int)
+    def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._of_starts.encode(list(texts), out_type=int)
         return ids
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
@@ -106,12 +106,10 @@ class SentencePieceBackend(Backend):
 
         return SentencePieceProcessor(model_proto=self._data)
 
-    def text_changes(self) -> Sequence[TextChange]:
-        spec = self._proto.normalizer_spec
-        changes: list[TextChange] = []
-        if spec.precompiled_charsmap:
-            changes.append((spec.name or "charsmap", CHARACTER_TABLE))
-        if self._removes_spaces:
-            change = "repeated spaces become one space, spaces at the ends of a text are dropped"
-            changes.append(("remove_extra_whitespaces", change))
-        return tuple(changes)
+
+def _text_changes(spec: NormalizerSpec) -> Iterator[TextChange]:
+    if spec.precompiled_charsmap:
+        yield spec.name or "charsmap", CHARACTER_TABLE
+    if spec.remove_extra_whitespaces:
+        change = "repeated spaces become one space, spaces at the ends of a text are dropped"
+        yield "remove_extra_whitespaces", change

@@ -12,12 +12,7 @@ from typing import Any
 from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED, TokenizerError
 from xtok.tokenizers._backend import damaged, json_flag
-from xtok.tokenizers._tiktoken import (
-    TEKKEN_PATTERN,
-    RankBackend,
-    bad_pattern,
-    require_single_bytes,
-)
+from xtok.tokenizers._tiktoken import TEKKEN_PATTERN, RankBackend, bad_pattern, require_single_bytes
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 

@@ -73,12 +73,9 @@ O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The pattern in published tekken files, and of Transformers' `fix_mistral_regex`.
-TEKKEN_PATTERN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# The pattern in published tekken files, and of Transformers' `fix_mistral_regex`: no contractions,
+# and single digits.
+TEKKEN_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _LLAMA_3 = Family(
     pattern=LLAMA_3_PATTERN,
     control=_numbered(
@@ -238,7 +235,7 @@ class RankBackend(Backend):
         if _attempt(trial.encode_ordinary, "a 1") is None:
             raise ValueError("no match")
         ids = _attempt(trial.encode_ordinary, _OF_ALL_KINDS)
-        self._keeps_text = ids is None or len(ids) == len(_OF_ALL_KINDS.encode())
+        self.keeps_text = ids is None or len(ids) == len(_OF_ALL_KINDS.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
@@ -286,10 +283,6 @@ class RankBackend(Backend):
             np.array(self.encode_texts([text])[0] if ids is None else ids, np.int32)
             for text, ids in zip(texts, arrays, strict=True)
         ]
-
-    @property
-    def keeps_text(self) -> bool:
-        return self._keeps_text
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         names = {i: name.encode() for name, i in self._text.ids.items()}

@@ -23,7 +23,6 @@ from xtok.tokenizers._backend import (
     AddedNames,
     Backend,
     Roles,
-    TextChange,
     eos_ids,
     model_vocab_size,
     no_panic,
@@ -59,7 +58,10 @@ class Tokenizer:
     """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
     `vocabulary` holds the token `table` and its source, `undecodable` the text ids without bytes,
-    `location` the folder, file or repo, and `notes` the remarks about loading.
+    `location` the folder, file or repo, and `notes` the remarks about loading. `text_changes`
+    lists the components that change a text before tokenization, each with its change;
+    `drops_text` is True if the library silently drops text that has no token, and `keeps_text` if
+    its ids cover all of a text, except changes of its normalizer.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Tokenizer:
     ) -> None:
         self.location = location
         self._backend, self._files = backend, files
+        self.drops_text, self.keeps_text = backend.drops_text, backend.keeps_text
+        self.text_changes = backend.text_changes
         decoded = Decoded(backend.entries())
         width, source = _width(files, model_id, vocab_size, decoded.ids)
         self._without_row = decoded.outside(width)
@@ -95,11 +99,7 @@ class Tokenizer:
         if preferred := self._emitted_duplicates():
             self.table = replace(self.table, preferred_ids=preferred)
             self.vocabulary = replace(self.vocabulary, table=self.table)
-        self.notes = (
-            *backend.notes,
-            *self._notes_on_width(),
-            *(files.notes if files else ()),
-        )
+        self.notes = (*backend.notes, *self._notes_on_width(), *(files.notes if files else ()))
 
     def _notes_on_width(self) -> Iterator[str]:
         known = self.vocabulary
@@ -230,10 +230,14 @@ class Tokenizer:
             TokenizerError: as `encode`, and if a token has no row in the model.
         """
         _require_utf8(texts)
+        parts_of = [self._added.split(text) for text in texts]
         with no_panic(self.vocabulary.model_id):
-            rows = self._backend.encode_whole(texts)
-            if rows is None:
-                rows = [self._by_stretches(text) for text in texts]
+            rows = self._backend.encode_starts([parts[0] for parts in parts_of])
+            rest = self._backend.encode_texts([p for parts in parts_of for p in parts[2::2]])
+        between = iter(rest)
+        for ids, parts in zip(rows, parts_of, strict=True):
+            for name in parts[1::2]:
+                ids += [self._added.ids[name], *next(between)]
         if self._without_row:
             self._check_rows(texts, rows)
         return rows
@@ -247,18 +251,8 @@ class Tokenizer:
                     hint="remove the token from the text: the model cannot read it",
                 )
 
-    def _by_stretches(self, text: str) -> list[int]:
-        start, *parts = self._added.split(text)
-        ids = self._backend.encode_start(start) if start else []
-        between = iter(self._backend.encode_texts(parts[1::2]))
-        for name in parts[::2]:
-            ids += [self._added.ids[name], *next(between)]
-        return ids
-
     def _spans(self, text: str) -> list[tuple[int, int]]:
         with no_panic(self.vocabulary.model_id):
-            if self._backend.encode_whole([""]) is not None:
-                return list(self._backend.spans(text))
             spans: list[tuple[int, int]] = []
             begin = 0
             for place, part in enumerate(self._added.split(text)):
@@ -353,26 +347,13 @@ class Tokenizer:
         return self._backend.chat_templates()
 
     @functools.cached_property
-    def drops_text(self) -> bool:
-        """Whether the library silently drops text that has no token."""
-        return self._backend.drops_text
-
-    @functools.cached_property
-    def keeps_text(self) -> bool:
-        """Whether the library's ids cover all of a text, except changes of its normalizer."""
-        return self._backend.keeps_text
-
-    @property
-    def text_changes(self) -> Sequence[TextChange]:
-        """Components that change a text before tokenization, each with its change."""
-        return self._backend.text_changes()
-
-    @functools.cached_property
     def _control_names(self) -> dict[int, bytes]:
         return {i: name.encode() for i, name in self.table.control_names.items() if name}
 
     @functools.cached_property
     def _added(self) -> AddedNames:
+        if self._backend.recognizes_names:
+            return AddedNames({})
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
         control = {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
         if self._without_row:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
 
 class TokenClass(IntEnum):
@@ -140,30 +140,21 @@ _CLASSES_OF: WeakKeyDictionary[TokenTable, NDArray[np.uint8]] = WeakKeyDictionar
 def _classes(table: TokenTable) -> NDArray[np.uint8]:
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
     classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
-    texts: list[str] = []
-    ids: list[int] = []
-    for token_id, token in enumerate(table.tokens()):
-        if token:
-            try:
-                texts.append(token.decode())
-            except UnicodeDecodeError:
-                classes[token_id] = TokenClass.PARTIAL_UTF8
-            else:
-                ids.append(token_id)
-    if ids:
-        classes[ids] = _classes_of_texts(texts)
+    classes[table.text_ids] = TokenClass.PARTIAL_UTF8
+    decoded = enumerate(map(utf8_text, table.tokens()))
+    texts = {token_id: text for token_id, text in decoded if text}
+    if texts:
+        classes[list(texts)] = _classes_of_texts(list(texts.values()))
     return classes
 
 
 def token_class(table: TokenTable, token_id: int) -> TokenClass:
     """Return the class of one id."""
-    token = table[token_id]
-    if not token:
-        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
-    try:
-        return text_class(token.decode())
-    except UnicodeDecodeError:
+    if text := utf8_text(table[token_id]):
+        return text_class(text)
+    if text is None:
         return TokenClass.PARTIAL_UTF8
+    return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
 
 
 def text_class(text: str) -> TokenClass:

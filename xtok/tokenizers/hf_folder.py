@@ -274,15 +274,11 @@ def _read(files: ModelFiles) -> PlainTokenizer | None:
     templates = chat_templates(files)
     plain, roles = PlainTokenizer(path), _roles(name, config)
     rust, extra = plain.backend_tokenizer, config.get("extra_special_tokens")
-    is_enough = (
+    if not (
         all(templates.values())
-        and (name not in BUILT or _builds(name, config, roles, rust))
-        and (
-            model["model_type"] not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
-        )
+        and _builds(name, str(model["model_type"]), config, roles, rust)
         and _tokens_allow(rust, config, roles)
-    )
-    if not is_enough:
+    ):
         return None
     plain.chat_template = templates
     plain.special_tokens_map = {
@@ -357,9 +353,15 @@ def _named(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _builds(
-    name: str, config: Mapping[str, Any], roles: Mapping[str, str], rust: RustTokenizer
+    name: str,
+    model_type: str,
+    config: Mapping[str, Any],
+    roles: Mapping[str, str],
+    rust: RustTokenizer,
 ) -> bool:
-    """Whether a class rebuilds all of `tokenizer.json`, with the same ids of added tokens."""
+    """Whether a class builds all of `tokenizer.json`, with the same ids of added tokens."""
+    if name not in BUILT:
+        return model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
     added = sorted(rust.get_added_tokens_decoder().items())
     new = [i for i, token in added if model.token_to_id(token.content) != i]

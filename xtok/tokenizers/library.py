@@ -67,13 +67,17 @@ def _ids(
         begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
         before, behind = whole[:begin], whole[begin + len(bare) :]
         ours = [*before, *inner, *behind] if rows is None else [*rows[place]]
-        begins = [before] if before else [[], bos[:1]]
-        if before and bare[: len(before)] == before:
-            begins.append([])
         ends = [behind, [], *([i] for i in eos)]
-        wanted = [[*b, *bare, *e] for b in begins for e in ends]
-        if not any(ours == ids or (rows and ours == ids[: len(ours)]) for ids in wanted):
+        wanted = [[*b, *bare, *e] for b in _beginnings(before, bare, bos[:1]) for e in ends]
+        if not any(ours == (ids[: len(ours)] if rows else ids) for ids in wanted):
             yield f"{quoted(escape(text.encode()))} is {ids_apart(ours, whole)}"
+
+
+def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list[int]]:
+    """Return the ids that a row may have before a text's own ids."""
+    if not before:
+        return [[], bos]
+    return [before, []] if bare[: len(before)] == before else [before]
 
 
 def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
