@@ -20,7 +20,6 @@ from xtok import DistillationCollator, TokenAligner
 from xtok.alignment.chats import align_chat
 from xtok.conversation import NO_ANSWERS, Conversation, render
 from xtok.conversation.files import chat_record
-from xtok.conversation.teacher_side import SideChat
 from xtok.inspection.first_rows import compare_side
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -333,12 +332,12 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
         chat_record([ASK], 1),
         chat_record([ASK, {**SEVEN, "thinking": "3 + 4"}], 2),
     ]
-    found = compare_side(tokenizer, [*map(SideChat, rows)])
+    found = compare_side(tokenizer, rows)
     assert (found.num_chats, dict(found.roles)) == (3, {"user": 2, "assistant": 1})
     assert [*found.notes.values()] == [1, 1]
     assert found.differences == ["message 1, the assistant's: the template drops its thinking"]
     tokenizer.library.chat_template = BESIDE + "!"
-    sides = [*map(SideChat, rows[:2])]
+    sides = rows[:2]
     assert compare_side(tokenizer, sides, template=BESIDE).differences == []
     found = compare_side(tokenizer, sides)
     assert [line.split(" is ")[0] for line in found.differences] == [

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation
 from xtok.conversation.files import ChatRecord, chat_record
-from xtok.conversation.teacher_side import SideChat, teachers_chats
+from xtok.conversation.teacher_side import teachers_chats
 from xtok.conversation.templates import Message
 from xtok.errors import naming_template
 from xtok.tokenizers.pairs import Pair
@@ -68,7 +68,7 @@ def align_chat(
     if not isinstance(chat, ChatRecord):
         fields = {"messages": list(chat), "tools": list(tools or ())}
         chat = chat_record(fields | {"chat_template_kwargs": dict(variables or {})}, "it")
-    sides = (SideChat(chat), *teachers_chats(chat, 1))
+    sides = (chat, *teachers_chats(chat, 1))
     with naming_template("student_template"):
         ours = sides[0].render(pair.tokenizers[0], student_template)
     with naming_template("teacher_template"):

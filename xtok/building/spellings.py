@@ -13,8 +13,7 @@ from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import examples_of, tokenizer_notes
-from xtok.tokenizers.pairs import SIDES, Pair
-from xtok.tokenizers.pieces import Pieces
+from xtok.tokenizers.pairs import SIDES, Pair, Pieces
 
 Ids = NDArray[np.int64]
 

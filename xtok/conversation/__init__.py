@@ -1,7 +1,5 @@
 """Render conversations to ids with target masks and spans, and read ids back."""
 
-from xtok.conversation._places import MessageSpan as MessageSpan
-from xtok.conversation._places import Span as Span
 from xtok.conversation._tracking import json_types as json_types
 from xtok.conversation.reading import ReadBack as ReadBack
 from xtok.conversation.reading import read_back as read_back
@@ -16,5 +14,4 @@ from xtok.conversation.rendering import find_template as find_template
 from xtok.conversation.rendering import is_prefix_preserving as is_prefix_preserving
 from xtok.conversation.rendering import render as render
 from xtok.conversation.rendering import tool_suffix as tool_suffix
-from xtok.conversation.writing import RenderedFile as RenderedFile
 from xtok.conversation.writing import render_file as render_file

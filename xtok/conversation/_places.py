@@ -67,18 +67,7 @@ class Places:
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
         content, whole = message.get("content"), self.whole(index)
-        place: tuple[int, int] | None = None
-        source: tuple[int, int] | None = None
-        if runs := self._content_runs(index):
-            place = runs[0].start, runs[-1].end
-            if isinstance(content, str) and runs[0].offset >= 0:
-                source = runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start
-        elif whole is not None and isinstance(content, str) and (stripped := content.strip()):
-            first = self._text.find(stripped, *whole)
-            if first >= 0:  # a filter kept the text but removed the tracking
-                start = content.index(stripped)
-                place = first, first + len(stripped)
-                source = start, start + len(stripped)
+        place, source = self._content(index, content, whole)
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
@@ -88,6 +77,21 @@ class Places:
             and source is not None
             and self._text[slice(*place)] == str(content)[slice(*source)],
         )
+
+    def _content(
+        self, index: int, content: object, whole: tuple[int, int] | None
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """Return the place of a message's content in the text, and the written part of it."""
+        if runs := self._content_runs(index):
+            place = runs[0].start, runs[-1].end
+            is_text = isinstance(content, str) and runs[0].offset >= 0
+            end = runs[-1].offset + runs[-1].end - runs[-1].start
+            return place, (runs[0].offset, end) if is_text else None
+        if isinstance(content, str) and whole is not None and (stripped := content.strip()):
+            first, start = self._text.find(stripped, *whole), content.index(stripped)
+            if first >= 0:  # a filter kept the text but removed the tracking
+                return (first, first + len(stripped)), (start, start + len(stripped))
+        return None, None
 
     def _content_runs(self, index: int) -> list[Run]:
         runs: list[Run] = []

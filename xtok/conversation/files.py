@@ -39,6 +39,8 @@ class ChatRecord(NamedTuple):
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()  # ignored keys
     teacher_messages: Any = None  # see `teacher_side`
+    # In a teacher's conversation: the student's message index of each shared answer; else None.
+    answers: Mapping[int, int] | None = None
 
     def render(
         self,
@@ -47,7 +49,10 @@ class ChatRecord(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render the conversation with `conversation.render`, and prepend its own notes."""
+        """Render the conversation with `conversation.render`, and prepend its own notes.
+
+        The runs of a teacher's conversation have the student's message indices.
+        """
         shown = render(
             tokenizer,
             self.messages,
@@ -56,7 +61,8 @@ class ChatRecord(NamedTuple):
             template=template,
             variables=self.variables,
         )
-        return replace(shown, notes=(*self.notes, *shown.notes))
+        shown = replace(shown, notes=(*self.notes, *shown.notes))
+        return shown if self.answers is None else shown.renumbered(self.answers)
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
@@ -118,30 +124,36 @@ def chat_record(value: Any, place: object) -> ChatRecord:
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
         raise _error(place, f"no messages, only: {listed(fields, 8) or 'nothing'}")
-    parts: dict[str, Any] = {}
-    for name, kind in _FIELDS.items():
-        parts[name] = kind() if is_missing(fields.get(name)) else fields[name]
-        if isinstance(parts[name], str) and kind is not str:  # many data sets store JSON as strings
-            parts[name] = parse_json_field(parts[name], f"{place}: the value of {name!r}", _HINT)
-        if not isinstance(parts[name], kind):
-            raise _error(place, f"the value of {name!r} is not {_KINDS[kind]}")
-    messages, variables = parts["messages"], parts["chat_template_kwargs"]
+    messages, tools, documents, system, variables = (
+        _field(fields, name, place) for name in _FIELDS
+    )
     if not messages:
         raise _error(place, "the list of messages is empty")
-    if parts["system"].strip():
-        messages = [{"role": "system", "content": parts["system"]}, *messages]
-    for name in {"documents"} & variables.keys() if parts["documents"] else ():
-        raise _error(place, f"{name} is given twice, also in chat_template_kwargs")
-    if parts["documents"]:
-        variables = {**variables, "documents": parts["documents"]}
+    if system.strip():
+        messages = [{"role": "system", "content": system}, *messages]
+    if documents and "documents" in variables:
+        raise _error(place, "documents is given twice, also in chat_template_kwargs")
+    if documents:
+        variables = {**variables, "documents": documents}
     return ChatRecord(
         place=place,
         messages=messages,
-        tools=parts["tools"],
+        tools=tools,
         variables=variables,
         notes=unread_notes(fields, (*_FIELDS, "teacher_messages"), "conversations"),
         teacher_messages=fields.get("teacher_messages"),
     )
+
+
+def _field(fields: Mapping[str, Any], name: str, place: object) -> Any:
+    kind, value = _FIELDS[name], fields.get(name)
+    if is_missing(value):
+        return kind()
+    if isinstance(value, str) and kind is not str:  # many data sets store JSON as strings
+        value = parse_json_field(value, f"{place}: the value of {name!r}", _HINT)
+    if not isinstance(value, kind):
+        raise _error(place, f"the value of {name!r} is not {_KINDS[kind]}")
+    return value
 
 
 def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> tuple[str, ...]:

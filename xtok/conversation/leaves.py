@@ -31,7 +31,7 @@ _SPOKEN = re.compile(
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
 _ACCOUNTED = {"role", *WEIGHTS, *ASIDE}
-_OF_RESULTS = {"name", "tool_call_id", *_ACCOUNTED}  # the names and ids repeat the calls'
+_OF_RESULTS = {"name", "tool_call_id", *_ACCOUNTED}  # a result repeats the name and id of its call
 _STRUCTURE = ("type", "id", "index", "doc_id")
 _UNUSED = 730_000_000  # first of the numbers used as markers
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")

@@ -80,10 +80,8 @@ class _Piece(NamedTuple):
     is_item: bool  # or another list item of the same message
 
 
-class _ReadSlot(NamedTuple):
-    piece: _Piece
-    value: Any
-    before: _ReadSlot | None
+_Steps = tuple[tuple[_Piece, Any], ...]
+"""The pieces of a text in order, each with the value of its slot."""
 
 
 def read_back(
@@ -118,11 +116,11 @@ def read_back(
     cut_off = None
     for renderer in tries:
         key = json.dumps(renderer.variables, sort_keys=True, default=str), date.today()
-        for last, is_whole in _readings(_pieces(tokenizer, template, *key), text):
+        for steps, is_whole in _readings(_pieces(tokenizer, template, *key), text):
             if cut_off is not None and not is_whole:
                 continue
             with suppress(_UnclearError):
-                proved = _proved(renderer, read, text, last, is_whole)
+                proved = _proved(renderer, read, text, steps, is_whole)
                 if proved is not None and is_whole:
                     return proved
                 cut_off = cut_off or proved
@@ -313,22 +311,18 @@ def _tools_as_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[_F
 # Read ids with these pieces
 
 
-def _readings(
-    pieces: Mapping[_Slot, Sequence[_Piece]], text: str
-) -> Iterator[tuple[_ReadSlot | None, bool]]:
+def _readings(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
+    """Yield the ways to split a text into pieces, each with whether the text is complete."""
     begins = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
-    todo: list[tuple[_Piece, int, _ReadSlot | None]] = [
-        (piece, len(piece.symbols), None)
-        for piece in reversed(begins)
-        if piece.symbols == begins[0].symbols
-    ]
+    longest = [piece for piece in begins if piece.symbols == begins[0].symbols]
+    todo: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
     for _ in range(_MOST_STEPS):
         if not todo:
             return
         piece, start, before = todo.pop()
         if piece.slot in (_END, _PROMPT):
             if start == len(text):
-                yield _ReadSlot(piece, None, before), True
+                yield (*before, (piece, None)), True
             continue
         control = _ANY_CONTROL.search(text, start)
         limit = control.start() if control else len(text)
@@ -336,12 +330,12 @@ def _readings(
         todo += _best_ways(ways, text, piece, before)
         if not ways and not piece.slot.is_json:
             for stop in _cut(text, start, limit, pieces.get(piece.slot, ())):
-                yield _ReadSlot(piece, _words(text[start:stop]), before), False
+                yield (*before, (piece, _words(text[start:stop]))), False
 
 
 def _best_ways(
-    ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _ReadSlot | None
-) -> Iterator[tuple[_Piece, int, _ReadSlot]]:
+    ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
+) -> Iterator[tuple[_Piece, int, _Steps]]:
     """Yield the next steps, best last: the end of the text, or the longest next piece.
 
     A shorter piece could read an unsupported call as an answer.
@@ -349,7 +343,7 @@ def _best_ways(
     best = min(((stop, -len(following.symbols)) for stop, following, _ in ways), default=None)
     ending = []
     for stop, following, value in ways:
-        way = following, stop + len(following.symbols), _ReadSlot(piece, value, before)
+        way = following, stop + len(following.symbols), (*before, (piece, value))
         if following.slot in (_END, _PROMPT):
             ending += [way] if way[1] == len(text) else []
         elif (stop, -len(following.symbols)) == best:
@@ -393,16 +387,12 @@ def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
 
 
 def _conversation_of(
-    last: _ReadSlot | None,
+    steps: _Steps,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
-    steps = []
-    while last is not None:
-        steps.append(last)
-        last = last.before
     system: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
-    for piece, value, _ in reversed(steps):
+    for piece, value in steps:
         role, path, _ = piece.slot
         if role == "tools":
             function = {"type": "function", "function": value}
@@ -417,7 +407,7 @@ def _conversation_of(
                 call = messages[-1]["tool_calls"][-1]["function"]
                 value = _typed(value, tools, call["name"], [*call["arguments"]][-1])
             _put(messages[-1], path, value, is_item=piece.is_item)
-    return system + messages, tools, bool(steps) and steps[0].piece.slot == _PROMPT
+    return system + messages, tools, steps[-1][0].slot == _PROMPT
 
 
 def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
@@ -454,10 +444,10 @@ def _proved(
     renderer: Renderer,
     ids: NDArray[np.int32],
     text: str,
-    last: _ReadSlot | None,
+    steps: _Steps,
     is_whole: bool,
 ) -> ReadBack | None:
-    messages, tools, asks = _conversation_of(last)
+    messages, tools, asks = _conversation_of(steps)
     tokenizer = renderer.tokenizer
     renderer = replace(renderer, tools=tools or None, add_generation_prompt=asks)
     try:

@@ -115,6 +115,11 @@ class Conversation:
             "message_spans": [asdict(span) for span in self.message_spans],
         }
 
+    def renumbered(self, numbers: Mapping[int, int]) -> Conversation:
+        """Replace message indices in runs; other messages get negative indices."""
+        runs = (r._replace(message=numbers.get(r.message, -2 - r.message)) for r in self.runs)
+        return replace(self, runs=tuple(runs))
+
 
 def render(
     tokenizer: Tokenizer,

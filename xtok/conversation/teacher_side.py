@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import is_spoken, is_trained_on
-from xtok.conversation.rendering import Conversation
 from xtok.conversation.templates import Message, is_missing, message_dicts
 from xtok.errors import XtokError
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
 """Fields for the teacher in rows with `text` and with `messages`."""
@@ -34,35 +28,6 @@ class SideText(NamedTuple):
 
     text: str
     context: str = ""
-
-
-class SideChat(NamedTuple):
-    """The conversation of one side."""
-
-    chat: ChatRecord
-    # The student's message index of each shared answer; None if both sides are equal.
-    answers: Mapping[int, int] | None = None
-
-    def render(
-        self,
-        tokenizer: Tokenizer,
-        template: str | Path | None = None,
-        *,
-        add_generation_prompt: bool = False,
-    ) -> Conversation:
-        """Render with the student's message indices in runs.
-
-        Raises:
-            XtokError: as in `conversation.render`.
-        """
-        shown = self.chat.render(tokenizer, template, add_generation_prompt=add_generation_prompt)
-        return shown if self.answers is None else renumbered(shown, self.answers)
-
-
-def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
-    """Replace message indices in runs; other messages get negative indices."""
-    runs = [run._replace(message=numbers.get(run.message, -2 - run.message)) for run in shown.runs]
-    return replace(shown, runs=tuple(runs))
 
 
 def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: object) -> list[Any]:
@@ -107,13 +72,13 @@ def _is_conversation(value: Any) -> bool:
     return value is None or isinstance(value, str | list | tuple) or is_record
 
 
-def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[SideChat]:
+def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
     """Return the conversation of each teacher; by default, for all teachers of the row."""
     each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
-    return [SideChat(chat) if one is None else teachers_chat(chat, one) for one in each]
+    return [chat if one is None else teachers_chat(chat, one) for one in each]
 
 
-def teachers_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> SideChat:
+def teachers_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> ChatRecord:
     """Return a teacher's conversation from a field of the row."""
     return teacher_differs(chat, substituted(chat, messages, name), ("messages", name))
 
@@ -129,7 +94,7 @@ def substituted(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
     return chat_record(inherited | dict(fields), f"{chat.place}: {name}")
 
 
-def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> SideChat:
+def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> ChatRecord:
     """Match the student's answers with the teacher's last answers, and exclude the others.
 
     Raises:
@@ -137,14 +102,14 @@ def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, 
     """
     both = [(one.messages, one.tools, one.variables) for one in (student, teacher)]
     if both[0] == both[1]:
-        return SideChat(teacher)
+        return teacher
     answered = _message_dicts(teacher)
     numbers = dict(_same_answers(_message_dicts(student), answered, student.place, names))
     messages = [
         message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
         for i, message in enumerate(answered)
     ]
-    return SideChat(teacher._replace(messages=messages), numbers)
+    return teacher._replace(messages=messages, answers=numbers)
 
 
 def _message_dicts(record: ChatRecord) -> list[dict[str, Any]]:
@@ -197,12 +162,12 @@ def _text_of(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def prompt_of(messages: Any) -> SideChat:
+def prompt_of(messages: Any) -> ChatRecord:
     """Return the conversation without a final answer."""
     chat = chat_record(messages, "the teacher's prompt")
     turns = _message_dicts(chat)
     end = len(turns) - (turns[-1]["role"] == "assistant")
-    return SideChat(chat._replace(messages=turns[:end]))
+    return chat._replace(messages=turns[:end])
 
 
 def _error(place: object, name: str, problem: str) -> XtokError:

@@ -172,13 +172,12 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
     return chat
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        nested = (item for item in level if isinstance(item, _NESTING))
-        inside = (item.values() if isinstance(item, Mapping) else item for item in nested)
-        level = [item for items in inside for item in items]
-    return any(isinstance(item, _NESTING) for item in level)
+def _is_deep(value: Any, left: int = _MAX_DEPTH) -> bool:
+    """Whether a value contains more than `left` levels of lists and objects."""
+    if not isinstance(value, _NESTING):
+        return False
+    items = value.values() if isinstance(value, Mapping) else value
+    return not left or any(_is_deep(item, left - 1) for item in items)
 
 
 def _with_names(message: TrackedObject) -> TrackedObject:

@@ -22,7 +22,7 @@ from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, f
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.leaves import WEIGHTS
-from xtok.conversation.teacher_side import SideChat, SideText, teachers_chats
+from xtok.conversation.teacher_side import SideText, teachers_chats
 from xtok.conversation.templates import has_generation, is_missing
 from xtok.errors import XtokError, naming_template
 from xtok.inspection import Check, Result
@@ -79,7 +79,7 @@ class SideReport:
 
 def compare_side(
     tokenizer: Tokenizer,
-    samples: Sequence[SideText | SideChat],
+    samples: Sequence[SideText | ChatRecord],
     *,
     template: str | Path | None = None,
     rows: Sequence[Sequence[int]] | None = None,
@@ -98,7 +98,7 @@ def compare_side(
         XtokError: if a chat template is missing.
     """
     texts = {n: s.text for n, s in enumerate(samples) if isinstance(s, SideText) and not s.context}
-    chats = [sample.chat for sample in samples if isinstance(sample, SideChat)]
+    chats = [sample for sample in samples if isinstance(sample, ChatRecord)]
     library = tokenizer.library
     if chats and isinstance(find_template(tokenizer, template), PromptFormat):
         library = None
@@ -241,13 +241,13 @@ def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
     return [i for role in roles for i in by_role.get(role, ())]
 
 
-def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
+def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]:
     """Read the first rows of files of texts or conversations.
 
     Raises:
         XtokError: if a file cannot be read, or a row has neither the field nor `messages`.
     """
-    rows: list[SideText | SideChat] = []
+    rows: list[SideText | ChatRecord] = []
     for place, value in islice(read_samples(texts), NUM_ROWS):
         text = value.get(field) if isinstance(value, Mapping) else value
         if isinstance(text, str):
@@ -255,13 +255,13 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
         elif isinstance(value, Mapping) and "messages" not in value:
             check_texts(texts, field)  # the error names the fields of the file; skips nulls
         else:
-            rows.append(SideChat(chat_record(value, place)))
+            rows.append(chat_record(value, place))
     return rows
 
 
 def row_checks(
     pair: Pair,
-    rows: Sequence[SideText | SideChat],
+    rows: Sequence[SideText | ChatRecord],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
     """Check rows without a model: each side against its library, then the alignment."""
@@ -270,7 +270,7 @@ def row_checks(
         with naming_template(f"{side}_template"):
             report = compare_side(tokenizer, rows, template=template)
         yield from _side_checks(f"first rows, {tokenizer.vocabulary.model_id}", report)
-    chats = [row.chat for row in rows if isinstance(row, SideChat)]
+    chats = [row for row in rows if isinstance(row, ChatRecord)]
     yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
     for level, message in _aligned_rows(pair, rows, templates):
         yield Check("first rows, aligned", level, message)
@@ -299,7 +299,7 @@ def _teachers_own(
         if is_missing(chat.teacher_messages):
             continue
         try:
-            sides = SideChat(chat), *teachers_chats(chat, 1)
+            sides = chat, *teachers_chats(chat, 1)
             sizes.append([len(side.render(teacher, template).ids) for side in sides])
         except XtokError as error:
             yield Check(name, "warning", error.message)
@@ -312,7 +312,7 @@ def _teachers_own(
 
 
 def _aligned_rows(
-    pair: Pair, rows: Sequence[SideText | SideChat], templates: Sequence[str | Path | None]
+    pair: Pair, rows: Sequence[SideText | ChatRecord], templates: Sequence[str | Path | None]
 ) -> Iterator[Result]:
     aligner, sides, masks, alignments = TokenAligner(pair), [], [], []
     for row in rows:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
-from xtok.conversation.files import chat_record
-from xtok.conversation.teacher_side import SideChat, substituted, teacher_differs
+from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
 from xtok.errors import XtokError
 from xtok.predictions.topk import firsts_of
@@ -174,7 +174,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
-        raise cache_error(sides[1].chat.place, problem, "; ".join([hint, *_notes_of(theirs)]))
+        raise cache_error(sides[1].place, problem, "; ".join([hint, *_notes_of(theirs)]))
     theirs = replace(
         theirs,
         ids=ids,
@@ -264,7 +264,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 
-Sides = tuple[SideChat, SideChat]
+Sides = tuple[ChatRecord, ChatRecord]
 """A conversation in the versions of the student and the teacher."""
 
 
@@ -298,11 +298,11 @@ def _chats(rows: Documents) -> list[Sides | None]:
             chats.append(None)
             continue
         chat = chat_record(dict(zip(names, fields, strict=True)), place)
-        student, teacher = chat, SideChat(chat)
+        student, teacher = chat, chat
         if own is not None:
             student = substituted(chat, own, "student_messages")
             teacher = teacher_differs(student, chat, ("student_messages", "messages"))
-        chats.append((SideChat(student), teacher))
+        chats.append((student, teacher))
     return chats
 
 
@@ -312,12 +312,12 @@ def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversati
             side.render(
                 tokenizer,
                 template,
-                add_generation_prompt=message_dicts(side.chat.messages)[-1]["role"] != "assistant",
+                add_generation_prompt=message_dicts(side.messages)[-1]["role"] != "assistant",
             )
             for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
         ]
     except XtokError as error:
-        error.at(sides[1].chat.place)
+        error.at(sides[1].place)
         raise
 
 

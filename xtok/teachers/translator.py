@@ -18,7 +18,6 @@ from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, ReadBack, read_back
-from xtok.conversation.teacher_side import renumbered
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
@@ -231,7 +230,7 @@ class Translator:
             return other, slice(0, 0)
         place = other.message_spans[0].whole
         numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
-        return renumbered(other, numbers), slice(*place.tokens) if place else slice(0, 0)
+        return other.renumbered(numbers), slice(*place.tokens) if place else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, after a context for the teacher alone.

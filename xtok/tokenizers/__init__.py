@@ -90,7 +90,6 @@ def load_tokenizer(
             model_id=_id_of(name),
             files=files,
             location=None if name.kind in _BUILT_IN else files.model if files else name.path,
-            revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
         )
 
@@ -191,7 +190,7 @@ def _parsed(model: str | PathLike[str]) -> _Name:
         with suppress(TokenizerError):  # a pattern may be too long for a path
             if (path := _path(place)).exists():
                 return _Name(kind, place, suffix, path)
-    place, suffix = ways[-1] if len(ways) == 1 else ways[1]
+    place, suffix = ways[:2][-1]  # a repo has its revision after the first @
     if _is_path(place, sure=True):
         place, suffix = ways[0]
     return _Name(kind, place, suffix, _path(place))

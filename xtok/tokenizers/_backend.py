@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from xtok.errors import MALFORMED, TokenizerError
 
@@ -61,10 +57,6 @@ class Backend(ABC):
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's merges to any bytes; None if it merges characters."""
         return None
-
-    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Like `encode_texts`, as arrays."""
-        return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
 
     text_tokens: Mapping[str, int] = {}
     """Added tokens of type text, if the library does not recognize them in a text."""
@@ -144,6 +136,8 @@ class AddedNames:
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         """Return the ids of the names in a text, and of the text between them by `encode`."""
+        if not self._pattern.search(text):
+            return encode(text)
         parts = enumerate(self.split(text))
         ids = ([self.ids[part]] if place % 2 else encode(part) for place, part in parts)
         return [*chain.from_iterable(ids)]

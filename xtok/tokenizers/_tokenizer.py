@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -71,10 +72,9 @@ class Tokenizer:
         model_id: str,
         files: ModelFiles | None = None,
         location: str | Path | None = None,
-        revision: str | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        self.location = location
+        self.location, self._model_id = location, model_id
         self._backend, self._files = backend, files
         self.drops_text, self.keeps_text = backend.drops_text, backend.keeps_text
         self.text_changes = backend.text_changes
@@ -86,19 +86,18 @@ class Tokenizer:
         table = decoded.table(width)
         del decoded  # free its memory for the table
         self.table = replace(table, roles=find_roles(table, self.declared))
+        self._tokens = self.table.tokens()
+        if preferred := self._emitted_duplicates():
+            self.table = replace(self.table, preferred_ids=preferred)
         self.vocabulary = Vocabulary(
             model_id=model_id,
-            revision=revision,
+            revision=(files.commit or files.revision) if files else None,
             backend=backend.name,
             vocab_size=width,
             width_source=source,
             tokenizer_vocab_size=num_ids,
             table=self.table,
         )
-        self._tokens = self.table.tokens()
-        if preferred := self._emitted_duplicates():
-            self.table = replace(self.table, preferred_ids=preferred)
-            self.vocabulary = replace(self.vocabulary, table=self.table)
         self.notes = (*backend.notes, *self._notes_on_width(), *(files.notes if files else ()))
 
     def _notes_on_width(self) -> Iterator[str]:
@@ -111,8 +110,8 @@ class Tokenizer:
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
-                f"{self.vocabulary.model_id} has {self.vocabulary.vocab_size:,} rows, and no row "
-                f"for {plural(len(tokens), 'token')} of its tokenizer, which xtok ignores: "
+                f"{known.model_id} has {known.vocab_size:,} rows, and no row for "
+                f"{plural(len(tokens), 'token')} of its tokenizer, which xtok ignores: "
                 f"{listed(tokens)}"
             )
 
@@ -120,9 +119,8 @@ class Tokenizer:
         return f"{quoted(escape(self._without_row[token_id]))} (id {token_id:,})"
 
     def __repr__(self) -> str:
-        vocabulary = self.vocabulary
-        num_ids = vocabulary.vocab_size
-        return f"Tokenizer({vocabulary.model_id!r}, {vocabulary.backend}, {num_ids} ids)"
+        known = self.vocabulary
+        return f"Tokenizer({known.model_id!r}, {known.backend}, {known.vocab_size} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
         """Return the tokenizer with another width of the logits.
@@ -130,13 +128,11 @@ class Tokenizer:
         Raises:
             TokenizerError: if the width excludes more than a few of its ids.
         """
-        known = self.vocabulary
         return Tokenizer(
             self._backend,
-            model_id=known.model_id,
+            model_id=self._model_id,
             files=self._files,
             location=self.location,
-            revision=known.revision,
             vocab_size=vocab_size,
         )
 
@@ -193,7 +189,7 @@ class Tokenizer:
             lambda batch: map(self._longest_match, batch),
         )
         rest = list(range(len(pieces)))
-        with no_panic(self.vocabulary.model_id):
+        with no_panic(self._model_id):
             for way in ways:
                 for row, ids in zip(rest, way([pieces[row] for row in rest]), strict=True):
                     if ids is not None and self._spells(ids, pieces[row]):
@@ -231,7 +227,7 @@ class Tokenizer:
         """
         _require_utf8(texts)
         parts_of = [self._added.split(text) for text in texts]
-        with no_panic(self.vocabulary.model_id):
+        with no_panic(self._model_id):
             rows = self._backend.encode_starts([parts[0] for parts in parts_of])
             rest = self._backend.encode_texts([p for parts in parts_of for p in parts[2::2]])
         between = iter(rest)
@@ -252,7 +248,7 @@ class Tokenizer:
                 )
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        with no_panic(self.vocabulary.model_id):
+        with no_panic(self._model_id):
             spans: list[tuple[int, int]] = []
             begin = 0
             for place, part in enumerate(self._added.split(text)):
@@ -268,18 +264,13 @@ class Tokenizer:
         Control tokens become plain text. Raises a `TokenizerError` for half of a surrogate pair.
         """
         _require_utf8(texts)
-        with no_panic(self.vocabulary.model_id):
+        with no_panic(self._model_id):
             rows = self._backend.encode_texts(texts)
         return [self._respelled(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Like `library_ids`, as int32 arrays."""
-        _require_utf8(texts)
-        with no_panic(self.vocabulary.model_id):
-            rows = self._backend.encode_arrays(texts)
-        if self._without_row:
-            rows = [np.array(self._respelled(ids.tolist()), np.int32) for ids in rows]
-        return rows
+        return [np.array(array("i", ids), np.int32) for ids in self.library_ids(texts)]
 
     def _respelled(self, ids: list[int]) -> list[int]:
         """Spell tokens without a row in the model with other tokens, or drop them."""
@@ -314,7 +305,7 @@ class Tokenizer:
     @functools.cached_property
     def bos_id(self) -> int | None:
         """The declared BOS token that the library adds before a text; else None."""
-        with no_panic(self.vocabulary.model_id):
+        with no_panic(self._model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
 

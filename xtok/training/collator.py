@@ -22,8 +22,8 @@ from xtok.alignment.aligner import (
     shift_to_predictions,
 )
 from xtok.alignment.retokenize import Retokenizer
+from xtok.conversation.files import ChatRecord
 from xtok.conversation.teacher_side import (
-    SideChat,
     SideText,
     for_each_teacher,
     prompt_of,
@@ -54,7 +54,7 @@ from xtok.training.topk_collator import StoredTopK
 class Samples:
     """The texts and conversations of a batch, for the audit."""
 
-    rows: Sequence[SideText | SideChat]
+    rows: Sequence[SideText | ChatRecord]
 
 
 class DistillationCollator:
@@ -303,7 +303,7 @@ class DistillationCollator:
             )
         return [*map(int, shown.ids)]
 
-    def rows(self, number: int, samples: Sequence[SideText | SideChat]) -> list[SampleRow]:
+    def rows(self, number: int, samples: Sequence[SideText | ChatRecord]) -> list[SampleRow]:
         """Return uncut rows for the student (number 0) or the nth teacher."""
         tokenizer = [self.student, *self.teachers][number]
         template = [self.student_template, *self.teacher_templates][number]

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, json_types
-from xtok.conversation.files import read_row, unread_notes
+from xtok.conversation.files import ChatRecord, read_row, unread_notes
 from xtok.conversation.teacher_side import (
-    SideChat,
     SideText,
     for_each_teacher,
     require_used,
@@ -85,7 +84,7 @@ class SampleRow(NamedTuple):
         return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
-def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
+def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText | ChatRecord]:
     """Return a text, or a conversation, as the student and each teacher read it."""
     sample = json_types(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
@@ -98,7 +97,7 @@ def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText 
             fields.get("teacher_context"), num_teachers, "teacher_context", place
         )
         return [SideText(text), *(SideText(text, context or "") for context in contexts)]
-    return [SideChat(text), *teachers_chats(text, num_teachers)]
+    return [text, *teachers_chats(text, num_teachers)]
 
 
 def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
