@@ -57,6 +57,15 @@ class PredictionError(ValueError):
         super().__init__(f"the predictions of token {row}: {problem}; {hint}")
 
 
+def exceeds(values: Any, limit: Any) -> Any:
+    """Return a mask of values above a limit, up to the rounding of half precision. NaN is not.
+
+    >>> exceeds(np.array([-0.5, 0.004, 0.5, np.nan]), 0).tolist()
+    [False, False, True, False]
+    """
+    return values > limit + STORED_ROUNDING
+
+
 def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask of the finite log-probabilities that stand for padding or unknown values.
 
@@ -119,37 +128,26 @@ def checked(
     Raises:
         PredictionError: for the first violation.
     """
-    is_listed = ~np.isnan(_listed(topk, rows_of(topk.starts), 0))  # even with an impossible value
+    is_listed = ~np.isnan(_listed(topk, 0))  # even with an impossible value
     firsts = firsts_of(topk.bounds) if begins else np.zeros(0, np.int64)
     own = own_logprobs(topk.realized_logprob, firsts)
     topk = without_padding(topk)._replace(realized_logprob=own)
-    row_of = rows_of(topk.starts)
-    _check_candidates(topk, row_of, f"{vocabulary}, 0..{width - 1}", width)
-    topk = _sorted(topk, row_of)
+    _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
+    topk = _sorted(topk)
     sums = masses(topk)
     _check_sums(topk, sums, is_projected=is_projected)
     left = np.maximum(0, 1 - sums)
     if not is_projected:
-        _check_rest(topk, row_of, left, width)
-    listed = _listed(topk, row_of, 0)
-    differs = _contradicted(topk, listed, is_answer=is_answer) & (not is_projected)
-    if is_answer:
-        differs |= topk.valid & ~is_listed
-    if not is_answer or differs.any():
-        _check_places(topk, row_of, left, width, also_chance=not (is_answer or is_projected))
-    token_ids = topk.token_ids
+        _check_rest(topk, left, width)
+    listed = _listed(topk, 0)
+    if is_answer and not is_projected:
+        _check_realized(topk, listed, is_listed)
+    else:
+        _check_places(topk, left, width, also_chance=not is_projected)
+    others = np.where(np.isnan(listed) & (not is_projected), np.exp(own, dtype=np.float64), 0)
+    with_own = sums + np.nan_to_num(others)
     _require(
-        differs,
-        lambda n: (
-            f"the realized token {token_ids[n]} is missing or has a different "
-            "log-probability among the candidates"
-        ),
-        "store the rows as the server returned them, with the ids of the request",
-    )
-    outside = np.where(np.isnan(listed) & (not is_projected), np.exp(own, dtype=np.float64), 0)
-    with_own = sums + np.nan_to_num(outside)
-    _require(
-        topk.valid & (with_own > 1 + STORED_ROUNDING),
+        topk.valid & exceeds(with_own, 1),
         lambda n: (
             f"its candidates and its realized token sum to {with_own[n]:.4g}, expected at most 1"
         ),
@@ -162,65 +160,43 @@ def checked(
     return topk._replace(rest_logprob=rest.astype(np.float32), realized_logprob=own)
 
 
-def _contradicted(topk: TopK, listed: NDArray[np.float32], *, is_answer: bool) -> NDArray[np.bool_]:
-    """Return a mask of rows where a realized log-probability differs from the candidate's.
-
-    In files, only documents with at least half of such rows count: programs round differently.
-    """
-    own = topk.realized_logprob
-    differs = np.abs(own - listed) > STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
-    known = np.flatnonzero(~np.isnan(own))
-    num_known, num_differ = (
-        _by_document(topk, known, x) for x in (np.ones(len(known)), differs[known])
-    )
-    is_most = (2 * num_differ >= num_known)[rows_of(topk.bounds)]
-    return np.asarray(differs & (is_answer | is_most))
-
-
 def _require(
     wrong: NDArray[np.bool_],
     problem: Callable[[int], str],
     hint: str = TRUE_HINT,
-    row_of: NDArray[np.int64] | None = None,
+    rows: NDArray[np.int64] | None = None,
+    *,
+    is_document: bool = False,
 ) -> None:
+    """Raise an error for the first wrong entry, which is in row `rows[entry]`."""
     if wrong.any():
         index = int(np.argmax(wrong))
-        raise PredictionError(index if row_of is None else int(row_of[index]), problem(index), hint)
+        row = index if rows is None else int(rows[index])
+        raise PredictionError(row, problem(index), hint, is_document=is_document)
 
 
-def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
-    is_first = np.zeros(len(topk.token_ids), np.bool_)
-    is_first[firsts] = True
-    row_of = rows_of(topk.starts)
-    is_certain = (topk.ids == topk.token_ids[row_of]) & (topk.logprobs == 0)
-    predicts = np.bincount(row_of, ~is_certain, len(is_first)) > 0
-    predicts |= ~np.isnan(topk.realized_logprob)
-    problem = f"the first token has a prediction, but {PREDICTS_FIRST}"
-    _require(is_first & predicts, lambda _: problem, _SHIFTED_HINT)
-    return with_candidates(topk, ~is_first[row_of])
-
-
-def _check_candidates(topk: TopK, row_of: NDArray[np.int64], within: str, width: int) -> None:
+def _check_candidates(topk: TopK, width: int, within: str) -> None:
+    row_of, own, rest = rows_of(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),
         lambda n: f"the id {topk.ids[n]} is outside {within}",
         "pass the model that made these ids",
         row_of,
     )
-    own, rest = topk.realized_logprob, topk.rest_logprob
-    for values, wrong, name, rows in (
-        (topk.logprobs, ~(topk.logprobs <= STORED_ROUNDING), "a candidate", row_of),
-        (own, (own > STORED_ROUNDING) | np.isneginf(own), "the realized token", None),
-        (rest, rest > STORED_ROUNDING, "the rest", None),
-    ):
+
+    def require(name: str, values: NDArray[Any], wrong: Any, rows: Any = None) -> None:
         _require(
-            wrong,
-            lambda n, x=values, name=name: (  # type: ignore[misc]
-                f"the log-probability of {name} is {x[n]:.4g}, expected a number of at most 0"
+            exceeds(values, 0) | wrong,
+            lambda n: (
+                f"the log-probability of {name} is {values[n]:.4g}, expected a number of at most 0"
             ),
             f"{TRUE_HINT}, not logits, and omit unknown values",
             rows,
         )
+
+    require("a candidate", topk.logprobs, np.isnan(topk.logprobs), row_of)
+    require("the realized token", own, np.isneginf(own))
+    require("the rest", rest, False)
     keys = row_of << 32 | topk.ids
     order = np.argsort(keys, kind="stable")
     _require(
@@ -231,77 +207,58 @@ def _check_candidates(topk: TopK, row_of: NDArray[np.int64], within: str, width:
     )
 
 
-def _sorted(topk: TopK, row_of: NDArray[np.int64]) -> TopK:
-    ids, values = topk.ids, topk.logprobs
+def _sorted(topk: TopK) -> TopK:
+    ids, values, row_of = topk.ids, topk.logprobs, rows_of(topk.starts)
     rises = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & (ids[1:] < ids[:-1]))
-    unsorted = np.zeros(len(topk.token_ids), np.bool_)
-    unsorted[row_of[1:][rises & (row_of[1:] == row_of[:-1])]] = True
-    if not unsorted.any():
+    if not (rises & (row_of[1:] == row_of[:-1])).any():
         return topk
-    chosen = np.flatnonzero(unsorted[row_of])
-    order = chosen[np.lexsort((ids[chosen], -values[chosen], row_of[chosen]))]
-    ids, values = ids.copy(), values.copy()
-    ids[chosen], values[chosen] = ids[order], values[order]
-    return topk._replace(ids=ids, logprobs=values)
+    order = np.lexsort((ids, -values, row_of))
+    return topk._replace(ids=ids[order], logprobs=values[order])
 
 
 def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) -> None:
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
     has_rest = topk.valid & ~np.isnan(rest)
     totals = sums + np.where(has_rest, rest, 0)
-    lacks = has_rest & (totals < 1 - STORED_ROUNDING) & (not is_projected)
+    lacks = has_rest & exceeds(1 - totals, 0) & (not is_projected)
     words = ("probabilities sum to {:.4g}, expected at most 1",
              "probabilities and the rest sum to {:.4g}, expected 1")  # fmt: skip
     _require(
-        (totals > 1 + STORED_ROUNDING) | lacks,
+        exceeds(totals, 1) | lacks,
         lambda n: f"its {words[int(has_rest[n])].format(totals[n])}",
         f"{TRUE_HINT}; the rest is log(1 - sum of the probabilities)",
     )
 
 
-def _check_rest(
-    topk: TopK, row_of: NDArray[np.int64], left: NDArray[np.float64], width: int
-) -> None:
-    """Compare the rest of each row with its last candidate and, per document, with the tail.
-
-    The realized token is not counted, because servers add it regardless of its rank.
-    """
-    starts, counts = topk.starts[:-1], np.diff(topk.starts)
-    own = np.full(len(counts), len(topk.ids))  # rank of the realized token
-    hits = np.flatnonzero(topk.ids == topk.token_ids[row_of])
-    own[row_of[hits]] = hits - starts[row_of[hits]]
-    size = counts - (own < len(topk.ids))
-    rows = np.flatnonzero(size > 0)
-    starts, counts, own, size, left = starts[rows], counts[rows], own[rows], size[rows], left[rows]
-
-    def of_rank(rank: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.asarray(topk.logprobs[starts + rank + (own <= rank)], np.float64)
-
-    least, others = of_rank(size - 1), np.maximum(0, width - counts)
-    most = others * np.exp(least * (1 - RELATIVE_ROUNDING)) + STORED_ROUNDING
+def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
+    """Compare the rest of each row with its last candidate and, per document, with the tail."""
+    # Without the realized token, because servers add it regardless of its rank.
+    others = with_candidates(topk, topk.ids != topk.token_ids[rows_of(topk.starts)])
+    rows = np.flatnonzero(others.valid)
+    starts, size, left = others.starts[rows], np.diff(others.starts)[rows], left[rows]
+    half = np.maximum(1, size // 2)
+    least, middle = (others.logprobs[starts + n - 1].astype(np.float64) for n in (size, half))
+    unlisted = np.maximum(0, width - np.diff(topk.starts)[rows])
     hint = f"{TRUE_HINT}, of the best candidates; not logits, and not logarithms to another base"
     _require(
-        left > most,
+        exceeds(left, unlisted * np.exp(least * (1 - RELATIVE_ROUNDING))),
         lambda n: (
-            f"its candidates sum to {1 - left[n]:.4g}, but {others[n]:,} other tokens of at most "
+            f"its candidates sum to {1 - left[n]:.4g}, but {unlisted[n]:,} other tokens of at most "
             f"{np.exp(least[n]):.2g} each (as the last candidate) cannot add up to the rest"
         ),
         hint,
         rows,
     )
-    half = np.maximum(1, size // 2)
-    slope = (of_rank(half - 1) - least) / np.log(np.maximum(2, size) / half)
+    slope = (middle - least) / np.log(np.maximum(2, size) / half)
     power = 1 - np.clip(slope, 0, _MAX_SLOPE)
     power[power == 0] = 1e-9
-    beyond = np.log(np.maximum(1, others / size))
-    tail = np.exp(least) * size * np.expm1(power * beyond) / power
+    tail = np.exp(least) * size * np.expm1(power * np.log(np.maximum(1, unlisted / size))) / power
     some = size >= _MIN_CANDIDATES
     num_rows, lefts, tails = (
         _by_document(topk, rows[some], values[some])
         for values in (np.ones(len(rows)), left, np.minimum(1, tail) + RELATIVE_ROUNDING / 2)
     )
-    _require_documents(
-        topk,
+    _require(
         (num_rows >= _MIN_ROWS) & (lefts > _MAX_TAIL_RATIO * tails),
         lambda n: (
             "its candidates leave a rest that is "
@@ -309,93 +266,102 @@ def _check_rest(
             f"most {_MAX_TAIL_RATIO:g} times"
         ),
         hint,
+        _first_rows(topk),
+        is_document=True,
     )
 
 
-def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the sum of these rows' values per document; the last entry is the total."""
-    document = np.searchsorted(topk.bounds, rows, side="right") - 1
-    sums = np.bincount(document, values, len(topk.bounds) - 1)
-    both: NDArray[np.float64] = np.append(sums, sums.sum()).astype(np.float64)
-    return both
+def _check_realized(topk: TopK, listed: NDArray[Any], is_listed: NDArray[np.bool_]) -> None:
+    """Check that the realized token of each row is a candidate, with the same log-probability."""
+    allowed = STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
+    differs = np.abs(topk.realized_logprob - listed) > allowed
+    _require(
+        differs | (topk.valid & ~is_listed),
+        lambda n: (
+            f"the realized token {topk.token_ids[n]} is missing or has a different "
+            "log-probability among the candidates"
+        ),
+        "store the rows as the server returned them, with the ids of the request",
+    )
 
 
-def _require_documents(
-    topk: TopK, wrong: NDArray[np.bool_], problem: Callable[[int], str], hint: str
-) -> None:
-    if wrong.any():
-        n = int(np.argmax(wrong))
-        row = int(topk.bounds[n]) if n < len(wrong) - 1 else 0
-        raise PredictionError(row, problem(n), hint, is_document=True)
-
-
-def _listed(topk: TopK, row_of: NDArray[np.int64], shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability for the token `shift` places later; NaN if not listed."""
-    tokens = np.full(len(topk.token_ids), -1, np.int64)
-    document = rows_of(topk.bounds)
-    source = np.arange(len(tokens)) + shift
-    inside = (source >= 0) & (source < len(tokens))
-    inside[inside] = document[source[inside]] == document[inside]
-    tokens[inside] = topk.token_ids[source[inside]]
-    logprobs = np.full(len(tokens), np.nan, np.float32)
-    hits = topk.ids == tokens[row_of]
-    logprobs[row_of[hits]] = topk.logprobs[hits]
-    return logprobs
-
-
-def _check_places(
-    topk: TopK,
-    row_of: NDArray[np.int64],
-    left: NDArray[np.float64],
-    width: int,
-    *,
-    also_chance: bool,
-) -> None:
+def _check_places(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
     """Check that rows predict their own tokens, with one likelihood-ratio test per alternative.
 
     The alternatives: the rows predict the next tokens, the previous tokens, or, for all documents
     together, unrelated tokens, so that a uniform distribution fits better.
     """
     rows = np.flatnonzero(topk.valid)
-    document, left = rows_of(topk.bounds)[rows], left[rows]
-    others = np.maximum(1, width - np.diff(topk.starts)[rows])
-    unlisted = np.log(np.maximum(_MIN_TAIL, left) / others)
+    left, counts = left[rows], np.diff(topk.starts)[rows]
+    unlisted = np.log(np.maximum(_MIN_TAIL, left) / np.maximum(1, width - counts))
     unlisted = np.minimum(unlisted, topk.logprobs[topk.starts[1:][rows] - 1])
-    listed = {shift: _listed(topk, row_of, shift)[rows] for shift in (0, 1, -1)}
-    num_rows, mass = (_by_document(topk, rows, x) for x in (np.ones(len(rows)), 1 - left))
-    share = {
-        n: _by_document(topk, rows, ~np.isnan(values)) / np.maximum(1, num_rows)
-        for n, values in listed.items()
-    }
-    expected = mass / np.maximum(1, num_rows)
-    logprobs = {n: np.where(np.isnan(values), unlisted, values) for n, values in listed.items()}
+    num_rows = np.maximum(1, _by_document(topk, rows, np.ones(len(rows))))
+    expected = _by_document(topk, rows, 1 - left) / num_rows
+
+    def at(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """Return the log-probabilities of shifted tokens, and the shares of rows that list them."""
+        listed = _listed(topk, shift)[rows]
+        is_listed = ~np.isnan(listed)
+        return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
 
     def evidence(gain: NDArray[Any]) -> NDArray[np.float64]:
         return _by_document(topk, rows, np.clip(gain, -_EVIDENCE_PER_ROW, _EVIDENCE_PER_ROW))
 
+    own, own_share = at(0)
     for shift, other in ((1, "next"), (-1, "previous")):
-        place = rows + shift
-        inside = (place >= topk.bounds[document]) & (place < topk.bounds[document + 1])
-        _require_documents(
-            topk,
-            (evidence((logprobs[shift] - logprobs[0]) * inside) >= _EVIDENCE)
-            & (2 * share[shift] >= expected),
-            lambda n, shift=shift, other=other: (  # type: ignore[misc]
-                f"its rows are shifted by one: {share[shift][n]:.0%} of them list the {other} "
-                f"token, but only {share[0][n]:.0%} their own token"
+        logprobs, share = at(shift)
+        _require(
+            (evidence(logprobs - own) >= _EVIDENCE) & (2 * share >= expected),
+            lambda n, share=share, other=other: (  # type: ignore[misc]
+                f"its rows are shifted by one: {share[n]:.0%} of them list the {other} token, but "
+                f"only {own_share[n]:.0%} their own token"
             ),
             _SHIFTED_HINT,
+            _first_rows(topk),
+            is_document=True,
         )
     is_unknown = np.isnan(topk.realized_logprob[rows])
-    gain = (-np.log(width) - logprobs[0]) * is_unknown
-    is_chance = (evidence(gain) >= _EVIDENCE_OF_ALL) & (3 * share[0] < expected) & also_chance
-    is_chance[:-1] = False
-    _require_documents(
-        topk,
-        is_chance,
-        lambda n: (
-            f"only {share[0][n]:.0%} of its rows list their own token, expected {expected[n]:.0%} "
-            "from their probabilities; the rows belong to other tokens"
-        ),
-        "store the predictions of these tokens, from the model that made the ids",
-    )
+    fits_chance = evidence((-np.log(width) - own) * is_unknown)[-1] >= _EVIDENCE_OF_ALL
+    if also_chance and fits_chance and 3 * own_share[-1] < expected[-1]:
+        raise PredictionError(
+            0,
+            f"only {own_share[-1]:.0%} of its rows list their own token, expected "
+            f"{expected[-1]:.0%} from their probabilities; the rows belong to other tokens",
+            "store the predictions of these tokens, from the model that made the ids",
+            is_document=True,
+        )
+
+
+def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the sum of these rows' values per document; the last entry is the total."""
+    document = np.searchsorted(topk.bounds, rows, side="right") - 1
+    sums = np.bincount(document, values, len(topk.bounds) - 1)
+    return np.append(sums, sums.sum()).astype(np.float64)
+
+
+def _first_rows(topk: TopK) -> NDArray[np.int64]:
+    """Return the row in errors for each entry of `_by_document`."""
+    return np.append(topk.bounds[:-1], 0)
+
+
+def _listed(topk: TopK, shift: int) -> NDArray[np.float32]:
+    """Return each row's log-probability for the token `shift` places later; NaN if not listed."""
+    size, row_of = len(topk.token_ids), rows_of(topk.starts)
+    place = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside
+    document = np.append(rows_of(topk.bounds), -1)
+    tokens = np.where(document[place] == document[:-1], np.append(topk.token_ids, -1)[place], -1)
+    logprobs = np.full(size, np.nan, np.float32)
+    hits = topk.ids == tokens[row_of]
+    logprobs[row_of[hits]] = topk.logprobs[hits]
+    return logprobs
+
+
+def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
+    is_first = np.isin(np.arange(len(topk.token_ids)), firsts)
+    row_of = rows_of(topk.starts)
+    is_certain = (topk.ids == topk.token_ids[row_of]) & (topk.logprobs == 0)
+    predicts = np.bincount(row_of, ~is_certain, len(is_first)) > 0
+    predicts |= ~np.isnan(topk.realized_logprob)
+    problem = f"the first token has a prediction, but {PREDICTS_FIRST}"
+    _require(is_first & predicts, lambda _: problem, _SHIFTED_HINT)
+    return with_candidates(topk, ~is_first[row_of])

@@ -20,7 +20,7 @@ from xtok.conversation.teacher_side import (
     require_used,
     teachers_chats,
 )
-from xtok.predictions.checked import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
+from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable
 from xtok.training.rows import columns_of, flags, read_ids
@@ -113,7 +113,7 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
-    if (wrong := realized > STORED_ROUNDING).any():
+    if (wrong := exceeds(realized, 0)).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, expected at most 0")
     is_target = flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from xtok.predictions.checked import STORED_ROUNDING
+from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunk_tokens import ChunkTokens, both_tokens
 from xtok.training.losses.chunks import EPSILON, Chunks, number_chunks, require_fit
 from xtok.training.losses.config import ChunkLossConfig
@@ -169,4 +169,5 @@ def check_stored(logprobs: Tensor, positions: Positions) -> None:
 
 
 def _is_wrong(values: Tensor) -> Tensor:
-    return ~(values <= STORED_ROUNDING) | torch.isneginf(values)
+    too_large: Tensor = exceeds(values, 0)
+    return too_large | ~torch.isfinite(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.predictions.checked import STORED_ROUNDING
+from xtok.predictions.checked import exceeds
 from xtok.training.losses.boundaries import candidates, check_candidates
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
@@ -91,7 +91,8 @@ def plan_topk_kl(
             1, ids.clamp(max=width - 1), -p
         )
         back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
-        is_wrong = ~(p.sum(1) + p_rest <= 1 + STORED_ROUNDING)
+        total = p.sum(1) + p_rest
+        is_wrong = exceeds(total, 1) | total.isnan()
         return lost.masked_fill(is_wrong.any(), torch.nan), back
 
     def explain() -> None:
