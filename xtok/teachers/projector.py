@@ -6,7 +6,7 @@ import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,14 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.predictions.topk import TopK
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.teachers.projector_kernels import (
+    BUCKETS,
     ID_BITS,
     ROOT,
     PrefixTable,
+    ProjectorArrays,
     RowBlock,
+    Scratch,
+    StudentTokens,
     TeacherTokens,
     add_hashes,
     add_stems,
@@ -37,6 +41,17 @@ _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB
 _LEAST_ROOM = 1 << 18
 _MAX_STEMS = 1 << 23
 """Maximum size of the cache of byte strings (300 MB). A full cache is cleared."""
+
+
+class Places(NamedTuple):
+    """The places of student tokens in teacher tokens, and the chunks of both sides' tokens."""
+
+    place: NDArray[np.int64]  # [S], the teacher token at the first byte, −1 if the texts differ
+    inside: NDArray[np.int64]  # [S], the offset of this byte in the teacher token
+    is_aligned: NDArray[np.bool_]  # [S], a student token starts where this teacher token starts
+    ours_in: NDArray[np.int64]  # [S], chunk
+    theirs_in: NDArray[np.int64]  # [T], chunk
+    num_chunks: int  # the last stands for no chunk
 
 
 class Projector:
@@ -127,7 +142,9 @@ class Projector:
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
-        place, inside, is_aligned, credit = self._places(student, texts, teacher)
+        places = self.places(student, texts)
+        place, inside, is_aligned = places[:3]
+        credit = self._credit(student, texts, teacher, places)
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
@@ -155,47 +172,49 @@ class Projector:
             np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
 
-    def _places(
-        self, student: FlatIds, teacher: FlatIds, predictions: TopK
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.float32]]:
-        """Locate the student's tokens in the teacher's tokens, and share log-probabilities.
-
-        Returns:
-            Arrays `[student tokens]`: the teacher token at the first byte, or −1; the offset of
-            this byte; whether a student token also starts at the start of this teacher token; the
-            share of the chunk's log-probability, or NaN.
-        """
+    def places(self, student: FlatIds, teacher: FlatIds) -> Places:
+        """Locate the student's tokens in the teacher's tokens of the same documents."""
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
-        shared = np.append(alignment.is_correct, False)
-        s_shared = shared[ours_in]
-        s, t = np.flatnonzero(s_shared), np.flatnonzero(shared[theirs_in])
+        is_shared = np.append(alignment.is_correct, False)
+        s, t = np.flatnonzero(is_shared[ours_in]), np.flatnonzero(is_shared[theirs_in])
         # Both sides have the same symbols in these chunks, so their positions are comparable.
         s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
         begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
         at = np.searchsorted(t_begins, begins, side="right") - 1
-        place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
+        size = len(student.ids)
+        place, inside = np.full(size, -1), np.zeros(size, np.int64)
+        is_aligned = np.zeros(size, np.bool_)
         place[s], inside[s] = t[at], begins - t_begins[at]
-        is_aligned = np.zeros(len(student.ids), np.bool_)
         is_aligned[s] = np.isin(t_begins, begins)[at]
-        sums = chunk_sums(theirs_in, predictions.realized_logprob, len(shared))
-        numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
+        return Places(place, inside, is_aligned, ours_in, theirs_in, len(is_shared))
+
+    def _credit(
+        self, student: FlatIds, teacher: FlatIds, predictions: TopK, places: Places
+    ) -> NDArray[np.float32]:
+        """Return each student token's share of its chunk's log-probability, or NaN."""
+        *_, ours_in, theirs_in, size = places
+        is_shared = places.place >= 0
+        sums = chunk_sums(theirs_in, predictions.realized_logprob, size)
+        numbers = np.where(is_shared, ours_in, size - 1), theirs_in
         weights = prefix_weights(self.aligner, student, teacher, numbers, predictions, sums)
-        credit = shares(sums, ours_in, s, weights)
-        return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
+        credit = shares(sums, ours_in, np.flatnonzero(is_shared), weights)
+        return np.where(is_shared, credit, np.float32(np.nan))
 
     def _fill(self, rows: RowBlock, predictions: TopK, top_k: int) -> None:
-        room = max(_LEAST_ROOM, 2 * int(np.diff(predictions.starts).max()) + 2)
-        num_students = len(self.student.table)
+        room = max(_LEAST_ROOM, 2 * int(np.diff(predictions.starts).max()) + 3)
+        width = len(self.student.table)
 
         def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
-            missing = np.empty(room, np.int64)
-            misses = project_rows(
-                self._teacher, predictions, self.prefixes, rows, todo, self.is_same, top_k,
-                np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
+            tokens, kept, order = np.empty((3, width + 1), np.int32)
+            scratch = Scratch(
+                np.zeros(width), tokens, np.empty(width + 1), kept, order,
+                np.zeros(BUCKETS, np.int64), np.empty(room, np.int64),
             )  # fmt: skip
-            return missing[:misses]
+            arrays = ProjectorArrays(self._teacher, predictions, self.prefixes, rows)
+            project_rows(arrays, todo, self.is_same, top_k, scratch)
+            return scratch.missing[1 : scratch.missing[0] + 1]
 
         if self._size > _MAX_STEMS:
             self._forget()
@@ -240,13 +259,8 @@ class Projector:
         is_spelled = np.empty(len(keys), np.bool_)
         wholes = [before + text for before, text in spelled]
         lengths = np.array([len(before) for before, _ in spelled])
-        both = (
-            np.frombuffer(b"".join(wholes), np.uint8),
-            offsets_of([*map(len, wholes)]),
-            lengths,
-            stem_of,
-        )
-        more = data, begins, offsets[token + 1]
+        of_wholes = np.frombuffer(b"".join(wholes), np.uint8), offsets_of([*map(len, wholes)])
+        both, more = (*of_wholes, lengths, stem_of), (data, begins, offsets[token + 1])
         find_seams(self._student, both, more, is_spelled, may_grow[new])
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
@@ -266,9 +280,8 @@ class Projector:
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
         token_or_row[new] = first[new]
         token_or_row[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
-        num_same_start[new][is_root] = [
-            self._num_alike(before) for before, _ in spelled[len(numbers) :]
-        ]
+        befores = [before for before, _ in spelled[len(numbers) :]]
+        num_same_start[new][is_root] = [*map(self._num_alike, befores)]
         add_stems(self.prefixes.slots, all_keys[:size], self._size)
         self._size = size
 
@@ -337,12 +350,12 @@ def _no_prefixes(room: int) -> PrefixTable:
     )
 
 
-def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
+def _spellings(student: TokenTable) -> StudentTokens:
     known = student.canonical_ids()
     order = np.array([known[token] for token in sorted(known)], np.int32)
     hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
     add_hashes(student.data, student.offsets, hashes)
-    return np.ascontiguousarray(student.data), student.offsets, order, hashes
+    return StudentTokens(np.ascontiguousarray(student.data), student.offsets, order, hashes)
 
 
 def may_split(stem: bytes) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
+from xtok.predictions.topk import TopK
 
 ROOT = 62  # bit of a root key in `PrefixTable`: the remainder of one token
 ID_BITS = 24  # bits of an id in a key, at least those of `MAX_WIDTH`
@@ -43,6 +44,15 @@ class TeacherTokens(NamedTuple):
     num_texts: int  # number of tokens with bytes
 
 
+class StudentTokens(NamedTuple):
+    """A student's tokens, in the order of their bytes, and as a set."""
+
+    data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
+    offsets: NDArray[np.int64]  # [V_student + 1]
+    order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
+    hashes: NDArray[np.uint64]  # [2**n], hashes of the bytes; 0 if free
+
+
 class PrefixTable(NamedTuple):
     """Stems: byte strings of one or more teacher tokens, with the student's spelling of each.
 
@@ -58,9 +68,7 @@ class PrefixTable(NamedTuple):
 
     slots: NDArray[np.int32]  # [2**n], hash table (open addressing): key → stem, −1 if free
     keys: NDArray[np.int64]  # [stems]
-    first: NDArray[
-        np.int32
-    ]  # [stems], the student's first token, or −1 if it cannot spell the stem
+    first: NDArray[np.int32]  # [stems], the student's first token of the stem, or −1 without one
     # [stems], destination if the following token is unknown: a token, or `-2 - t` for map row t
     token_or_row: NDArray[np.int32]
     may_grow: NDArray[np.bool_]  # [stems], a longer student token starts with the stem
@@ -83,6 +91,34 @@ class RowBlock(NamedTuple):
     own: NDArray[np.float32]  # [rows], log-probability of the student token, or NaN
 
 
+class ProjectorArrays(NamedTuple):
+    """The input of `project_rows`, and the rows to fill in."""
+
+    teacher: TeacherTokens
+    predictions: TopK
+    stems: PrefixTable
+    rows: RowBlock
+
+
+class Scratch(NamedTuple):
+    """Memory of a thread: the student tokens of one row, and their order."""
+
+    mass: NDArray[np.float64]  # [V_student], probability of each token; zeros before and after
+    tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability
+    values: NDArray[np.float64]  # [V_student + 1], their probabilities
+    kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
+    order: NDArray[np.int32]  # [V_student + 1], the same, sorted
+    places: NDArray[np.int64]  # [BUCKETS], zeros before and after
+    missing: NDArray[np.int64]  # number of keys without a stem, then these keys
+
+
+class Parts(NamedTuple):
+    """Parts of a row's probability, in arrays that are longer than their number."""
+
+    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t) or the rest (-1)
+    mass: NDArray[np.float64]
+
+
 @inner_kernel
 def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
     mask = np.int64(len(slots) - 1)
@@ -94,13 +130,13 @@ def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _looked_up(slots, keys, key, missing, misses):  # type: ignore[no-untyped-def]
-    """Return a key's stem and the number of missing keys; −1 for a missing key, which is added."""
+def _looked_up(slots, keys, key, missing):  # type: ignore[no-untyped-def]
+    """Return a key's stem; −1 for a missing key, which is added to `missing`."""
     e = slots[_slot(slots, keys, key)]
     if e < 0:
-        missing[misses] = key
-        misses += 1
-    return e, misses
+        missing[0] += 1
+        missing[missing[0]] = key
+    return e
 
 
 @kernel
@@ -115,7 +151,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
     """Find the pairs of a stem and a following token that a student token can span.
 
     Args:
-        student: token bytes; offsets; unique ids in byte order; hashes, uint64 `[2**n]`, 0 if free.
+        student: see `StudentTokens`.
         stems: bytes, including the bytes before each stem; offsets; start of each stem within its
             bytes; the stem of each pair, int64 `[pairs]`.
         more: the teacher's bytes; start and end of the second part of each pair.
@@ -192,66 +228,50 @@ def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def project_rows(  # type: ignore[no-untyped-def]
-    teacher, predictions, stems, rows, todo, is_same, top_k, mass, touched, missing
-):
+def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-untyped-def]
     """Project the rows `todo` until `missing` is full. A row that lacks a stem is left undone.
 
     A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes the
-    same time again (`scripts/benchmark.py serving`).
-
-    `mass` (float64 `[V_student]`, zeros before and after) and `touched` (int32 `[V_student + 1]`)
-    are scratch. `missing` (int64) receives the keys of missing stems, possibly repeated.
-
-    Returns:
-        The number of missing keys.
+    same time again (`scripts/benchmark.py serving`). Keys can be repeated in `scratch.missing`.
     """
-    misses = np.int64(0)
-    kept, order = np.empty_like(touched), np.empty_like(touched)
-    values = np.empty(len(touched))
-    places = np.zeros(BUCKETS, np.int64)
-    # Each part of the probability goes to a student token (s), map row t (-2 - t) or the rest (-1).
-    goes_to = np.empty(1024, np.int32)
-    part = np.empty(1024, np.float64)
+    _, predictions, _, rows = arrays
+    mass, tokens, values, _, _, _, missing = scratch
+    parts = Parts(np.empty(1024, np.int32), np.empty(1024, np.float64))
+    missing[0] = 0
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
+        before = missing[0]
         most = predictions.starts[j + 1] - predictions.starts[j] + 2
-        if misses + most > len(missing):
+        if before + most >= len(missing):
             break
         if is_same and u == 0:
-            _copy(predictions, j, rows, x, top_k, len(touched))
+            _copy(predictions, j, rows, x, top_k, len(mass))
             continue
-        before = misses
-        goes_to, part = _room(goes_to, part, np.int64(0), most)
-        count, on_path, rest, misses = _part_candidates(
-            teacher, predictions, stems, j, u, rows.is_aligned[x], goes_to, part, missing, misses
-        )
-        goes_to, part, count, is_known, is_full, misses = _part_path(
-            teacher, predictions, stems, rows, x, on_path, goes_to, part, count, missing, misses
-        )
-        if is_full or misses > before:
+        parts = _room(parts, np.int64(0), most)
+        count, on_path, rest = _part_candidates(arrays, x, parts, missing)
+        parts, count, is_known, is_full = _part_path(arrays, x, on_path, parts, count, missing)
+        if is_full or missing[0] > before:
             continue
         scale = 1.0
         if u > 0:  # condition on the bytes of the text before this row
-            total = rest + part[:count].sum()
+            total = rest + parts.mass[:count].sum()
             scale = 1.0 / total if total > 0.0 else 0.0
             rest *= scale
-        count, rest = _add_up(goes_to[:count], part, scale, rest, teacher, mass, touched)
+        count, rest = _add_up(arrays.teacher, parts, count, scale, rest, mass, tokens)
         own = mass[rows.realized[x]]
         rows.own[x] = np.log(own) if own > 0.0 else np.nan
         for n in range(count):
-            values[n] = mass[touched[n]]
-            mass[touched[n]] = 0.0
-        size = _keep_best(values, touched, count, top_k, places, kept, order)
+            values[n] = mass[tokens[n]]
+            mass[tokens[n]] = 0.0
+        size = _keep_best(scratch, count, top_k)
         is_known &= not np.isnan(predictions.rest_logprob[j])
-        _write(rows, x, size, values, touched, count, order, rest, is_known)
-    return misses
+        rest = _write(rows, x, scratch, size, count, rest)
+        rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if is_known and size else np.nan
+        rows.size[x] = size
 
 
 @inner_kernel
-def _part_candidates(  # type: ignore[no-untyped-def]
-    teacher, predictions, stems, j, u, is_aligned, goes_to, part, missing, misses
-):
+def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     """Assign the candidates of a row to destinations, except the realized token.
 
     A candidate costs an exponential, and inside a token a comparison and a lookup. The rest is
@@ -259,19 +279,19 @@ def _part_candidates(  # type: ignore[no-untyped-def]
     text count.
 
     Returns:
-        The number of parts, the probability of the realized token, the rest, and the number of
-        missing keys.
+        The number of parts, the probability of the realized token, and the rest.
     """
     # Local variables: access through the tuple would count references within loops.
+    teacher, predictions, stems, rows = arrays
+    goes_to, part = parts
+    j, u, is_aligned = rows.place[x], rows.inside[x], rows.is_aligned[x]
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
     ids, logprobs, slots, keys = predictions.ids, predictions.logprobs, stems.slots, stems.keys
     token_or_row, is_boundary, t = stems.token_or_row, stems.is_boundary, predictions.token_ids[j]
     so_far = data[offsets[t] : offsets[t] + u]
     start, end = predictions.starts[j], predictions.starts[j + 1]
-    rest, realized = (
-        np.exp(np.float64(predictions.rest_logprob[j])),
-        predictions.realized_logprob[j],
-    )
+    rest = np.exp(np.float64(predictions.rest_logprob[j]))
+    realized = predictions.realized_logprob[j]
     if np.isnan(rest):
         rest = 0.0
     count = listed = fitting = np.int64(0)
@@ -300,7 +320,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
             goes_to[count] = -1  # the candidate ends here: its continuation is unknown
             if offsets[c + 1] - offsets[c] > u:
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
-                e, misses = _looked_up(slots, keys, key, missing, misses)
+                e = _looked_up(slots, keys, key, missing)
                 if e >= 0:
                     goes_to[count] = token_or_row[e]
                     p *= _likely(is_boundary[e], is_aligned)
@@ -308,10 +328,10 @@ def _part_candidates(  # type: ignore[no-untyped-def]
         count += 1
     if u > 0:
         key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
-        e, misses = _looked_up(slots, keys, key, missing, misses)
+        e = _looked_up(slots, keys, key, missing)
         if e >= 0:
             rest *= max(0, stems.num_same_start[e] - fitting) / max(1, teacher.num_texts - listed)
-    return count, on_path, rest, misses
+    return count, on_path, rest
 
 
 @inner_kernel
@@ -321,34 +341,34 @@ def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _part_path(  # type: ignore[no-untyped-def]
-    teacher, predictions, stems, rows, x, on_path, goes_to, part, count, missing, misses
-):
+def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-untyped-def]
     """Follow the realized tokens, and add the parts of each next row, until no token can grow.
 
     A step costs one lookup, and another for each candidate with a seam that a student token spans.
 
     Returns:
-        The enlarged parts, their number, whether all rests are known, whether `missing` is full,
-        and the number of missing keys.
+        The enlarged parts, their number, whether all rests are known, and whether `missing` is
+        full.
     """
+    teacher, predictions, stems, rows = arrays
     data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
     token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = predictions
     slots, keys, stem_first, token_or_row, may_grow, is_boundary, _ = stems
+    goes_to, part = parts
     j, u, last, is_aligned = rows.place[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
     while on_path > 0.0:
-        e, misses = _looked_up(slots, keys, key, missing, misses)
+        e = _looked_up(slots, keys, key, missing)
         if e < 0:
             break
         j += 1
         start = end = np.int64(0)
         if may_grow[e] and j < last:
             start, end = starts[j], starts[j + 1]
-        if misses + end - start + 2 > len(missing):
-            return goes_to, part, count, is_known, True, misses
-        goes_to, part = _room(goes_to, part, count, end - start + 2)
+        if missing[0] + end - start + 2 >= len(missing):
+            return Parts(goes_to, part), count, is_known, True
+        goes_to, part = _room(Parts(goes_to, part), count, end - start + 2)
         first = stem_first[e]
         likely = _likely(is_boundary[e], is_aligned)
         is_any = is_open[t]
@@ -371,7 +391,7 @@ def _part_path(  # type: ignore[no-untyped-def]
             part[count] = on_path * p * likely
             if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
                 child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
-                grown, misses = _looked_up(slots, keys, child, missing, misses)
+                grown = _looked_up(slots, keys, child, missing)
                 if grown >= 0:
                     goes_to[count] = stem_first[grown]
                     part[count] = on_path * p * _likely(is_boundary[grown], is_aligned)
@@ -388,19 +408,20 @@ def _part_path(  # type: ignore[no-untyped-def]
             count += 1
             break
         key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
-    return goes_to, part, count, is_known, False, misses
+    return Parts(goes_to, part), count, is_known, False
 
 
 @inner_kernel
-def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore[no-untyped-def]
-    """Add up parts per student token; return the number of tokens in `touched`, and the rest."""
+def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
+    """Add up parts per student token; return the number of `tokens`, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
+    goes_to, part = parts
     count = np.uint64(0)  # unsigned, so Numba generates no code for negative indices
-    for n in range(len(goes_to)):
+    for n in range(size):
         s, p = goes_to[n], part[n] * scale
         if s >= 0:
             if mass[s] == 0.0 and p > 0.0:
-                touched[count] = s
+                tokens[count] = s
                 count += np.uint64(1)
             mass[s] += p
         elif s == -1:
@@ -414,7 +435,7 @@ def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore
                 p -= q
                 column = np.uint32(columns[k + k])
                 before = mass[column]
-                touched[count] = column  # branchless, because the branch is unpredictable
+                tokens[count] = column  # branchless, because the branch is unpredictable
                 count += np.uint64(before == 0.0)
                 mass[column] = before + q
             rest += p
@@ -422,27 +443,27 @@ def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore
 
 
 @inner_kernel
-def _write(  # type: ignore[no-untyped-def]
-    rows, x, size, values, touched, count, order, rest, known
-):
+def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
+    """Write the first `size` tokens of the order; return the rest with all other tokens."""
+    _, tokens, values, _, order, _, _ = scratch
     for n in range(size):
-        rows.ids[x, n] = touched[order[n]]
+        rows.ids[x, n] = tokens[order[n]]
         rows.logprobs[x, n] = _rounded(values[order[n]])
         values[order[n]] = 0.0
     for n in range(count):
         rest += values[n]
-    rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
-    rows.size[x] = size
+    return rest
 
 
 @inner_kernel
-def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
+def _room(parts, count, more):  # type: ignore[no-untyped-def]
+    """Return parts with room for more than the first `count`."""
     size = count + more
-    if size <= len(part):
-        return goes_to, part
-    larger = np.empty(2 * size, np.int32), np.empty(2 * size, np.float64)
-    larger[0][:count] = goes_to[:count]
-    larger[1][:count] = part[:count]
+    if size <= len(parts.mass):
+        return parts
+    larger = Parts(np.empty(2 * size, np.int32), np.empty(2 * size, np.float64))
+    larger.goes_to[:count] = parts.goes_to[:count]
+    larger.mass[:count] = parts.mass[:count]
     return larger
 
 
@@ -465,12 +486,13 @@ def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def
 
 
 @inner_kernel
-def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: ignore[no-untyped-def]
+def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
     """Sort the `top_k` heaviest tokens into `order`, ties by the lower id; return their number.
 
     A bucket sort (16 buckets per octave) takes 1 µs for the best 64 of 64 to 800 tokens, a heap 3
-    to 11 µs, a full sort 2 to 38 µs. `places` holds zeros before and after.
+    to 11 µs, a full sort 2 to 38 µs.
     """
+    _, tokens, values, kept, order, places, _ = scratch
     bits = values.view(np.int64)
     lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
     while above - lowest > 1:
