@@ -958,10 +958,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: answers(vllm(None, {"x": 1})),
      "a.jsonl, line 1, position 1: prompt_logprobs is not in vLLM's format", VLLM),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
-     f"a.jsonl, line 1: candidates contains {10**20}, expected integers of at most 64 bits",
+     f"a.jsonl, line 1, position 1: candidates contains {10**20}, expected "
+     "-2147483648..2147483647",
      REMAKE),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=[97, -(10**20)])),
-     f"a.jsonl, line 1: prompt_token_ids contains -{10**20}, expected integers of at most 64 bits",
+     f"a.jsonl, line 1, position 1: prompt_token_ids contains -{10**20}, expected "
+     "-2147483648..2147483647",
      REMAKE),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=None)),
      "a.jsonl, line 1: no prompt_token_ids for 2 rows", VLLM),

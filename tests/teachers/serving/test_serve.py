@@ -846,22 +846,22 @@ ODD: list[tuple[Any, str]] = [
     (vllm(None, None, None), "token 1 has no candidates"),
     (vllm(entry(5), entry(6), entry(7)), "position 0: the first token has a prediction"),
     (vllm(None, entry(2**40), None), "token 2"),
-    (vllm(None, *[entry(2**40)] * 2), "1099511627776 is not a token id"),
+    (vllm(None, *[entry(2**40)] * 2), "candidates contains 1099511627776, expected"),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
     (sglang(OWN[:2]), "for other ids"),
     (sglang(OWN, None), "1 rows for 3"),
-    (sglang([*OWN[:2], [None, 7, None]], None, [], []), "token 2 has no candidates"),
+    (sglang([*OWN[:2], [None, 7, None]], None, [], []), "token 1 has no candidates"),
     (
         b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-1},"6":{"logprob":-2}},{}]}]}',
         "the key '6' occurs twice in one object",
     ),
     (
-        sglang(OWN, None, [[-1.0, 6, None], [-2.0, 6, None]], []),
-        "a candidate of token 1 occurs twice",
+        sglang(OWN, None, [[-1.0, 6, None], [-2.0, 6, None]], [[-1.0, 7, None]]),
+        "position 1: the candidate 6 occurs twice",
     ),
     (
-        sglang(OWN, None, [[-1.5, 6, None]], []),
+        sglang(OWN, None, [[-1.5, 6, None]], [[-1.0, 7, None]]),
         "position 1: the realized token 6 is missing or has a different log-probability",
     ),
     (
@@ -870,8 +870,8 @@ ODD: list[tuple[Any, str]] = [
         "the key 'input_token_logprobs' occurs twice in one object",
     ),
     (b"<html>", f"/v1/completions returned no {NO_ROWS}"),
-    ({"choices": []}, f"returned no {NO_ROWS}no prompt_logprobs"),
-    (vllm(None), "of the prompt: 1 rows for 3 ids"),
+    ({"choices": []}, f"returned no {NO_ROWS}Expected `array` of length >= 1"),
+    (vllm(None), "its response: 3 prompt_token_ids for 1 rows"),
     (vllm(None, entry(6, 0.5), entry(7)), "expected a number of at most 0"),
     (
         vllm(None, *[entry(99999)] * 2),

@@ -61,10 +61,8 @@ def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
         if "meta_info" in answer:
             return "sglang", about
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
-    problem = (
-        f"neither Parquet nor responses with prompt_logprobs or meta_info; line 1 has: {names}"
-    )
-    raise cache_error(path, problem, FORMATS)
+    problem = "neither Parquet nor responses with prompt_logprobs or meta_info"
+    raise cache_error(path, f"{problem}; line 1 has: {names}", FORMATS)
 
 
 def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tuple[Documents, int]]:
@@ -104,18 +102,16 @@ def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
             yield from _answers(item, place)
     elif isinstance(value, dict):
         _require_no_error(value, place)
-        choices = [*_choices(value)]
+        choices = value.get("choices")
+        choices = [*filter(_is_scored, choices)] if isinstance(choices, list) else []
         for number, choice in enumerate(choices or [{}]):
             yield _answer_of_choice(value, choice, number, is_only=len(choices) < 2)
     else:
         raise cache_error(place, f"{json.dumps(value)} is not a response", _RETRY_HINT)
 
 
-def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    choices = value.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list | dict):
-            yield choice
+def _is_scored(choice: Any) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list | dict)
 
 
 def _answer_of_choice(

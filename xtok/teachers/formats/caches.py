@@ -17,7 +17,7 @@ from xtok._lib.parquet import MAX_PAGE_BYTES, ParquetTable
 from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
-from xtok.predictions.checked import STORED_ROUNDING
+from xtok.predictions.checked import exceeds
 from xtok.predictions.topk import masses, rows_of
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
@@ -39,6 +39,7 @@ _FOOTER = {
     "format_version": (str(neutral.FORMAT_VERSION),),
     "log_base": ("e",),
     "normalized": ("false", "topk"),
+    "temperature": ("1", "1.0"),
 }
 """Supported values of optional footer keys."""
 
@@ -91,14 +92,12 @@ class Cache:
     @property
     def files(self) -> list[Path]:
         """The cache file and, if it exists, its compression config."""
-        config = [self.path.with_name(distillkit.CONFIG)] * (self.config is not None)
-        return [self.path, *config]
+        return [self.path] + [self.path.with_name(distillkit.CONFIG)] * (self.config is not None)
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
         """Row groups or ranges of lines."""
-        is_parquet = self.kind in _COLUMNS
-        return shards(self.path, "parquet" if is_parquet else "jsonl")
+        return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
         """Validate documents of this cache, also against its metadata.
@@ -119,24 +118,21 @@ class Cache:
             _require(rows, counts > k, "a row has {} candidates", counts, f"the footer has k={k}")
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
-        widths = [("the footer has vocab_size", self._number("vocab_size"))]
+        widths = {"the footer has vocab_size": self._number("vocab_size")}
         if self.config is not None:
-            widths.append((f"{distillkit.CONFIG} has d", self.config.d))
-        for name, width in widths:
+            widths[f"{distillkit.CONFIG} has d"] = self.config.d
+        size = vocabulary.tokenizer_vocab_size or 0
+        for name, width in widths.items():
             if width is None:
                 continue
             _require(rows, largest >= width, "it has the id {}", largest, f"{name}={width}")
-            size = vocabulary.tokenizer_vocab_size or 0
             if width < size - 1:  # DistillKit writes the largest id of a vocabulary with gaps
                 problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
                 raise cache_error(self.path, problem, "pass the model that made these ids")
         if self.about.get("normalized") == "topk" and not self.is_projected:
-            sums = masses(topk)
-            wrong = topk.valid & (np.abs(sums - 1) > STORED_ROUNDING)
-            _require(
-                rows, wrong, "its probabilities sum to {:.4g}", sums,
-                "the footer has normalized=topk",
-            )  # fmt: skip
+            sums, problem = masses(topk), "its probabilities sum to {:.4g}"
+            wrong = topk.valid & exceeds(np.abs(sums - 1), 0)
+            _require(rows, wrong, problem, sums, "the footer has normalized=topk")
         return rows
 
     def _number(self, key: str) -> int | None:
@@ -179,7 +175,6 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
         about = {
             key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for key, value in (schema.metadata or {}).items()
-            if key not in (b"ARROW:schema", b"pandas", b"huggingface")
         }
     _check_footer(path, kind, about)
     config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
@@ -192,14 +187,6 @@ def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None
         if about.get(key, values[0]) not in values:
             problem = f"its footer has {key}={about[key]}, expected {' or '.join(values)}"
             raise cache_error(path, problem, "write the cache as this version of xtok does")
-    temperature = about.get("temperature", "1")
-    try:
-        is_one = float(temperature) == 1
-    except ValueError:
-        is_one = False
-    if not is_one:
-        problem = f"its footer has temperature={temperature}, but only 1 is supported"
-        raise cache_error(path, problem, "store log-probabilities at temperature 1")
 
 
 def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
@@ -242,9 +229,7 @@ def read_cache(
                 if cache.kind == "neutral":
                     rows = neutral.read(batch, places)
                 else:
-                    rows = distillkit.read(
-                        batch, places, cache.config, is_projected=cache.is_projected
-                    )
+                    rows = distillkit.read(batch, places, cache.config, cache.is_projected)
                 yield rows, shard.size * len(batch) // max(1, num_rows)
                 first += len(batch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.topk import TopK, candidates_of
-from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
-from xtok.teachers.formats.flat_values import Bounds, flat_numbers, place_of
+from xtok.teachers.formats.documents import (
+    AGAIN_HINT,
+    PER_TOKEN,
+    Documents,
+    cache_error,
+    place_of,
+)
+from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
 """Padding for readers that require rows of fixed width, and turn −inf into NaN."""
@@ -57,8 +63,7 @@ class CacheColumns:
 
         array, levels, types = self.batch.column(name), list[Bounds](), pyarrow.types
         for _ in range(depth):
-            kinds = types.is_list, types.is_large_list, types.is_fixed_size_list
-            if not any(is_list(array.type) for is_list in kinds):
+            if not (types.is_list(array.type) or types.is_fixed_size_list(array.type)):
                 kind = f"{'lists of ' * len(levels)}{array.type}"
                 problem = f"{name} has {kind}, expected {'lists of ' * depth}numbers"
                 raise cache_error(self.places[0], problem, AGAIN_HINT)
@@ -82,42 +87,37 @@ class CacheColumns:
             stored, bounds = values, offsets_of(sizes)
             values = np.full(bounds[-1], absent, stored.dtype)
             values[np.repeat(~is_null, sizes)] = stored
-        self.check_lengths(self.bounds, bounds, ("tokens", name))
+        self.check_lengths([self.bounds], [bounds], ("tokens", name))
         return values
 
     def candidates(
         self, ids_name: str, logprobs_name: str
     ) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
         """Return the bounds of documents and of rows, candidates, and their log-probabilities."""
-        names = ids_name, logprobs_name
         [rows, starts], ids = self.flat_lists(ids_name, 2, np.int32)
-        [others, other_starts], logprobs = self.flat_lists(logprobs_name, 2, np.float32)
-        self.check_lengths(rows, others, names)
-        self.check_lengths(
-            starts, other_starts, names, lambda row: place_of(row, self.places, [rows])
-        )
+        others, logprobs = self.flat_lists(logprobs_name, 2, np.float32)
+        self.check_lengths([rows, starts], others, (ids_name, logprobs_name))
         return rows, starts, ids, logprobs
 
     def check_lengths(
-        self,
-        a: Bounds,
-        b: Bounds,
-        names: tuple[str, str],
-        place: Callable[[int], object] | None = None,
+        self, ours: Sequence[Bounds], others: Sequence[Bounds], names: tuple[str, str]
     ) -> None:
-        """Raise an error if lists of two columns differ in length."""
-        differs = np.flatnonzero(np.diff(a) != np.diff(b))
-        if len(differs):
-            index = int(differs[0])
-            sizes = [int(bounds[index + 1] - bounds[index]) for bounds in (a, b)]
-            problem = f"{sizes[0]} {names[0]}, but {sizes[1]} {names[1]}"
-            raise cache_error((place or self.places.__getitem__)(index), problem, AGAIN_HINT)
+        """Raise an error if lists of two columns differ in length, the outermost first."""
+        for depth, (a, b) in enumerate(zip(ours, others, strict=True)):
+            sizes = np.stack([np.diff(a), np.diff(b)])
+            differs = np.flatnonzero(sizes[0] != sizes[1])
+            if len(differs):
+                index = int(differs[0])
+                place = place_of(index, self.places, ours[:depth]) if depth else self.places[index]
+                size, other = sizes[:, index]
+                problem = f"{size} {names[0]}, but {other} {names[1]}"
+                raise cache_error(place, problem, AGAIN_HINT)
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the loss mask and the columns to copy."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
-        labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
-        mask = mask if labels is None else labels != -100
+        if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
+            mask = labels != -100
         documents = Documents(topk, self._others(), self.places, mask)
         kept = self.per_token("attention_mask", np.bool_, absent=True)
         return documents if kept is None else documents.at_tokens(kept)
@@ -129,18 +129,14 @@ class CacheColumns:
         others = self.batch.select([name for name in names if name not in CANDIDATE_COLUMNS])
         if "text" in others.schema.names:
             kind = others.schema.field("text").type
-            if str(kind) not in ("string", "large_string", "null"):
+            if str(kind) not in ("string", "null"):
                 problem = f"the column text has the type {kind}, expected string"
                 raise cache_error(self.places[0], problem, "drop or convert the column")
         try:
             others.validate(full=True)
-        except pyarrow.ArrowInvalid:
-            for i, place in enumerate(self.places):
-                try:
-                    others.slice(i, 1).validate(full=True)
-                except pyarrow.ArrowInvalid as error:
-                    raise cache_error(place, f"damaged row: {error}", AGAIN_HINT) from error
-            raise
+        except pyarrow.ArrowInvalid as error:
+            problem = f"this row or one of the next {len(others)} is damaged: {error}"
+            raise cache_error(self.places[0], problem, AGAIN_HINT) from error
         return dict(zip(others.schema.names, others.columns, strict=True))
 
 

@@ -39,8 +39,7 @@ def read(
     batch: Any,
     places: Sequence[object],
     config: Compression | None,
-    *,
-    is_projected: bool = False,
+    is_projected: bool,
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 
@@ -58,7 +57,7 @@ def read(
         names = "bytepacked_indices", "compressed_logprobs"
         packed, values = (columns.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
-        columns.check_lengths(rows, values[0][0], names)
+        columns.check_lengths([rows], values[0][:1], names)
         assert config is not None  # `open_cache` requires it
         both = [(bounds[1], data) for bounds, data in (packed, values)]
         matrix, of_matrix = decompressed_rows(both[0], both[1], config, places[0])
@@ -67,7 +66,7 @@ def read(
     bounds, token_ids = columns.bounds, columns.token_ids
     lengths = np.diff(bounds)
     predicted = offsets_of(np.maximum(0, lengths - 1))
-    columns.check_lengths(predicted, rows, ("tokens to predict", "rows"))
+    columns.check_lengths([predicted], [rows], ("tokens to predict", "rows"))
     widest = int(np.diff(starts).max(initial=0))
     if config is not None and len(ids) and widest != config.k:
         problem = f"its rows have {widest} candidates, but {CONFIG} has k: {config.k}"
@@ -156,39 +155,35 @@ def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
 
 
 def _compression(**fields: Any) -> Compression:
-    _require_config({"d", "k", "exact_k"} <= fields.keys(), "d, k or exact_k is missing")
-    _require_config(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
-    bins = [Bin(**one) for one in fields.get("residual_bins") or ()]
-    terms = list(fields.get("polynomial_terms") or ())
-    config = Compression(**{**fields, "residual_bins": bins, "polynomial_terms": terms})
-    powers = [term for term in terms if not isinstance(term, str)]
-    sizes = [n for one in bins for n in one[1:]]
-    dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
-    d, k, exact_k = config[:3]
-    _require_config(
-        {*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is not an integer"
-    )
-    for holds, problem in (
-        (1 < d <= MAX_WIDTH, f"d is {d}"),
-        (0 <= exact_k <= k <= d, f"k and exact_k are {config[1:3]}"),
-        ({*powers} <= {*range(_MAX_POWER + 1)}, f"polynomial_terms are {terms}"),
-        ({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}"),
-        ({*dtypes} <= {*_FLOATS}, f"types are {dtypes}"),
-        (
-            {type(config.delta_encoding), type(config.normalize_t)} == {bool},
-            "a flag is not a boolean",
-        ),
-        (all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}"),
-        (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
-        (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
-    ):
-        _require_config(holds, problem)
+    if not {"d", "k", "exact_k"} <= fields.keys():
+        raise ValueError("d, k or exact_k is missing")
+    fields["residual_bins"] = [Bin(**one) for one in fields.get("residual_bins") or ()]
+    fields["polynomial_terms"] = list(fields.get("polynomial_terms") or ())
+    config = Compression(**fields)
+    for holds, problem in _rules(config):
+        if not holds:
+            raise ValueError(problem)
     return config
 
 
-def _require_config(holds: object, problem: str) -> None:
-    if not holds:
-        raise ValueError(problem)
+def _rules(config: Compression) -> list[tuple[object, str]]:
+    """Return conditions, and the problem if one does not hold. Wrong types are a `TypeError`."""
+    d, k, exact_k, exact_dtype, terms, term_dtype, bins, *flags = config
+    powers = [term for term in terms if not isinstance(term, str)]
+    dtypes = {exact_dtype, term_dtype, *(one.scale_dtype for one in bins)}
+    sizes = [n for one in bins for n in one[1:]]
+    return [
+        ({*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is not an integer"),
+        ({*map(type, flags)} == {bool}, "a flag is not a boolean"),
+        (1 < d <= MAX_WIDTH, f"d is {d}"),
+        (0 <= exact_k <= k <= d, f"k and exact_k are {k} and {exact_k}"),
+        ({*terms} <= {*range(_MAX_POWER + 1), *_TERMS}, f"polynomial_terms are {terms}"),
+        (dtypes <= {*_FLOATS}, f"types are {dtypes}"),
+        (all(0 < one.element_bits < 64 for one in bins), f"bins are {bins}"),
+        (all(one.num_elements > 0 for one in bins), f"bins are {bins}"),
+        (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
+        (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
+    ]
 
 
 def config_for(vocab_size: int, width: int) -> str:

@@ -35,8 +35,7 @@ class Documents(NamedTuple):
 
     def place(self, index: int) -> str:
         """Return the place of a token, for errors."""
-        row = int(np.searchsorted(self.topk.bounds, index, side="right")) - 1
-        return f"{self.places[row]}, position {index - int(self.topk.bounds[row])}"
+        return place_of(index, self.places, [self.topk.bounds])
 
     def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
         """Remove all other tokens, which are padding, bool `[N]`.
@@ -57,6 +56,18 @@ class Documents(NamedTuple):
         if name not in self.columns:
             return [None] * len(self.places)
         return python_values(self.columns[name], self.places)
+
+
+def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
+    """Return the document and the token of a flat value, for errors.
+
+    `bounds` contains the bounds of the documents, then of the lists within.
+    """
+    document, *inner = bounds
+    for level in reversed(inner):
+        index = int(np.searchsorted(level, index, side="right")) - 1
+    row = int(np.searchsorted(document, index, side="right")) - 1
+    return f"{places[row]}, position {index - int(document[row])}"
 
 
 def cache_error(place: object, problem: str, hint: str) -> XtokError:

@@ -24,7 +24,7 @@ def read(batch: Any, places: Sequence[object] = ()) -> Documents:
     """Return the documents of a record batch, without validation."""
     columns = CacheColumns(batch, places)
     rows, starts, ids, logprobs = columns.candidates("topk_ids", "topk_logprobs")
-    columns.check_lengths(columns.bounds, rows, ("tokens", "topk_ids"))
+    columns.check_lengths([columns.bounds], [rows], ("tokens", "topk_ids"))
     unknown = np.full(len(columns.token_ids), np.nan, np.float32)
     stored = [columns.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
     rest, realized = (unknown if values is None else values for values in stored)

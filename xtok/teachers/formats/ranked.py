@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK, rows_of
+from xtok.teachers.formats.flat_values import JsonRow, json_document
 
 MIN_REST = 2.0**-24
 """Minimum probability of all tokens outside the candidates, so that none is impossible."""
@@ -26,39 +26,21 @@ class RankedTopK(NamedTuple):
 
 def ranked_topk(
     ids: Sequence[int],
-    rows: Sequence[Mapping[int, Any]],
-    logprobs: Iterable[float | None],
+    rows: Sequence[JsonRow],
     ranks: Sequence[int],
-    own: Iterable[float | None] | None = None,
+    hint: str,
+    own: Sequence[float | None] = (),
 ) -> RankedTopK:
-    """Build predictions from the rows of a response: a mapping by candidate id for each token.
-
-    `logprobs` are flat, for all candidates; None stands for −∞. `own` contains the realized
-    log-probabilities if the format returns them separately.
+    """Build predictions from the rows of a response for these ids; see `json_document`.
 
     Raises:
-        ValueError: if rows are missing or empty, or a candidate is not an id.
+        ValueError: if a token after the first has no candidates.
+        XtokError: as in `json_document`.
     """
-    if len(rows) != len(ids):
-        raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
     if not all(rows[1:]):
         empty = [bool(row) for row in rows].index(False, 1)
         raise ValueError(f"token {empty} has no candidates")
-    starts = offsets_of([*map(len, rows)])
-    candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
-    outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
-    if len(outside):
-        raise ValueError(f"{outside[0]} is not a token id")
-    unknown = np.full(len(ids), np.nan, np.float32)
-    with np.errstate(over="ignore"):  # infinite values are errors later
-        values, realized = (
-            unknown if of is None else np.array(without_null(of), np.float64).astype(np.float32)
-            for of in (logprobs, own)
-        )
-    topk = TopK(
-        np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
-        values, unknown, realized,
-    )  # fmt: skip
+    topk = json_document([*ids], rows, "its response", hint, own)
     return RankedTopK(topk, np.array(ranks, np.int64))
 
 
@@ -131,22 +113,13 @@ def _fill_short_rows(
     other_logprobs: NDArray[np.float64],
 ) -> None:
     width = ids.shape[1]
-    short = np.flatnonzero(sizes < width)
-    if not len(short):
-        return
-    is_taken = np.zeros((len(short), 2 * width), np.bool_)
-    row, column = np.nonzero((np.arange(width) < sizes[short, None]) & (ids[short] < 2 * width))
-    is_taken[row, ids[short][row, column]] = True
-    free = np.argsort(is_taken, axis=1, kind="stable")
-    column = np.arange(width) - sizes[short, None]
-    is_new = column >= 0
-    row = np.nonzero(is_new)[0]
-    last = logprobs[short, np.maximum(sizes[short] - 1, 0)]
-    last = np.where(sizes[short] > 1, last, 0.0)
-    values = np.minimum(other_logprobs[short], last)
-    place = short[row], np.nonzero(is_new)[1]
-    ids[place] = free[row, column[is_new]]
-    logprobs[place] = values[row]
+    for row in np.flatnonzero(sizes < width).tolist():
+        size = int(sizes[row])
+        known = {*ids[row, :size].tolist()}
+        free = [i for i in range(width) if i not in known]
+        ids[row, size:] = free[: width - size]
+        last = logprobs[row, size - 1] if size > 1 else 0.0
+        logprobs[row, size:] = min(other_logprobs[row], last)
 
 
 def logprobs_of_ids(

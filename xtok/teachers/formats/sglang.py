@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 
 from xtok._lib.parsing import parse_json
-from xtok.errors import MALFORMED, XtokError
+from xtok.errors import MALFORMED
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error
-from xtok.teachers.formats.flat_values import json_document
+from xtok.teachers.formats.flat_values import JsonRow, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
-
-if TYPE_CHECKING:
-    from xtok.teachers.formats.structs import Triple
 
 ROUTE = "/generate"
 MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
@@ -36,36 +33,27 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
     Raises:
         XtokError: if the response has a different format.
     """
-    counts, ids, logprobs = list[int](), list[Any](), list[Any]()
     meta: Any = answer.get("meta_info")
     try:
         owns = meta["input_token_logprobs"]
         tops = meta.get("input_top_logprobs") or _unflattened(meta)
-        for own, top in zip(owns, tops, strict=True):
-            row = _stored_row(own, top or ())
-            ids += [i for i, _ in row]
-            logprobs += [logprob for _, logprob in row]
-            counts.append(len(row))
+        rows = [_row(own, top) for own, top in zip(owns, tops, strict=True)]
         tokens, of_tokens = [own[1] for own in owns], [own[0] for own in owns]
     except MALFORMED as error:
-        raise _unsupported(meta, place) from error
+        names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
+        problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout"
+        raise cache_error(place, f"{problem}; meta_info has: {names}", _HINT) from error
     size = meta.get("prompt_tokens")
     if isinstance(size, int) and size > len(tokens):
         problem = f"contains only the last {len(tokens)} of {size} prompt tokens"
         raise cache_error(place, problem, _HINT)
-    return json_document(tokens, counts, ids, logprobs, place, _HINT, of_tokens)
+    return json_document(tokens, rows, place, _HINT, of_tokens)
 
 
-def _stored_row(own: Any, top: Any) -> list[tuple[Any, Any]]:
-    """Return ids and log-probabilities; the token itself is last unless it is a candidate."""
-    row = [(i, logprob) for logprob, i, *_ in top]
+def _row(own: Any, top: Any) -> JsonRow:
+    """Return the candidates of a token; the token itself is last unless it is among them."""
+    row = [(i, logprob) for logprob, i, *_ in top or ()]
     return [*row, (own[1], own[0])] if row and own[1] not in dict(row) else row
-
-
-def _unsupported(meta: Any, place: object) -> XtokError:
-    names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
-    problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout; "
-    return cache_error(place, f"{problem}meta_info has: {names}", _HINT)
 
 
 _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
@@ -114,28 +102,17 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     if any(content.count(name) != 1 for name in _ONCE):  # a key occurs twice
         parse_json(content)
     owns, tops = meta.input_token_logprobs, meta.input_top_logprobs
-    if owns is None or tops is None:
-        raise ValueError("no input_token_logprobs and input_top_logprobs")
     if [own[1] for own in owns] != [*ids]:
         raise ValueError("the response is for other ids")
     if len(tops) != len(ids):
         raise ValueError(f"{len(tops)} rows for {len(ids)} ids")
-    rows = [_row(n, own, top) for n, (own, top) in enumerate(zip(owns, tops, strict=True))]
-    values = chain.from_iterable(row.values() for row in rows)
-    ranks = [
-        [*row].index(token_id) + 1 if row else 0 for row, token_id in zip(rows, ids, strict=True)
-    ]
-    return ranked_topk(ids, rows, values, ranks, [own[0] for own in owns])
+    rows = [_row(own, top) for own, top in zip(owns, tops, strict=True)]
+    ranks = [_rank(i, row) for i, row in zip(ids, rows, strict=True)]
+    return ranked_topk(ids, rows, ranks, _HINT, [own[0] for own in owns])
 
 
-def _row(number: int, own: Triple, top: Sequence[Triple] | None) -> dict[int, float | None]:
-    """Return the candidates of a token by id; the token itself is last unless it is among them."""
-    row = {i: value for value, i, _ in top or ()}
-    if len(row) < len(top or ()):
-        raise ValueError(f"a candidate of token {number} occurs twice")
-    if row or own[0] is not None:
-        row.setdefault(own[1], own[0])
-    return row
+def _rank(token_id: int, row: JsonRow) -> int:
+    return [i for i, _ in row].index(token_id) + 1 if row else 0
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:

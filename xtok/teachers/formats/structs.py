@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -19,20 +19,20 @@ class VllmEntry(msgspec.Struct, gc=False):
 class Choice(msgspec.Struct):
     """A sequence in a response of vLLM."""
 
-    prompt_logprobs: list[dict[int, VllmEntry] | None] | None = None
+    prompt_logprobs: list[dict[int, VllmEntry] | None]
 
 
 class Completion(msgspec.Struct):
     """A response of vLLM."""
 
-    choices: list[Choice] = []
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
 
 
 class Meta(msgspec.Struct):
     """Scores of a sequence in a response of SGLang."""
 
-    input_token_logprobs: list[Triple] | None = None
-    input_top_logprobs: list[list[Triple] | None] | None = None
+    input_token_logprobs: list[Triple]
+    input_top_logprobs: list[list[Triple] | None]
 
 
 class Generated(msgspec.Struct):

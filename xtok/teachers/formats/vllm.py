@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
-from xtok.teachers.formats.flat_values import json_document
+from xtok.teachers.formats.flat_values import JsonRow, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 if TYPE_CHECKING:
@@ -33,46 +34,35 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
     Raises:
         XtokError: if the response has a different format.
     """
-    rows = answer.get("prompt_logprobs")
-    if isinstance(rows, dict):
-        rows = _unflattened(rows, place)
-    if not isinstance(rows, list):
+    stored = answer.get("prompt_logprobs")
+    if not isinstance(stored, list | dict):
         raise cache_error(place, "the response has no prompt_logprobs", _HINT)
-    counts, ids, logprobs = list[int](), list[int](), list[Any]()
+    rows = list[JsonRow]()
     try:
-        for row in rows:
-            candidates = {} if row is None else dict(row.items())
-            of_row = [*map(int, candidates)]
-            if [*map(str, of_row)] != [*map(str, candidates)]:  # "+1", " 1", "1_0"
-                raise ValueError("no id")
-            ids += of_row
-            logprobs += [e["logprob"] if isinstance(e, dict) else e for e in candidates.values()]
-            counts.append(len(candidates))
-    except MALFORMED as error:
-        where = f"{place}, position {len(counts)}"
-        raise cache_error(where, "prompt_logprobs is not in vLLM's format", _HINT) from error
-    return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _HINT)
-
-
-def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]:
-    """Return rows of candidates by id. The flat lists contain the text's own token twice."""
-    rows = list[dict[int, Any]]()
-    try:
-        entries = [*zip(flat["token_ids"], flat["logprobs"], strict=True)]
-        bounds = [*zip(flat["start_indices"], flat["end_indices"], strict=True)]
-        for begin, end in bounds:
-            row = dict(entries[begin:end])
-            if any(row[i] != value for i, value in entries[begin:end]):
-                raise ValueError("an id with two values")
-            rows.append(row)
-        if [begin for begin, _ in bounds] != [0, *(end for _, end in bounds)][:-1]:
-            raise ValueError("rows that overlap")
+        rows.extend(_rows(stored))
     except MALFORMED as error:
         where = f"{place}, position {len(rows)}"
-        raise cache_error(
-            where, f"prompt_logprobs is not in vLLM's flat format: {error}", _HINT
-        ) from error
-    return rows
+        raise cache_error(where, "prompt_logprobs is not in vLLM's format", _HINT) from error
+    return json_document(answer["prompt_token_ids"], rows, place, _HINT)
+
+
+def _rows(stored: Any) -> Iterator[JsonRow]:
+    if isinstance(stored, dict):  # flat lists, which contain the text's own token twice
+        entries = [*zip(stored["token_ids"], stored["logprobs"], strict=True)]
+        bounds = [0, *stored["end_indices"]]
+        if bounds[:-1] != stored["start_indices"]:
+            raise ValueError("rows that overlap")
+        yield from ([*dict.fromkeys(entries[begin:end])] for begin, end in pairwise(bounds))
+        return
+    for row in stored:
+        items = () if row is None else row.items()
+        yield [(_id(i), e["logprob"] if isinstance(e, dict) else e) for i, e in items]
+
+
+def _id(key: str) -> int:
+    if str(number := int(key)) != key:  # "+1", " 1", "1_0"
+        raise ValueError("no id")
+    return number
 
 
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
@@ -86,19 +76,12 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     bounds, starts = topk.bounds.tolist(), topk.starts.tolist()
-    for document in range(len(documents.places)):
-        begin, end = bounds[document : document + 2]
-        first, last = starts[begin], starts[end]
-        ids, logprobs = topk.ids[first:last].tolist(), topk.logprobs[first:last].tolist()
+    for document, (begin, end) in enumerate(pairwise(bounds)):
+        span = slice(starts[begin], starts[end])
+        entries = zip(topk.ids[span].tolist(), topk.logprobs[span].tolist(), strict=True)
         rows = [
-            _ranked(
-                dict(zip(ids[a - first : b - first], logprobs[a - first : b - first], strict=True)),
-                tokens[i],
-                realized[i],
-            )
-            for i, a, b in zip(
-                range(begin, end), starts[begin:end], starts[begin + 1 : end + 1], strict=True
-            )
+            _ranked(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], realized[i])
+            for i in range(begin, end)
         ]
         choice = {
             "index": 0, "text": "", "logprobs": None, "finish_reason": "length",
@@ -147,17 +130,13 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
 
     from xtok.teachers.formats.structs import Completion
 
-    choices = msgspec.json.decode(content, type=Completion).choices
-    rows = choices[0].prompt_logprobs if choices else None
-    if rows is None:
-        raise ValueError("no prompt_logprobs")
-    candidates = [row or {} for row in rows]
+    choice = msgspec.json.decode(content, type=Completion).choices[0]
+    candidates = [row or {} for row in choice.prompt_logprobs]
     if content.count(b'"logprob"') != sum(map(len, candidates)):  # a key occurs twice
         parse_json(content)
-    values = [entry.logprob for row in candidates for entry in row.values()]
+    rows = [[(i, entry.logprob) for i, entry in row.items()] for row in candidates]
     realized = [row.get(i) for i, row in zip(ids, candidates, strict=False)]
-    ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
-    return ranked_topk(ids, candidates, values, ranks)
+    return ranked_topk(ids, rows, [entry.rank or 0 if entry else 0 for entry in realized], _HINT)
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:

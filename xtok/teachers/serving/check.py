@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from xtok.teachers.serving.teacher import (
 from xtok.tokenizers import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerFinding:
     """A problem of a teacher's server, and the change that solves it."""
 
@@ -72,13 +73,16 @@ async def _report(server: TeacherServer) -> ServerReport:
         mode = await _logprobs_mode(server, min(candidates, DEFAULT_CANDIDATES))
     except InvalidScores as error:
         kind, mode = server.kind, "raw_logits"
-        findings.append(_fatal(f"its values are not log-probabilities: {error}", _PROBABILITIES))
+        problem = f"its values are not log-probabilities: {error}"
+        findings.append(ServerFinding(problem, _PROBABILITIES, is_fatal=True))
     except TeacherError as error:
         if error.is_away:
             raise
-        findings.append(_fatal(f"it returns no log-probabilities of a prompt: {error}", _START))
+        problem = f"it returns no log-probabilities of a prompt: {error}"
+        findings.append(ServerFinding(problem, _START, is_fatal=True))
     options = await _options(server, kind)
-    findings += _findings(server, kind, candidates, difference, options)
+    if candidates:
+        findings += _findings(server, candidates, difference, options.get("prefix_caching"))
     return ServerReport(
         url=server.url,
         kind=kind,
@@ -97,52 +101,35 @@ _START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
 _PROBABILITIES = "vLLM: start it with --logprobs-mode raw_logprobs"
 
 
-def _fatal(problem: str, change: str) -> ServerFinding:
-    return ServerFinding(problem=problem, change=change, is_fatal=True)
-
-
 def _findings(
-    server: TeacherServer,
-    kind: ServerKind | None,
-    candidates: int,
-    difference: str | None,
-    options: dict[str, Any],
-) -> list[ServerFinding]:
-    if not candidates or kind is None:
-        return []
-    findings = list[ServerFinding]()
-    teacher = server.tokenizer.vocabulary.model_id
+    server: TeacherServer, candidates: int, difference: str | None, prefix_caching: bool | None
+) -> Iterator[ServerFinding]:
+    teacher, form = server.tokenizer.vocabulary.model_id, server.format
     if candidates < min(DEFAULT_CANDIDATES, len(server.tokenizer.table)):
-        findings.append(
-            ServerFinding(
-                problem=f"it returns at most {candidates} candidates per token, recommended "
-                f"{DEFAULT_CANDIDATES}",
-                change=server.format.MORE.format(DEFAULT_CANDIDATES),
-                is_fatal=candidates < MIN_CANDIDATES,
-            )
+        yield ServerFinding(
+            f"it returns at most {candidates} candidates per token, recommended "
+            f"{DEFAULT_CANDIDATES}",
+            form.MORE.format(DEFAULT_CANDIDATES),
+            is_fatal=candidates < MIN_CANDIDATES,
         )
     if difference:
-        change = f"start it with {server.format.TOKENIZER} {teacher}, or name {server.model} as "
-        problem = f"it has a different tokenizer than {teacher}: {difference}"
-        findings.append(_fatal(problem, f"{change}the teacher"))
+        yield ServerFinding(
+            f"it has a different tokenizer than {teacher}: {difference}",
+            f"start it with {form.TOKENIZER} {teacher}, or name {server.model} as the teacher",
+            is_fatal=True,
+        )
     elif difference is None:
-        findings.append(
-            ServerFinding(
-                problem="it provides no tokenizer to compare",
-                change=f"start it without {server.format.NO_TOKENIZER}, or make sure that it "
-                f"serves {teacher}",
-                is_fatal=False,
-            )
+        yield ServerFinding(
+            "it provides no tokenizer to compare",
+            f"start it without {form.NO_TOKENIZER}, or make sure that it serves {teacher}",
+            is_fatal=False,
         )
-    if kind == "vllm" and options.get("prefix_caching"):
-        findings.append(
-            ServerFinding(
-                problem="prefix caching can return outdated log-probabilities of a prompt",
-                change="start it with --no-enable-prefix-caching",
-                is_fatal=False,
-            )
+    if server.kind == "vllm" and prefix_caching:
+        yield ServerFinding(
+            "prefix caching can return outdated log-probabilities of a prompt",
+            "start it with --no-enable-prefix-caching",
+            is_fatal=False,
         )
-    return findings
 
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:

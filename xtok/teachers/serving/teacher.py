@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import httpx
 import msgspec
 import numpy as np
 
 from xtok._lib.progress import Note, silent_note
-from xtok.errors import XtokError
+from xtok.errors import MALFORMED, XtokError
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.documents import Documents
@@ -134,10 +134,11 @@ class TeacherServer:
         response = await self._first_response(wait, note)
         if response.status_code in (401, 403):
             raise TeacherError(f"it rejects the key: {problem_of(response)}")
-        value = json_of(response) if response.is_success else None
-        cards = value.get("data") if isinstance(value, dict) else None
-        card = cards[0] if isinstance(cards, list) and cards else None
-        card = card if isinstance(card, dict) else {}
+        value: Any = json_of(response) if response.is_success else None
+        try:
+            card = dict(value["data"][0])
+        except MALFORMED:
+            card = {}
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
@@ -190,12 +191,9 @@ class TeacherServer:
         if content is None:
             return None
         self._read(content, ids)
-        try:
-            value = msgspec.json.decode(content)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise TeacherError(f"{self.format.ROUTE} did not return JSON") from error
+        texts = self.format.token_texts(msgspec.json.decode(content), ids)
         compared = 0
-        for token_id, text in zip(ids[1:], self.format.token_texts(value, ids), strict=True):
+        for token_id, text in zip(ids[1:], texts, strict=True):
             expected = tokenizer.table[token_id].decode("utf-8", "replace").strip()
             if isinstance(text, str) and "\N{REPLACEMENT CHARACTER}" not in expected + text:
                 compared += bool(expected)
@@ -235,17 +233,14 @@ class TeacherServer:
         if not problem:
             return
         if student is not None and await self.difference(student) == "":
-            raise XtokError(
-                f"the sides are swapped: the server at {self.url} has the tokenizer of "
-                f"{student.vocabulary.model_id}, but the teacher is {teacher}",
-                hint="give the student first, then the model that the server serves",
-            )
-        raise XtokError(
-            f"the server at {self.url} has a different tokenizer than {teacher}: {problem}",
-            hint=f"give the served model ({self.model}) as the teacher, or the address of the "
-            "teacher's server with {option}",
-            parameter="teacher_url",
-        )
+            problem = f"the sides are swapped: the server at {self.url} has the tokenizer of "
+            problem += f"{student.vocabulary.model_id}, but the teacher is {teacher}"
+            hint = "give the student first, then the model that the server serves"
+            raise XtokError(problem, hint=hint)
+        problem = f"the server at {self.url} has a different tokenizer than {teacher}: {problem}"
+        hint = f"give the served model ({self.model}) as the teacher, or the address of the "
+        hint += "teacher's server with {option}"
+        raise XtokError(problem, hint=hint, parameter="teacher_url")
 
     async def _check_again(self) -> None:
         """Check the tokenizer before a score is used, if a different server may have sent it.
@@ -264,9 +259,8 @@ class TeacherServer:
                 raise TeacherError(reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
-                raise TeacherError(
-                    f"it returned with a different tokenizer than {teacher}: {problem}"
-                )
+                problem = f"it returned with a different tokenizer than {teacher}: {problem}"
+                raise TeacherError(problem)
             self.checked = now
 
     async def detect(self, wanted: int) -> int:
@@ -296,10 +290,8 @@ class TeacherServer:
         if allowed >= min(wanted, len(self.tokenizer.table)):
             return
         if allowed < MIN_CANDIDATES or candidates is not None:
-            raise XtokError(
-                f"{self._returns(allowed)}, expected {wanted}",
-                hint=self.format.MORE.format(max(wanted, DEFAULT_CANDIDATES)),
-            )
+            hint = self.format.MORE.format(max(wanted, DEFAULT_CANDIDATES))
+            raise XtokError(f"{self._returns(allowed)}, expected {wanted}", hint=hint)
         note(f"{self._returns(allowed)}; for more: {self.format.MORE.format(DEFAULT_CANDIDATES)}")
 
     def _returns(self, candidates: int) -> str:
@@ -341,13 +333,19 @@ class TeacherServer:
     def _read(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
         try:
             topk, ranks = self.format.read_response(content, ids)
-            response = check_predictions(
-                Documents(topk, {}, ["its response"]), self._ids, is_answer=True
-            )
-        except (msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
+        except (
+            msgspec.MsgspecError,
+            OverflowError,
+            RecursionError,
+            ValueError,
+            XtokError,
+        ) as error:
             raise TeacherError(
                 f"{self.format.ROUTE} returned no log-probabilities of the prompt: {error}"
             ) from error
+        documents = Documents(topk, {}, ["its response"])
+        try:
+            response = check_predictions(documents, self._ids, is_answer=True)
         except XtokError as error:
             raise InvalidScores(str(error)) from error
         return completed(RankedTopK(response.topk, ranks), len(self.tokenizer.table))
