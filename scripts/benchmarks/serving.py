@@ -55,7 +55,7 @@ def serving(options: Namespace) -> Iterator[Row]:
         spelled = [translator.of_student(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
         answers = [_answer(one.teacher_ids, model) for one in spelled]
-        score(translator, spelled[:1], answers[:1], K)  # compiles
+        score(translator, spelled[0], answers[0], K)  # compiles
         row: Row = {"student ← teacher": label, "tokens": sum(map(len, rows))}
         row |= {"first time /s": _alone(translator, spelled, answers)}
         row |= {"again": _alone(translator, spelled, answers)}
@@ -75,7 +75,8 @@ def _answer(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
 
 def _alone(translator: Translator, spelled: list[SharedText], answers: list[RankedTopK]) -> float:
     start = time.process_time()
-    score(translator, spelled, answers, K)
+    for text, answer in zip(spelled, answers, strict=True):
+        score(translator, text, answer, K)
     return sum(len(one.ids) for one in spelled) / (time.process_time() - start)
 
 

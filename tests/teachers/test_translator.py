@@ -53,7 +53,7 @@ def check(of: Translator, ids: Sequence[int]) -> tuple[list[int], list[float], l
     text = of.of_student(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
     answer = said(teacher_ids, len(of.teacher.table))
-    [scores] = score(of, [text], [answer], 8)
+    scores = score(of, text, answer, 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
     ends = np.cumsum([len(of.teacher.table[i]) for i in teacher_ids])
@@ -77,7 +77,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
         np.array([none, n(0.25), n(0.25)], np.float32),
         np.array([none, n(0.25), n(0.5)], np.float32),
     )  # fmt: skip
-    [scores] = score(of, [text], [RankedTopK(topk, np.array([0, 2, 1]))], 8)
+    scores = score(of, text, RankedTopK(topk, np.array([0, 2, 1])), 8)
     assert scores.topk.starts.tolist() == [0, 0, 1, 3]
     assert scores.topk.ids.tolist() == [6, 7, 8]
     assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])

@@ -1,7 +1,8 @@
-"""Ragged arrays: parts of different sizes in one flat array."""
+"""Sequences of different sizes: parts of one flat array, and common beginnings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,3 +16,13 @@ def offsets_of(sizes: Any) -> NDArray[np.int64]:
     [0, 2, 2, 5]
     """
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def num_common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Return the number of first items that two sequences have in common.
+
+    >>> num_common(b"reader", b"reading")
+    4
+    """
+    differs = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differs, min(len(a), len(b)))

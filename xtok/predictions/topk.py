@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,15 +94,3 @@ def joined(topks: Sequence[TopK]) -> TopK:
     bounds, starts = (offsets_of(np.concatenate(of_all)) for of_all in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
     return TopK(columns[0], bounds, starts, *columns[3:])
-
-
-def split(topk: TopK) -> Iterator[TopK]:
-    """Yield the predictions of each document."""
-    for begin, end in pairwise(topk.bounds.tolist()):
-        of_row, of_candidate = slice(begin, end), slice(topk.starts[begin], topk.starts[end])
-        yield TopK(
-            topk.token_ids[of_row], np.array([0, end - begin]),
-            topk.starts[begin : end + 1] - topk.starts[begin],
-            topk.ids[of_candidate], topk.logprobs[of_candidate],
-            topk.rest_logprob[of_row], topk.realized_logprob[of_row],
-        )  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import offsets_of
+from xtok._lib.ragged import num_common, offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
@@ -21,9 +20,6 @@ from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
-
-if TYPE_CHECKING:
-    from xtok.alignment.aligner import TokenAligner
 
 _MOST_CHATS = 100  # rendered in advance, for their notes
 _WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded from the ids"
@@ -41,34 +37,36 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """
     texts = _texts_of(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
-    masks = None
-    if rows.loss_mask is not None or any(text.mask is not None for text in texts):
-        parts = [np.zeros(0, np.bool_)]
-        for one, (begin, end) in zip(texts, pairwise(rows.topk.bounds.tolist()), strict=True):
-            mask = np.ones(len(one.ids), np.bool_) if one.mask is None else one.mask
-            if rows.loss_mask is not None and end > begin:
-                mask = _narrowed(translator.aligner, one, mask, rows.loss_mask[begin:end])
-            parts.append(mask)
-        masks = np.concatenate(parts)
-    return rows._replace(topk=topk, loss_mask=masks)
+    mask, of_teacher = None, rows.loss_mask
+    if of_teacher is not None or any(text.mask is not None for text in texts):
+        parts = [np.ones(len(t.ids), np.bool_) if t.mask is None else t.mask for t in texts]
+        if of_teacher is not None:
+            places, bounds = translator.places(texts, rows.topk.bounds), topk.bounds.tolist()
+            parts = [
+                _narrowed(part, places[begin:end], of_teacher)
+                for part, (begin, end) in zip(parts, pairwise(bounds), strict=True)
+            ]
+        mask = np.concatenate([*parts, np.zeros(0, np.bool_)])
+    return rows._replace(topk=topk, loss_mask=mask)
 
 
 def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     bounds, chats = rows.topk.bounds.tolist(), _chats(rows)
     ids = [rows.topk.token_ids[a:b] for a, b in pairwise(bounds)]
+    texts = {
+        i: _of_chat(translator, ids[i], chat) for i, chat in enumerate(chats) if chat is not None
+    }
     spans = _text_spans(translator, rows, ids, chats)
-    by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in spans]
-    shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
-    texts, parts = rows.values("text"), rows.values("student_text")
-    student_texts = [texts[i] if parts[i] is None else parts[i] for i in spans]
-    encoded = translator.student.encode_batch(student_texts)
-    for (i, span), text, student_ids in zip(spans.items(), student_texts, encoded, strict=True):
-        before = len(texts[i].encode()) - len(text.encode())
-        shared[i] = _of_text(translator.pair, ids[i], student_ids, span, before)
-    for i, chat in enumerate(chats):
-        if chat is not None:
-            shared[i] = _of_chat(translator, ids[i], chat)
-    return [shared[i] for i in range(len(ids))]
+    whole, parts = rows.values("text"), rows.values("student_text")
+    encoded = translator.student.encode_batch(
+        [whole[i] if parts[i] is None else parts[i] for i in spans]
+    )
+    for (i, span), student_ids in zip(spans.items(), encoded, strict=True):
+        is_end = parts[i] is not None
+        texts[i] = _of_text(translator.pair, ids[i], student_ids, span, is_end=is_end)
+    rest = [i for i in range(len(ids)) if i not in texts]
+    texts.update(zip(rest, translator.of_teacher([ids[i] for i in rest]), strict=True))
+    return [texts[i] for i in range(len(ids))]
 
 
 def _text_spans(
@@ -78,16 +76,17 @@ def _text_spans(
     chats: Sequence[Sides | None],
 ) -> dict[int, slice]:
     spans = {}
-    for i, text in enumerate(rows.values("text")):
-        if chats[i] is None and text is not None:
-            span = _text_in(translator, ids[i], text, rows.places[i])
-            if span is not None:
-                spans[i] = span
-    for i, part in enumerate(_student_texts(rows)):
-        if part is not None and i not in spans:
-            other = "messages" if chats[i] is not None else "control tokens in its text"
+    both = zip(rows.values("text"), rows.values("student_text"), strict=True)
+    for i, (place, (text, part)) in enumerate(zip(rows.places, both, strict=True)):
+        if part is not None:
+            _check_student_text(part, text, place)
+        span = None if text is None or chats[i] else _text_in(translator, ids[i], text, place)
+        if span is not None:
+            spans[i] = span
+        elif part is not None:
+            other = "messages" if chats[i] else "control tokens in its text"
             problem = f"student_text is not supported together with {other}"
-            raise cache_error(rows.places[i], problem, "remove student_text")
+            raise cache_error(place, problem, "remove student_text")
     return spans
 
 
@@ -101,42 +100,32 @@ def _text_in(
     """
     spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
     data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
-    ends, whole = offsets_of([*map(len, spelled)]), b"".join(spelled)
+    ends = offsets_of([*map(len, spelled)])
     of_text = np.flatnonzero(~is_control)
     inner = slice(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else slice(len(ids), 0)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
-        for space in (0, 1):  # some libraries put a space before the text
-            stop = start + space + len(data)
-            if whole[start:stop] == b" " * space + data:
-                end = int(np.searchsorted(ends, stop))
-                if ends[end] == stop and end >= inner.stop:
-                    has_control = is_control[begin:end].any()
-                    return None if has_control else slice(begin, end)
+        for expected in (data, b" " + data):  # some libraries put a space before the text
+            end = int(np.searchsorted(ends, start + len(expected)))
+            if end >= inner.stop and b"".join(spelled[begin:end]) == expected:
+                return None if is_control[begin:end].any() else slice(begin, end)
     [encoded] = translator.teacher.encode_batch([text])  # the library may change the text
     for begin in range(inner.start + 1):
         span = slice(begin, begin + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span
-    same = _num_same_bytes(b"".join(spelled[inner]), data)
-    raise cache_error(
-        place,
-        f"its ids do not spell its text: they differ from byte {same} on",
-        f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}",
-    )
-
-
-def _num_same_bytes(a: bytes, b: bytes) -> int:
-    same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(same, min(len(a), len(b)))
+    same = num_common(b"".join(spelled[inner]), data)
+    problem = f"its ids do not spell its text: they differ from byte {same} on"
+    hint = f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}"
+    raise cache_error(place, problem, hint)
 
 
 def _of_text(
-    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, before: int
+    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, *, is_end: bool
 ) -> SharedText:
     """Align a text, and surround it with the counterparts of the teacher's control tokens.
 
-    If only the teacher reads the first bytes (`before`), or one library puts a space before the
-    text, alignment starts at the first byte where tokens of both sides start.
+    If the student reads only the end of the text (`is_end`), alignment starts at the first byte of
+    this end where tokens of both sides start.
     """
     roles = pair.reversed.equal_roles
     begin, end = (
@@ -146,27 +135,20 @@ def _of_text(
     bos = pair.tables[0].roles.get("bos", ())  # once, however often the teacher has read it
     begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
     ours = np.array([*begin, *student_ids, *end], np.int32)
-    student, teacher = (
-        [table[i] for i in part]
-        for table, part in zip(pair.tables, (student_ids, ids[span].tolist()), strict=True)
-    )
-    own, other = b"".join(student), b"".join(teacher)
-    if not before and own not in (b" " + other, other[1:] * (other[:1] == b" ")):
+    if not is_end:
         return SharedText.of(ours, ids)
-    our_bounds, their_bounds = (offsets_of([*map(len, tokens)]) for tokens in (student, teacher))
-    more = len(other) - len(own)  # additional bytes of the teacher
-    if not other.endswith(own.removeprefix(b" ")) and not own.endswith(other):
-        more = before  # a library changed the text
-    starts = our_bounds if other.endswith(own) else our_bounds[our_bounds > 0]
-    shared = np.intersect1d(starts, their_bounds - more)
-    if not len(shared):
-        return SharedText.of(ours, ids, [(slice(0, len(begin)), slice(0, span.start))])
-    first = len(begin) + int(np.searchsorted(our_bounds, shared[0]))
-    their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
-    around = slice(0, len(begin)), slice(0, span.start)
-    return SharedText.of(
-        ours, ids, [around, (slice(first, len(ours)), slice(their_first, len(ids)))]
+    our_bounds, their_bounds = (
+        offsets_of(table.lengths[np.array(part, np.int32)])
+        for table, part in zip(pair.tables, (student_ids, ids[span]), strict=True)
     )
+    more = their_bounds[-1] - our_bounds[-1]
+    shared = np.intersect1d(our_bounds, their_bounds - more)
+    spans = [(slice(0, len(begin)), slice(0, span.start))]
+    if len(shared):
+        first = len(begin) + int(np.searchsorted(our_bounds, shared[0]))
+        their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
+        spans.append((slice(first, len(ours)), slice(their_first, len(ids))))
+    return SharedText.of(ours, ids, spans)
 
 
 def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
@@ -186,57 +168,21 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
 
 
 def _narrowed(
-    aligner: TokenAligner, one: SharedText, mask: NDArray[np.bool_], of_teacher: NDArray[np.bool_]
+    mask: NDArray[np.bool_], places: NDArray[np.int64], of_teacher: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Remove the student tokens from a mask that start at a token outside the teacher's mask.
 
-    Tokens that only the student's template writes follow the preceding shared token of their turn.
+    Tokens without a place, as those that only the student's template writes, follow the preceding
+    token of their turn.
     """
-    if one.mask is None:
-        return of_teacher[_places_in(aligner, one.teacher_ids, one.ids)]
-    mask, (is_target, is_known) = mask.copy(), np.zeros((2, len(mask)), np.bool_)
-    for ours, theirs in one.spans:
-        places = _places_in(aligner, one.teacher_ids[theirs], one.ids[ours])
-        is_target[ours], is_known[ours] = of_teacher[theirs][places], True
+    mask = mask.copy()
     turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     for start, stop in turns.tolist():
-        known = start + np.flatnonzero(is_known[start:stop])
+        known = start + np.flatnonzero(places[start:stop] >= 0)
         if len(known):
             before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = is_target[known[before.clip(0)]]
+            mask[start:stop] = of_teacher[places[known[before.clip(0)]]]
     return mask
-
-
-def _places_in(
-    aligner: TokenAligner, teacher_ids: NDArray[np.int32], student_ids: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """Return the teacher token at the first byte of each student token.
-
-    Bytes are counted from the last equal chunk, because a library may change the text. A control
-    token that the teacher lacks starts where the next token starts.
-    """
-    if not len(student_ids):
-        return np.zeros(0, np.int64)
-    alignment = aligner.align_document(student_ids, teacher_ids)
-    bounds, firsts = [], []
-    for side, ids, chunk in (
-        (aligner.student, student_ids, alignment.student_chunk_id),
-        (aligner.teacher, teacher_ids, alignment.teacher_chunk_id),
-    ):
-        bounds.append(offsets_of(np.diff(side.offsets)[ids]))
-        within = np.flatnonzero(chunk >= 0)
-        _, of_chunk = np.unique(chunk[within], return_index=True)
-        first = within[of_chunk][alignment.is_correct]
-        firsts.append(bounds[-1][first if len(first) else [0]])
-    (ours, theirs), (our_firsts, their_firsts) = bounds, firsts
-    has_bytes = np.diff(ours) > 0
-    last = (np.searchsorted(our_firsts, ours[:-1], side="right") - 1).clip(0)
-    at = ours[:-1] + (their_firsts - our_firsts)[last]
-    at = np.minimum(at, np.append(their_firsts[1:], theirs[-1])[last] - has_bytes).clip(0)
-    of_text = (np.searchsorted(theirs[:-1], at, side="right") - 1).clip(0)
-    of_control = np.searchsorted(theirs[:-1], at, side="left").clip(max=len(teacher_ids) - 1)
-    places: NDArray[np.int64] = np.where(has_bytes, of_text, of_control)
-    return places
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
@@ -268,20 +214,16 @@ Sides = tuple[ChatRecord, ChatRecord]
 """A conversation in the versions of the student and the teacher."""
 
 
-def _student_texts(rows: Documents) -> list[str | None]:
-    parts = rows.values("student_text")
-    for place, part, text in zip(rows.places, parts, rows.values("text"), strict=True):
-        if part is not None and (text is None or not text.endswith(part)):
-            reason = "the row has no text"
-            if text is not None:
-                own, whole = part.encode()[::-1], text.encode()[::-1]
-                reason = f"byte {len(own) - 1 - _num_same_bytes(own, whole)} differs"
-            raise cache_error(
-                place,
-                f"its student_text is not the end of its text: {reason}",
-                "store the end of the teacher's text as student_text",
-            )
-    return parts
+def _check_student_text(part: str, text: str | None, place: object) -> None:
+    if text is None:
+        reason = "the row has no text"
+    elif not text.endswith(part):
+        own, whole = part.encode()[::-1], text.encode()[::-1]
+        reason = f"byte {len(own) - 1 - num_common(own, whole)} differs"
+    else:
+        return
+    problem = f"its student_text is not the end of its text: {reason}"
+    raise cache_error(place, problem, "store the end of the teacher's text as student_text")
 
 
 def _chats(rows: Documents) -> list[Sides | None]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
+from xtok.alignment.sequences import FlatIds
 from xtok.conversation import Conversation, ReadBack, read_back
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
@@ -80,7 +81,6 @@ class Translator:
         self.pair, self.templates, self.is_same = pair, templates, pair.is_same
         self.student, self.teacher = pair.tokenizers
         self._projector = Projector(pair, back_map, num_threads)
-        self.aligner = self._projector.aligner
         has_templates = (
             template not in (None, "default") or tokenizer.chat_templates
             for template, tokenizer in zip(templates, pair.tokenizers, strict=True)
@@ -128,19 +128,10 @@ class Translator:
 
         The student's conversation ends with the last words that both templates write.
         """
-        chats = {
-            n: chat
-            for n, ids in enumerate(sequences)
-            if self.is_control[ids].any()
-            and (chat := self._conversation(ids.tolist(), 1, ends_too=False)) is not None
-        }
-        rest = [n for n in range(len(sequences)) if n not in chats]
-        spelled = self._to_student([sequences[n].tolist() for n in rest])
-        student_ids = dict(zip(rest, spelled, strict=True))
-        return [
-            chats[n] if n in chats else SharedText.of(student_ids[n], ids)
-            for n, ids in enumerate(sequences)
-        ]
+        chats = [self._conversation(ids.tolist(), 1) for ids in sequences]
+        rest = [ids for ids, chat in zip(sequences, chats, strict=True) if chat is None]
+        spelled = map(SharedText.of, self._to_student([ids.tolist() for ids in rest]), rest)
+        return [chat or next(spelled) for chat in chats]
 
     def of_student(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
         """Return the text of the student's ids, as the teacher reads it.
@@ -159,18 +150,18 @@ class Translator:
         """
         if self.is_same and not teacher_system:
             return SharedText.of(ids, np.array(ids, np.int32))
-        chat = self._conversation(ids, 0, ends_too=True, system=teacher_system)
+        chat = self._conversation(ids, 0, teacher_system)
         return chat or self._spelled(ids, teacher_system)
 
     def _conversation(
-        self, ids: Sequence[int], source: Literal[0, 1], *, ends_too: bool, system: str = ""
+        self, ids: Sequence[int], source: Literal[0, 1], system: str = ""
     ) -> SharedText | None:
         """Return the conversation that the ids of one side encode, in both sides' templates.
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
-        omits or changes words of the assistant, or with `ends_too` the ends of its turns.
+        omits or changes words of the assistant, or for ids of the student the ends of its turns.
         """
-        if not self._reads_chats:
+        if not self._reads_chats or (source == 1 and not self.is_control[ids].any()):
             return None
         back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
         rendered = None if back is None else self._other_side(back, 1 - source, system)
@@ -178,16 +169,8 @@ class Translator:
             return None
         (other, alone), this = rendered, back.conversation
         ours, theirs = (this, other) if source == 0 else (other, this)
-        spans = written_alike(ours, theirs, self._roles)
-        if not self._same_bytes(ours, theirs, spans):
-            return None
-        is_shared = np.zeros(len(this.ids), np.bool_)
-        for both in spans:
-            is_shared[both[source]] = True
-        needed = this.assistant_mask
-        if not ends_too:
-            needed = needed & (self.pair.tables[source].lengths[this.ids] > 0)
-        if not spans or (needed & ~is_shared).any():
+        spans = self._shared_spans(ours, theirs)
+        if not spans or not self._has_answers(this, source, [both[source] for both in spans]):
             return None
         our_last, their_last = spans[-1]
         our_end, their_end = len(ours.ids), len(theirs.ids)
@@ -199,15 +182,26 @@ class Translator:
         text = SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
         return text._replace(alone=alone)
 
-    def _same_bytes(
-        self, ours: Conversation, theirs: Conversation, spans: Sequence[tuple[slice, slice]]
-    ) -> bool:
-        student, teacher = self.pair.tables
-        return all(
-            b"".join(student[i] for i in ours.ids[our_span].tolist())
-            == b"".join(teacher[i] for i in theirs.ids[their_span].tolist())
-            for our_span, their_span in spans
-        )
+    def _shared_spans(self, ours: Conversation, theirs: Conversation) -> list[tuple[slice, slice]]:
+        """Return the spans that both sides write alike; none if the bytes of one differ."""
+        spans = written_alike(ours, theirs, self._roles)
+        for both in spans:
+            student, teacher = (
+                b"".join(table[i] for i in side.ids[span].tolist())
+                for table, side, span in zip(self.pair.tables, (ours, theirs), both, strict=True)
+            )
+            if student != teacher:
+                return []
+        return spans
+
+    def _has_answers(self, of: Conversation, side: Literal[0, 1], spans: Sequence[slice]) -> bool:
+        """Return whether spans contain all tokens of the assistant."""
+        needed = of.assistant_mask.copy()
+        if side == 1:
+            needed &= self.pair.tables[1].lengths[of.ids] > 0
+        for span in spans:
+            needed[span] = False
+        return not needed.any()
 
     def _other_side(
         self, back: ReadBack, side: int, system: str
@@ -268,49 +262,64 @@ class Translator:
 
     # Predictions
 
-    def project(
-        self,
-        texts: Sequence[SharedText],
-        predictions: TopK,
-        top_k: int,
-        *,
-        without_gaps: bool = False,
-    ) -> TopK:
-        """Return predictions of the student's tokens, one document per text. First rows are empty.
+    def places(
+        self, texts: Sequence[SharedText], teacher_bounds: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the teacher token at the first byte of each token of `spelled`; −1 if unknown."""
+        bounds = offsets_of([len(text.spelled) for text in texts])
+        ours, our_bounds = _span_places(texts, 0, bounds)
+        theirs, their_bounds = _span_places(texts, 1, teacher_bounds)
+        spelled = _concatenated(text.spelled for text in texts)[ours]
+        teacher_ids = _concatenated(text.teacher_ids for text in texts)[theirs]
+        within = self._projector.places(
+            FlatIds(spelled, our_bounds), FlatIds(teacher_ids, their_bounds)
+        )
+        places = np.full(bounds[-1], -1)
+        places[ours] = np.append(theirs, -1)[within.place]
+        return places
+
+    def project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
+        """Return predictions of the tokens of `spelled`, one document per text.
+
+        First rows are empty, because a student has no logits before its first token.
 
         Args:
             texts: in the tokens of both sides.
             predictions: the teacher's checked predictions of the `teacher_ids` of each text.
             top_k: maximum number of candidates per row.
-            without_gaps: give each token after the first a log-probability, including tokens that
-                only one side's template writes, so that the sums over whole texts are the
-                teacher's.
         """
+        topk = self._projected(texts, predictions, top_k)
+        rows = np.arange(len(topk.token_ids))
+        rows[firsts_of(topk.bounds)] = -1
+        return chosen_rows(topk, rows, topk.token_ids, topk.bounds)
+
+    def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
+        """Return predictions of a text's tokens that give each token a log-probability.
+
+        Unlike `project`, tokens that only one side's template writes have one too, so the sum over
+        a whole text is the teacher's. Only the first token has none.
+        """
+        topk = self._projected([text], predictions, top_k)
+        _share_gaps(topk.realized_logprob, text, predictions)
+        # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
+        parts = rows_of(text.begins)
+        rows = np.where(np.diff(text.begins) > 0, text.begins[:-1], -1)
+        rows[0] = -1
+        whole = chosen_rows(topk, rows, text.ids, np.array([0, len(text.ids)]))
+        realized = np.bincount(parts, topk.realized_logprob, len(text.ids)).astype(np.float32)
+        realized[0] = np.nan
+        return _at_most_one(whole._replace(realized_logprob=realized))
+
+    def _projected(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
         spelled = _concatenated(text.spelled for text in texts)
-        bounds_spelled = offsets_of([len(text.spelled) for text in texts])
-        ours, our_bounds = _span_places(texts, 0, bounds_spelled)
+        bounds = offsets_of([len(text.spelled) for text in texts])
+        ours, our_bounds = _span_places(texts, 0, bounds)
         theirs, their_bounds = _span_places(texts, 1, predictions.bounds)
         shared = chosen_rows(predictions, theirs, predictions.token_ids[theirs], their_bounds)
         projected = self._projector.project(shared, spelled[ours], our_bounds, top_k)
-        row_of = np.full(len(spelled), -1)
-        row_of[ours] = np.arange(len(ours))
-        logprobs = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
-        if without_gaps:
-            _share_gaps(logprobs, bounds_spelled, texts, predictions)
-        bounds = offsets_of([len(text.ids) for text in texts])
-        # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
-        begins = np.repeat(bounds_spelled[:-1], np.diff(bounds))
-        begins += _concatenated((text.begins[:-1] for text in texts), np.int64)
-        sizes = _concatenated((np.diff(text.begins) for text in texts), np.int64)
-        rows = np.where(sizes > 0, np.append(row_of, -1)[begins], -1)
-        rows[firsts_of(bounds)] = -1  # a student has no logits before its first token
-        realized = np.bincount(rows_of(offsets_of(sizes)), logprobs, len(sizes)).astype(np.float32)
-        realized[firsts_of(bounds)] = np.nan
-        topk = chosen_rows(projected, rows, _concatenated(text.ids for text in texts), bounds)
-        if not without_gaps:
-            realized[rows < 0] = np.nan
-        topk = topk._replace(realized_logprob=realized)
-        return _at_most_one(topk) if without_gaps else topk
+        rows = np.full(len(spelled), -1)
+        rows[ours] = np.arange(len(ours))
+        return chosen_rows(projected, rows, spelled, bounds)
 
 
 def _span_places(
@@ -329,29 +338,19 @@ def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDA
     return np.concatenate([*arrays, np.zeros(0, dtype)])
 
 
-def _share_gaps(
-    logprobs: NDArray[np.float32],
-    bounds: NDArray[np.int64],
-    texts: Sequence[SharedText],
-    predictions: TopK,
-) -> None:
+def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: TopK) -> None:
     """Divide the log-probability of teacher tokens between the spans equally, in place.
 
-    `logprobs` has a value for each token of `spelled`, in the order of the texts. Tokens that only
-    the student's template writes get 0.
+    `logprobs` has a value for each token of `spelled`. Tokens that only the student's template
+    writes get 0.
     """
-    for text, begin, their_begin in zip(
-        texts, bounds.tolist(), predictions.bounds.tolist(), strict=False
-    ):
-        values = logprobs[begin : begin + len(text.spelled)]
-        their_end = their_begin + len(text.teacher_ids)
-        theirs = predictions.realized_logprob[their_begin:their_end].copy()
-        theirs[text.alone] = np.nan
-        ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
-        begins = [(ours.start, other.start) for ours, other in text.spans]
-        for (a, c), (b, d) in zip(ends, [*begins, (len(values), len(theirs))], strict=True):
-            if a < b:
-                values[a:b] = np.nansum(theirs[c:d]) / (b - a)
+    theirs = predictions.realized_logprob.copy()
+    theirs[text.alone] = np.nan
+    ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
+    begins = [(ours.start, other.start) for ours, other in text.spans]
+    for (a, c), (b, d) in zip(ends, [*begins, (len(logprobs), len(theirs))], strict=True):
+        if a < b:
+            logprobs[a:b] = np.nansum(theirs[c:d]) / (b - a)
 
 
 def _at_most_one(topk: TopK) -> TopK:

@@ -72,15 +72,10 @@ class Connection:
                 trust_env=False,  # httpx fails on networks in NO_PROXY
                 verify=httpx.create_ssl_context(),  # of SSL_CERT_FILE, if set
             )
-        except (
-            ImportError,
-            ValueError,
-            httpx.InvalidURL,
-        ) as error:  # such as SOCKS without socksio
-            raise XtokError(
-                f"the teacher's server at {self.url}: {error}",
-                hint="add the server to NO_PROXY, or set another proxy",
-            ) from error
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # SOCKS without socksio
+            problem = f"the teacher's server at {self.url}: {error}"
+            hint = "add the server to NO_PROXY, or set another proxy"
+            raise XtokError(problem, hint=hint) from error
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -143,7 +138,7 @@ class Connection:
                 away, wait = self._away(reason(error)), 0.0
             else:
                 if response.status_code not in BUSY:
-                    self._note_return()
+                    self._note_state("responds again", is_away=False)
                     return _content(response)
                 away, wait = TeacherError(problem_of(response), is_away=True), _wait(response)
             if pause is not None:
@@ -151,15 +146,13 @@ class Connection:
         raise self._away(str(away))
 
     def _away(self, problem: str) -> TeacherError:
-        if not self._is_away:
-            self._is_away = True
-            self.note(f"the teacher's server at {self.url} does not respond: {problem}")
+        self._note_state(f"does not respond: {problem}", is_away=True)
         return TeacherError(problem, is_away=True)
 
-    def _note_return(self) -> None:
-        if self._is_away:
-            self._is_away = False
-            self.note(f"the teacher's server at {self.url} responds again")
+    def _note_state(self, state: str, *, is_away: bool) -> None:
+        if is_away != self._is_away:
+            self._is_away = is_away
+            self.note(f"the teacher's server at {self.url} {state}")
 
     async def count_connection(self, event: str, info: object) -> None:
         """Count new connections; called by httpx."""

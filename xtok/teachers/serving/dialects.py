@@ -49,9 +49,9 @@ class ScoringRequest:
     # takes the scores of the sequences, the student's vocabulary and the request's number
     write: Callable[[Sequence[RankedTopK], Vocabulary, int], bytes]
     common: Common
-    unread: Sequence[str] = ()  # ignored fields
-    num_chosen: int = 0  # ids per position that the request selects itself
-    temperature: float | None = None
+    unread: Sequence[str]  # ignored fields
+    temperature: float | None
+    chooses: bool = False  # the request selects ids itself
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -117,29 +117,33 @@ def _unread(fields: Mapping[str, Any], request: msgspec.Struct, place: str = "")
 # vLLM
 
 
-class _CompletionsRequest(Common):
-    prompt: list[int | list[int]] | str = []
+class _DemoPrompt(msgspec.Struct):
+    prompt_token_ids: list[int]
+
+
+class _PromptRequest(Common):
+    prompt: list[int | list[int]] | _DemoPrompt | str = []
     prompt_logprobs: int | None = None
     temperature: float | None = None
 
 
 def completions(body: bytes) -> ScoringRequest:
     """Read `POST /v1/completions`."""
-    request, unread = _read(body, _CompletionsRequest)
-    if isinstance(request.prompt, str) or not request.prompt:
+    request, unread = _read(body, _PromptRequest)
+    if not isinstance(request.prompt, list) or not request.prompt:
         raise BadRequest("prompt: expected a list of token ids, or a list of such lists")
     sequences, _ = _split(request.prompt, "prompt")
     top_k = _checked_top_k(request.prompt_logprobs)
 
     def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         size = sum(map(len, sequences))
-        rows = [vllm.response_rows(s, top_k, student.vocab_size) for s in scores]
         choices = [
             {
                 "index": n, "text": "", "logprobs": None, "finish_reason": "length",
-                "stop_reason": None, "prompt_logprobs": of_sequence,
+                "stop_reason": None,
+                "prompt_logprobs": vllm.response_rows(one, top_k, student.vocab_size),
             }
-            for n, of_sequence in enumerate(rows)
+            for n, one in enumerate(scores)
         ]  # fmt: skip
         usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
         return msgspec.json.encode({
@@ -147,17 +151,7 @@ def completions(body: bytes) -> ScoringRequest:
             "model": student.model_id, "choices": choices, "usage": usage,
         })  # fmt: skip
 
-    return ScoringRequest(sequences, top_k, write, request, unread, temperature=request.temperature)
-
-
-class _DemoPrompt(msgspec.Struct):
-    prompt_token_ids: list[int]
-
-
-class _DemoRequest(Common):
-    prompt: _DemoPrompt | str = ""
-    prompt_logprobs: int | None = None
-    temperature: float | None = None
+    return ScoringRequest(sequences, top_k, write, request, unread, request.temperature)
 
 
 class _Sampling(msgspec.Struct):
@@ -197,10 +191,7 @@ def inference(body: bytes) -> ScoringRequest:
             )
         return msgspec.json.encode(answer)
 
-    width = max(map(len, chosen), default=0)
-    return ScoringRequest(
-        [ids], size, write, request, unread, num_chosen=width, temperature=sampling.temperature
-    )
+    return ScoringRequest([ids], size, write, request, unread, sampling.temperature, any(chosen))
 
 
 def _chosen_of_positions(sampling: _Sampling, count: int) -> list[list[int]]:
@@ -286,15 +277,8 @@ def generate(body: bytes) -> ScoringRequest:
         return msgspec.json.encode(responses[0] if is_one else responses)
 
     sampling = request.sampling_params or _Temperature()
-    return ScoringRequest(
-        sequences,
-        top_k,
-        write,
-        request,
-        unread,
-        num_chosen=max((len(ids) for rows in chosen for ids in rows or ()), default=0),
-        temperature=request.input_logprob_temperature or sampling.temperature,
-    )
+    temperature = request.input_logprob_temperature or sampling.temperature
+    return ScoringRequest(sequences, top_k, write, request, unread, temperature, any(chosen))
 
 
 def _chosen_ids(
@@ -331,26 +315,23 @@ def _sglang_response(
         "output_token_logprobs": [],
     }  # fmt: skip
     if top_k:
-        rows = sglang.response_rows(one, top_k, student.vocab_size)
-        meta["input_top_logprobs"] = [None, *rows[start + 1 :]]
+        best = sglang.response_rows(one, top_k, student.vocab_size)
+        meta["input_top_logprobs"] = [None, *best[start + 1 :]]
         meta["output_top_logprobs"] = []
     if chosen is not None:
-        values_of = _chosen_logprobs(one, chosen, student)
-        meta["input_token_ids_logprobs"] = [
-            None,
-            *(
-                [[value, i, None] for value, i in zip(row, ids, strict=True)]
-                for row, ids in zip(values_of[start + 1 :], chosen[start + 1 :], strict=True)
-            ),
+        rows = [
+            [[value, i, None] for value, i in zip(*row, strict=True)]
+            for row in zip(_chosen_logprobs(one, chosen, student), chosen, strict=True)
         ]
+        meta["input_token_ids_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_token_ids_logprobs"] = []
     return {"text": "", "output_ids": [], "meta_info": meta}
 
 
 def _demo(body: bytes) -> ScoringRequest:
     """Read a request for vLLM's demo server, as from atropos. Its rows contain plain numbers."""
-    request, unread = _read(body, _DemoRequest)
-    if isinstance(request.prompt, str):
+    request, unread = _read(body, _PromptRequest)
+    if not isinstance(request.prompt, _DemoPrompt):
         raise BadRequest("prompt: expected {'prompt_token_ids': [...]}")
     top_k = _checked_top_k(request.prompt_logprobs)
 
@@ -362,7 +343,7 @@ def _demo(body: bytes) -> ScoringRequest:
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 
     ids = request.prompt.prompt_token_ids
-    return ScoringRequest([ids], top_k, write, request, unread, temperature=request.temperature)
+    return ScoringRequest([ids], top_k, write, request, unread, request.temperature)
 
 
 # Shared functions

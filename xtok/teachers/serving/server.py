@@ -1,4 +1,4 @@
-"""The server: routes, limits, and the thread that projects scores for all waiting requests."""
+"""The server: routes, limits, and the thread that projects scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import prometheus_client as prometheus
@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
-from xtok.predictions.topk import joined, split, within
+from xtok.predictions.topk import within
 from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving.connection import TeacherError
 from xtok.teachers.serving.dialects import (
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from xtok.teachers.translator import SharedText, Translator
 
 LARGEST_BODY = 64 << 20
-TOKENS_AT_ONCE = 1 << 16
-"""Maximum number of teacher tokens per projection; limits the memory."""
-
 MAX_NOTES = 100
 """Maximum number of notes about requests: clients can invent field names."""
 
@@ -84,96 +81,20 @@ class Metrics:
         self.tokens = counter("tokens", "Scored tokens.", ["side"])
         self.sequences = counter("sequences", by_chat, ["chat"])
         self.teacher = summary("teacher_seconds", "Seconds of the teacher's server per sequence.")
-        self.own = summary("own_seconds", "Seconds of a projection, for all waiting sequences.")
+        self.own = summary("own_seconds", "Seconds of the projection per sequence.")
         self.rest = summary("rest", "Probability outside the candidates, mean of a sequence.")
 
 
-def score(
-    translator: Translator, texts: Sequence[SharedText], answers: Sequence[RankedTopK], top_k: int
-) -> list[RankedTopK]:
-    """Project a teacher's scores of texts onto the student's tokens.
+def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
+    """Project a teacher's scores of a text onto the student's tokens.
 
     Every token after the first gets a value. If both tokenizers are equal and read the same text,
     the scores are unchanged, except that ids beyond the student's width are removed.
     """
-    width = translator.pair.student.vocab_size
-    scores = dict[int, RankedTopK]()
-    for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-        if translator.is_same and len(text.ids) == len(text.teacher_ids):
-            cut = within(answer.topk, width)
-            scores[n] = answer if cut is answer.topk else ranked(cut)
-    others = [n for n in range(len(texts)) if n not in scores]
-    if others:
-        of_teacher = joined([answers[n].topk for n in others])
-        topk = translator.project([texts[n] for n in others], of_teacher, top_k, without_gaps=True)
-        scores.update(zip(others, map(ranked, split(topk)), strict=True))
-    return [scores[n] for n in range(len(texts))]
-
-
-class _WaitingSequence(NamedTuple):
-    """A sequence with the teacher's scores, for which a request waits."""
-
-    text: SharedText
-    answer: RankedTopK  # in the teacher's tokens
-    top_k: int  # number of candidates to return
-    future: asyncio.Future[RankedTopK]  # in the student's tokens
-
-
-class RequestQueue:
-    """The waiting sequences, projected together in one thread."""
-
-    def __init__(self, translator: Translator, metrics: Metrics) -> None:
-        self._translator, self._metrics = translator, metrics
-        self._pool = ThreadPoolExecutor(1, "xtok-project")
-        self._waiting: list[_WaitingSequence] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def __call__(self, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
-        """Return a teacher's scores in the student's tokens."""
-        future: asyncio.Future[RankedTopK] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_WaitingSequence(text, answer, top_k, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-        return await future
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while batch := self._take():
-            try:
-                scores = await loop.run_in_executor(self._pool, self._project, batch)
-            except Exception as error:  # noqa: BLE001 - raised by the waiting requests
-                for sequence in batch:
-                    if not sequence.future.done():
-                        sequence.future.set_exception(error)
-                continue
-            for sequence, projected in zip(batch, scores, strict=True):
-                if not sequence.future.done():
-                    sequence.future.set_result(projected)
-        self._task = None
-
-    def _take(self) -> list[_WaitingSequence]:
-        """Remove the next batch: equal `top_k`, limited size, only for clients that still wait.
-
-        Equal `top_k` makes an answer independent of other requests.
-        """
-        batch: list[_WaitingSequence] = []
-        remaining: list[_WaitingSequence] = []
-        size = 0
-        for sequence in self._waiting:
-            if not sequence.future.done():
-                is_alike = not batch or sequence.top_k == batch[0].top_k
-                fits = is_alike and size < TOKENS_AT_ONCE
-                (batch if fits else remaining).append(sequence)
-                size += len(sequence.answer.topk.token_ids) * fits
-        self._waiting = remaining
-        return batch
-
-    def _project(self, batch: Sequence[_WaitingSequence]) -> list[RankedTopK]:
-        begin = time.perf_counter()
-        texts, answers, tops, _ = zip(*batch, strict=True)
-        scores = score(self._translator, texts, answers, tops[0])
-        self._metrics.own.observe(time.perf_counter() - begin)
-        return scores
+    if translator.is_same and len(text.ids) == len(text.teacher_ids):
+        cut = within(answer.topk, translator.pair.student.vocab_size)
+        return answer if cut is answer.topk else ranked(cut)
+    return ranked(translator.project_whole(text, answer.topk, top_k))
 
 
 class Proxy:
@@ -200,7 +121,7 @@ class Proxy:
         self.translator, self.teacher, self.metrics = translator, teacher, Metrics()
         self.student = translator.student.vocabulary
         self._longest = int(translator.teacher.table.lengths.max())
-        self._queue = RequestQueue(translator, self.metrics)
+        self._pool = ThreadPoolExecutor(1, "xtok-project")  # one projection at a time
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
         self._noted: set[str] = set()  # subjects of the notes so far
@@ -288,7 +209,7 @@ class Proxy:
         for name in request.unread:
             self._note_once(name, f"the field {name} of a request is ignored")
         tasks = [
-            asyncio.create_task(self._score(text, request.top_k, request.num_chosen))
+            asyncio.create_task(self._score(text, request.top_k, chooses=request.chooses))
             for text in texts
         ]
         try:
@@ -344,17 +265,23 @@ class Proxy:
                 f"{limit - 1} of the teacher's tokens"
             )
 
-    async def _score(self, text: SharedText, top_k: int, num_chosen: int = 0) -> RankedTopK:
+    async def _score(self, text: SharedText, top_k: int, *, chooses: bool = False) -> RankedTopK:
         begin, candidates = time.perf_counter(), self.teacher.candidates
         answer = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
         self.metrics.teacher.observe(time.perf_counter() - begin)
         size = max(top_k + 1, candidates)
-        scores = await self._queue(text, answer, 16 * size if num_chosen else size)
+        scores = await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._project, text, answer, 16 * size if chooses else size
+        )
         self.metrics.tokens.labels("student").inc(len(text.ids))
         self.metrics.tokens.labels("teacher").inc(len(text.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
         self.metrics.rest.observe(float(np.nan_to_num(rest).mean()) if len(rest) else 0.0)
         return scores
+
+    def _project(self, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
+        with self.metrics.own.time():
+            return score(self.translator, text, answer, top_k)
 
     def _max_model_len(self) -> int | None:
         """Return how many of the student's tokens fit in typical text."""
@@ -410,22 +337,23 @@ def bound(host: str, port: int) -> socket.socket:
     Raises:
         XtokError: if the address is in use, or does not belong to this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
+    is_v6 = ":" in host
     try:
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)  # until then, a second server could bind the same address
+        listening = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+            backlog=_BACKLOG,
+            dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
+        )
     except OSError as error:
-        listening.close()
         is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise XtokError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
             hint="give another {option}" + ", or stop the other program" * is_taken,
             parameter="port" if is_taken else "host",
         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
     return listening
 
 
