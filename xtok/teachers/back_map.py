@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xtok._lib.progress import Note
 from xtok.errors import XtokError
-from xtok.maps.map_arguments import MapLike, bind_map, is_swapped
+from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges
 from xtok.tokenizers.pairs import Pair
@@ -26,7 +26,7 @@ def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, Proj
         sides = f"{projection.student.model_id} → {projection.teacher.model_id}"
         expected = f"{pair.teacher.model_id} → {pair.student.model_id}"
         problem = f"the map leads from {sides}, expected {expected} (teacher → student)"
-        if not is_swapped(pair.reversed, projection) and sides == expected:
+        if sides == expected:
             problem = error.message
         hint = "build {option} from the teacher to the student: the teacher is its first model"
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error

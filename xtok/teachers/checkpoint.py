@@ -142,7 +142,7 @@ def _templates(tokenizer: Tokenizer, template: str | Path | None) -> list[Any]:
     if template in (None, "default"):
         return [names, dict(tokenizer.chat_templates)]
     chosen = find_template(tokenizer, template)
-    return [names, chosen if isinstance(chosen, str) else chosen.template]
+    return [names, getattr(chosen, "template", chosen)]
 
 
 def _as_json(recipe: Recipe) -> bytes:
@@ -187,16 +187,12 @@ def _require_own_files(job: ProjectJob) -> Recipe | None:
     """Check that no other program's file has a name of the job's files; return the kept recipe."""
     plan = job.folder / _PLAN
     sealed = read_sealed(plan, _PLAN)
-    others = {job.part(n)[0] for n in range(len(job.shards))} - {*_parts_in(job.folder)}
-    foreign = [path for path in sorted(others) if path.exists()]
-    if sealed is None and plan.exists():
-        foreign.insert(0, plan)
-    if foreign:
-        raise OutputError(
-            f"{foreign[0]} already exists, and xtok did not write it",
-            hint="move the file to a different folder, or choose a different output",
-        )
-    return None if sealed is None else json.loads(sealed)
+    ours = {*_parts_in(job.folder), *([plan] if sealed else [])}
+    for path in [plan, *(job.part(n)[0] for n in range(len(job.shards)))]:
+        if path not in ours and path.exists():
+            hint = "move the file to a different folder, or choose a different output"
+            raise OutputError(f"{path} already exists, and xtok did not write it", hint=hint)
+    return json.loads(sealed) if sealed else None
 
 
 def _parts_in(folder: Path) -> list[Path]:
@@ -269,25 +265,24 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
     Raises:
         XtokError: if the part changed after it was written.
     """
-    streams = _streams(job, shard)
-    before = next(streams, None)
-    if before is None:
-        raise XtokError(
-            f"the part {job.part(shard)[0]} changed after it was written",
-            hint="run the command again: it rebuilds this part and keeps the others",
-        )
-    for table in streams:
-        yield before
-        before = table  # the last is the summary
+    is_whole = False
+    for table in _streams(job, shard):
+        is_whole = True
+        if len(table):  # not the last, which has only the totals
+            yield table
+    if not is_whole:
+        hint = "run the command again: it rebuilds this part and keeps the others"
+        raise XtokError(f"the part {job.part(shard)[0]} changed after it was written", hint=hint)
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
     """Yield the tables of a part, the summary last; nothing if it is damaged or of another job."""
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
-        if file is not None:
-            file.seek(len(_PART))
-        while file is not None:
+        if file is None:
+            return
+        file.seek(len(_PART))
+        while True:
             yield (table := arrow.ipc.open_stream(file).read_all())
             if _TOTALS in (table.schema.metadata or {}):
                 return
@@ -311,10 +306,9 @@ def one_schema(schemas: Sequence[Any]) -> Any:
     try:
         return arrow.unify_schemas(schemas)
     except arrow.ArrowException as error:
-        raise XtokError(
-            f"a column has different types in the files: {error}",
-            hint="project the files one at a time, or drop the column",
-        ) from error
+        problem = f"a column has different types in the files: {error}"
+        hint = "project the files one at a time, or drop the column"
+        raise XtokError(problem, hint=hint) from error
 
 
 def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
@@ -323,9 +317,10 @@ def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
     The rest bounds the probability of a token that is not a candidate.
     """
     lengths = table.lengths[teacher.token_ids]
-    is_known = teacher.valid & (lengths > 0) & np.isfinite(teacher.realized_logprob)
-    is_bounded = teacher.valid & (lengths > 0) & ~is_known & np.isfinite(teacher.rest_logprob)
-    nats = teacher.realized_logprob[is_known].sum(dtype=np.float64)
+    is_text, own = teacher.valid & (lengths > 0), teacher.realized_logprob
+    is_known = is_text & np.isfinite(own)
+    is_bounded = is_text & ~is_known & np.isfinite(teacher.rest_logprob)
+    nats = own[is_known].sum(dtype=np.float64)
     nats += teacher.rest_logprob[is_bounded].sum(dtype=np.float64)
     rests = np.exp(made.rest_logprob[made.valid], dtype=np.float64)
     starts = made.bounds[:-1][np.diff(made.bounds) > 0]

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from xtok._lib.opening import need
 from xtok._lib.progress import Progress
-from xtok.errors import XtokError, install_hint
+from xtok.errors import XtokError
 from xtok.teachers.checkpoint import PartSummary, ProjectJob, make_part
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
@@ -124,21 +125,15 @@ def connected(address: str | None) -> Iterator[Any]:
     Raises:
         XtokError: if Ray is not installed, or the cluster does not respond.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise XtokError(
-            "work on a cluster requires the package ray, which is not installed",
-            hint=install_hint("ray"),
-        ) from error
-    started = not ray.is_initialized()
-    if started:
-        connect(ray, address)
+    ray = need("ray", "work on a cluster")
+    if ray.is_initialized():
+        yield ray
+        return
+    connect(ray, address)
     try:
         yield ray
     finally:
-        if started:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def connect(ray: Any, address: str | None) -> None:
@@ -165,10 +160,9 @@ def result_of(ray: Any, reference: Any) -> Any:
             raise error.cause from None
         raise  # a bug: user errors are return values
     except ray.exceptions.RayError as error:
-        raise XtokError(
-            f"the cluster lost a part of the work: {_first_line(error)}",
-            hint="run the command again to resume; ray status lists the running nodes",
-        ) from error
+        problem = f"the cluster lost a part of the work: {_first_line(error)}"
+        hint = "run the command again to resume; ray status lists the running nodes"
+        raise XtokError(problem, hint=hint) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -180,10 +174,8 @@ def _make_part(task: tuple[ProjectJob, Cluster], shard: int) -> tuple[int, PartS
     path = job.shards[shard][1].path
     try:
         if not path.exists():
-            raise XtokError(
-                f"the node {socket.gethostname()} has no file {path}",
-                hint="put the files on a file system that all nodes share",
-            )
+            hint = "put the files on a file system that all nodes share"
+            raise XtokError(f"the node {socket.gethostname()} has no file {path}", hint=hint)
         part = make_part(job, shard, _translator(*task), lambda _, more: tokens.append(more))
     except XtokError as error:
         return error

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import offsets_of
-from xtok.alignment.aligner import FlatAlignment, TokenAligner
+from xtok._lib.ragged import num_common, offsets_of
+from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
 from xtok.predictions.checked import (
-    STORED_ROUNDING,
     PredictionError,
     checked,
+    exceeds,
     is_stand_in,
     own_logprobs,
 )
@@ -104,22 +103,21 @@ def project_logprobs(
     student = Sequences(aligner.student, student_ids, attention_masks[0])
     teacher = Sequences(aligner.teacher, teacher_ids, attention_masks[1])
     alignment = aligner.align_sequences(student, teacher)
-    if not partial:
-        _require_one_text(aligner, student, teacher, alignment)
-    theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
     ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
     shared = np.append(alignment.is_correct, False)  # the last number stands for no chunk
+    if not partial:
+        is_outside = ~shared[ours_in], ~shared[theirs_in]
+        _require_one_text((student, teacher), aligner, is_outside)
+    theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
     if response_mask is not None:
         shared[ours_in[~student.values("response_mask", response_mask, np.bool_)]] = False
-    firsts = firsts_of(teacher.bounds)
-    shared[theirs_in[firsts[np.isnan(own_logprobs(theirs, firsts)[firsts])]]] = False
-    scores = [_Scores("teacher_logprobs", teacher, theirs, np.isnan(theirs), theirs_in)]
+    is_unscored = np.isnan(own_logprobs(theirs, firsts_of(teacher.bounds)))
+    _exclude_unscored(shared, theirs_in, "teacher_logprobs", teacher, theirs, is_unscored)
     weights = np.ones(len(student.ids))
     if isinstance(credit, StudentCredit):
         ours = _logprobs("student_logprobs", credit.logprobs, student)
-        scores.append(_Scores("student_logprobs", student, ours, ~np.isfinite(ours), ours_in))
+        _exclude_unscored(shared, ours_in, "student_logprobs", student, ours, ~np.isfinite(ours))
         weights = np.maximum(0.0, -ours)
-    _exclude_unscored(shared, scores)
     valid = shared[ours_in]
     sums = chunk_sums(theirs_in, theirs, len(shared))
     if isinstance(credit, PrefixCredit):
@@ -132,39 +130,32 @@ def project_logprobs(
     )
 
 
-class _Scores(NamedTuple):
-    name: str
-    side: Sequences
-    values: NDArray[np.float64]
-    missing: NDArray[np.bool_]
-    number: NDArray[np.int64]
-
-
-def _exclude_unscored(shared: NDArray[np.bool_], scores: Sequence[_Scores]) -> None:
+def _exclude_unscored(
+    shared: NDArray[np.bool_],
+    number: NDArray[np.int64],
+    name: str,
+    side: Sequences,
+    values: NDArray[np.float64],
+    is_unscored: NDArray[np.bool_],
+) -> None:
     """Exclude chunks with stand-ins or an unscored first token, in place; require other scores."""
-    for _, side, values, missing, number in scores:
-        firsts = firsts_of(side.bounds)
-        shared[number[firsts[missing[firsts]]]] = False
-        shared[number[is_stand_in(values)]] = False
-    for name, side, values, missing, number in scores:
-        wrong = np.flatnonzero(missing & shared[number])
-        if len(wrong):
-            raise ValueError(
-                f"{name}: {values[wrong[0]]} at {side.place(wrong[0])}, but only a first token and "
-                "tokens outside response_mask may lack a log-probability"
-            )
+    is_first = np.isin(np.arange(len(values)), firsts_of(side.bounds))
+    shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
+    wrong = np.flatnonzero(is_unscored & shared[number])
+    if len(wrong):
+        raise ValueError(
+            f"{name}: {values[wrong[0]]} at {side.place(wrong[0])}, but only a first token and "
+            "tokens outside response_mask may lack a log-probability"
+        )
 
 
 def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDArray[np.float64]:
     flat = side.values(name, values, np.float64, ndim=ndim)
-    with np.errstate(invalid="ignore"):
-        wrong = np.argwhere(flat > STORED_ROUNDING)
+    wrong = np.argwhere(exceeds(flat, 0))
     if len(wrong):
         first = tuple(wrong[0].tolist())
-        raise ValueError(
-            f"{name}: {flat[first]:g} at {side.place(first[0])}, expected log-probabilities of at "
-            "most 0"
-        )
+        value = f"{flat[first]:g} at {side.place(first[0])}"
+        raise ValueError(f"{name}: {value}, expected log-probabilities of at most 0")
     return flat
 
 
@@ -177,9 +168,8 @@ def _predictions(
     values = _logprobs("candidates", credit.logprobs, teacher, ndim=2)
     token_ids = teacher.values("candidates", credit.ids, np.int64, ndim=2)
     if token_ids.shape != values.shape:
-        raise ValueError(
-            f"candidates: ids have shape {token_ids.shape}, log-probabilities {values.shape}"
-        )
+        problem = f"ids have shape {token_ids.shape}, log-probabilities {values.shape}"
+        raise ValueError(f"candidates: {problem}")
     kept, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ means impossible, not unknown
     unknown = np.full(len(own), np.nan, np.float32)
     candidates = TopK(
@@ -195,26 +185,23 @@ def _predictions(
 
 
 def _require_one_text(
-    aligner: TokenAligner, student: Sequences, teacher: Sequences, alignment: FlatAlignment
+    sides: tuple[Sequences, Sequences],
+    aligner: TokenAligner,
+    is_outside: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> None:
     """Raise an error if the texts of a row differ. Only rows with unaligned tokens are decoded."""
-    first = np.cumsum(alignment.num_chunks)
-    rows = [np.unique(np.searchsorted(first, np.flatnonzero(~alignment.is_correct), side="right"))]
-    for side, symbols, chunk in (
-        (student, aligner.student, alignment.student_chunk_id),
-        (teacher, aligner.teacher, alignment.teacher_chunk_id),
-    ):
-        outside = np.flatnonzero((chunk < 0) & (symbols.table.lengths[side.ids] > 0))
-        rows.append(np.searchsorted(side.bounds, outside, side="right") - 1)
-    for row in np.unique(np.concatenate(rows)).tolist():
+    tables, rows = (aligner.student.table, aligner.teacher.table), set[int]()
+    for side, table, outside in zip(sides, tables, is_outside, strict=True):
+        places = np.flatnonzero(outside & (table.lengths[side.ids] > 0))
+        rows |= {*(np.searchsorted(side.bounds, places, side="right") - 1).tolist()}
+    for row in sorted(rows):
         texts = []
-        for side, symbols in ((student, aligner.student), (teacher, aligner.teacher)):
+        for side, table in zip(sides, tables, strict=True):
             ids = side.ids[side.bounds[row] : side.bounds[row + 1]].tolist()
-            texts.append(b"".join(symbols.table[i] for i in ids))
-        difference = _difference(*texts)
-        if difference is not None:
+            texts.append(b"".join(table[i] for i in ids))
+        if difference := _difference(*texts):
             common, ours, theirs = difference
-            of_row = f" of row {row}" if student.kept.ndim > 1 else ""
+            of_row = f" of row {row}" if sides[0].kept.ndim > 1 else ""
             raise XtokError(
                 f"the texts{of_row} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
@@ -229,15 +216,11 @@ def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
 
     Bytes that are not UTF-8 count as U+FFFD. A truncated character at the end is ignored.
     """
-    length = min(len(ours), len(theirs))
-    if ours[:length] == theirs[:length]:
-        return None
     decoder = codecs.getincrementaldecoder("utf-8")
     texts = [decoder("replace").decode(text) for text in (ours, theirs)]
-    length = min(map(len, texts))
-    if texts[0][:length] == texts[1][:length]:
+    end = num_common(*texts)
+    if end == min(map(len, texts)):
         return None
-    end = next(i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b)
     return texts[0][:end], texts[0][end:], texts[1][end:]
 
 

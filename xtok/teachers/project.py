@@ -205,7 +205,7 @@ def open_caches(
     opened, columns = [], []
     for path in paths:
         cache = open_cache(path, config.source)
-        _check_tokenizer(cache, pair)
+        _check_digest(cache, pair)
         pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
         first = next(pieces, None)
         if first is not None:
@@ -219,25 +219,22 @@ def open_caches(
     if not columns:
         raise XtokError("the files contain no rows", hint="pass a cache with at least one row")
     if len({cache.renormalized for cache in opened}) > 1:
-        raise XtokError(
-            "only some of the files are renormalized", hint="project the files one at a time"
-        )
+        problem = "only some of the files are renormalized"
+        raise XtokError(problem, hint="project the files one at a time")
     one_schema(columns)
     return tuple(opened)
 
 
-def _check_tokenizer(cache: Cache, pair: Pair) -> None:
+def _check_digest(cache: Cache, pair: Pair) -> None:
     digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
     if digest in (None, teacher.sha256()):
         return
     if digest == student.sha256():
         raise _swapped(cache.path, pair)
-    raise cache_error(
-        cache.path,
-        f"its ids belong to {cache.about.get('tokenizer', 'another tokenizer')}, which has other "
-        f"tokens than {pair.teacher.model_id}",
-        "pass the model that made these predictions as the teacher",
-    )
+    owner = cache.about.get("tokenizer", "another tokenizer")
+    problem = f"its ids belong to {owner}, which has other tokens than {pair.teacher.model_id}"
+    hint = "pass the model that made these predictions as the teacher"
+    raise cache_error(cache.path, problem, hint)
 
 
 def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache:
@@ -286,11 +283,9 @@ def _swapped(path: Path, pair: Pair) -> XtokError:
 def _check_json(path: Path, schema: Any) -> None:
     for column in schema:
         if not _is_json(column.type):
-            raise XtokError(
-                f"{path}: the column {column.name!r} has the type {column.type}, which JSON does "
-                "not support",
-                hint="drop the column, or convert it to strings or numbers",
-            )
+            problem = f"the column {column.name!r} has the type {column.type}, which JSON does not "
+            hint = "drop the column, or convert it to strings or numbers"
+            raise cache_error(path, f"{problem}support", hint)
 
 
 def _is_json(kind: Any) -> bool:
@@ -300,31 +295,31 @@ def _is_json(kind: Any) -> bool:
     return str(kind).startswith(names)
 
 
-def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
+    """Yield the output piece by piece: tables, or lines of the format `vllm`."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
-    student = Target(
-        model=pair.student.model_id,
-        width=job.config.top_k,
-        pad_id=meaningless[0] if meaningless else 0,
-    )
-    parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
-    arrow = need("pyarrow", target)
-    tables = (
-        arrow.concat_tables([schema.empty_table(), table], promote_options="default")
-        for table in parts
-    )
-    if to != "neutral":
-        width = 1 if to == "vllm" else job.config.top_k
-        some = chain.from_iterable(_bounded(table, width) for table in tables)
-        tables = (WRITERS[to](rows, student) for rows in some)
-    if to == "vllm":
-        write(target, chain.from_iterable(tables))
+    pad_id = meaningless[0] if meaningless else 0
+    student = Target(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
+    width = 1 if to == "vllm" else job.config.top_k
+    arrow, first = need("pyarrow", job.folder), schema.empty_table()
+    for part in chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards))):
+        table = arrow.concat_tables([first, part], promote_options="default")
+        if to == "neutral":
+            yield table
+        else:
+            yield from (WRITERS[to](rows, student) for rows in _bounded(table, width))
+
+
+def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+    pieces = _tables(job, pair, schema)
+    if job.config.to == "vllm":
+        write(target, chain.from_iterable(pieces))
         return
     footer = _footer(job, pair)
     with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
         writer: Any = None
-        for one in tables:
-            table = one.replace_schema_metadata(footer)
+        for piece in pieces:
+            table = piece.replace_schema_metadata(footer)
             if writer is None:
                 writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
             writer.write_table(table, row_group_size=len(table) or None)
@@ -362,22 +357,20 @@ def _compression_config(
     """
     path = target.with_name(distillkit.CONFIG)
     content = distillkit.config_for(pair.student.vocab_size, config.top_k).encode()
-    is_ours = False
 
-    def hold() -> None:
-        nonlocal is_ours
+    def hold() -> bool:
+        """Write the config if it is missing; return whether it was."""
         with locked(path, timeout=WAIT, note=note):
             if not path.exists():
-                is_ours = True
                 write(path, [content])
-            elif path.read_bytes() != content:
-                raise OutputError(
-                    f"{path} already exists and belongs to other predictions",
-                    hint="write the output to a different folder",
-                )
+                return True
+            if path.read_bytes() == content:
+                return False
+        problem = f"{path} already exists and belongs to other predictions"
+        raise OutputError(problem, hint="write the output to a different folder")
 
+    is_ours = hold()
     try:
-        hold()
         yield
         hold()
     except BaseException:
