@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers.pairs import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
+    IdsLike: TypeAlias = Sequence[int] | NDArray[Any]
 
 PYTHON_TOKENS = 600
 """Tokens to align in Python, before loading or compiling the kernels, which takes seconds."""
@@ -278,29 +279,20 @@ class TokenAligner:
         Bounds are int64 `[T + 1]`, the first byte of each token and the end.
         """
         shared = np.intersect1d(student_bounds, teacher_bounds)
-        texts = [
-            _Symbols.of(side, ids, bounds, shared)
-            for side, ids, bounds in (
-                (self.student, student_ids, student_bounds),
-                (self.teacher, teacher_ids, teacher_bounds),
-            )
-        ]
-        same = texts[0].counts == texts[1].counts
-        ours, theirs = (one.symbols[same[one.segment]] for one in texts)
-        segment = texts[0].segment[same[texts[0].segment]]
-        same[segment[ours != theirs]] = False
-        same &= texts[0].counts > 0
+        ours, in_ours = _segments(self.student, student_ids, student_bounds, shared)
+        theirs, in_theirs = _segments(self.teacher, teacher_ids, teacher_bounds, shared)
+        same = np.array([a == b != b"" for a, b in zip(ours, theirs, strict=True)], np.bool_)
         number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
-        chunks = [number[one.segment_of_token] for one in texts]
         total = int(same.sum())
-        return FlatAlignment(chunks[0], chunks[1], np.array([total]), np.ones(total, np.bool_))
+        is_correct = np.ones(total, np.bool_)
+        return FlatAlignment(number[in_ours], number[in_theirs], np.array([total]), is_correct)
 
     def align_ids(
         self,
-        student_ids: NDArray[Any],
-        student_offsets: NDArray[Any],
-        teacher_ids: NDArray[Any],
-        teacher_offsets: NDArray[Any],
+        student_ids: IdsLike,
+        student_offsets: IdsLike,
+        teacher_ids: IdsLike,
+        teacher_offsets: IdsLike,
     ) -> FlatAlignment:
         """Align many documents as flat arrays.
 
@@ -314,22 +306,16 @@ class TokenAligner:
             self.teacher.flat(teacher_ids, teacher_offsets),
         )
 
-    def align_document(
-        self, student_ids: Sequence[int] | NDArray[Any], teacher_ids: Sequence[int] | NDArray[Any]
-    ) -> FlatAlignment:
+    def align_document(self, student_ids: IdsLike, teacher_ids: IdsLike) -> FlatAlignment:
         """Align one document; raises a `ValueError` as `align`."""
-        sides = []
-        for table, token_ids in ((self.student, student_ids), (self.teacher, teacher_ids)):
-            ids = np.asarray(token_ids, np.int64)
-            if ids.ndim != 1:
-                raise ValueError(f"{table.side}_ids must be a flat array of integers")
-            sides.append(Sequences(table, ids))
-        return self.align_sequences(*sides)
+        return self.align_ids(
+            student_ids, [0, len(student_ids)], teacher_ids, [0, len(teacher_ids)]
+        )
 
     def pairs(
         self,
-        student_ids: Sequence[int] | NDArray[Any],
-        teacher_ids: Sequence[int] | NDArray[Any],
+        student_ids: IdsLike,
+        teacher_ids: IdsLike,
         alignment: FlatAlignment | None = None,
     ) -> list[AlignedPair]:
         """Return the chunks of one document with token and byte spans.
@@ -348,35 +334,23 @@ class TokenAligner:
         ]
 
 
-class _Symbols(NamedTuple):
-    """The symbols of one side's tokens, by segment of the text."""
+def _segments(
+    side: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
+) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return the symbols between shared boundaries, and each token's segment.
 
-    symbols: NDArray[np.uint16]
-    segment: NDArray[np.int64]  # of each symbol
-    segment_of_token: NDArray[np.int64]  # −1 for a token without symbols or segment
-    counts: NDArray[np.int64]  # symbols per segment
-
-    @classmethod
-    def of(
-        cls,
-        side: SymbolTable,
-        ids: NDArray[Any],
-        bounds: NDArray[np.int64],
-        shared: NDArray[np.int64],
-    ) -> _Symbols:
-        lengths = np.diff(side.offsets)[ids]
-        of_token = np.searchsorted(shared, bounds[:-1], side="right") - 1
-        of_token[(lengths == 0) | (bounds[:-1] >= shared[-1])] = -1
-        lengths = np.where(of_token < 0, 0, lengths)
-        starts = np.cumsum(lengths) - lengths
-        places = np.arange(lengths.sum()) + np.repeat(side.offsets[ids] - starts, lengths)
-        segment = np.repeat(of_token, lengths)
-        counts = np.bincount(segment, minlength=len(shared) - 1)
-        return cls(side.symbols[places], segment, of_token, counts)
+    The segment is −1 for a token without symbols, and outside of the shared boundaries.
+    """
+    starts, stops = side.offsets[ids], side.offsets[ids + 1]
+    symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, stops, strict=True)]
+    cuts = np.searchsorted(bounds[:-1], shared).tolist()
+    segment = np.searchsorted(shared, bounds[:-1], side="right") - 1
+    segment[(starts == stops) | (segment == len(shared) - 1)] = -1
+    return [b"".join(symbols[a:b]) for a, b in pairwise(cuts)], segment
 
 
 def _spans(
-    table: TokenTable, ids: Sequence[int] | NDArray[Any], chunk: NDArray[np.int32], count: int
+    table: TokenTable, ids: IdsLike, chunk: NDArray[np.int32], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, int], tuple[int, int]]]:
     """Yield the ids, the token span and the byte span of each chunk."""
     row = np.asarray(ids, np.int64)

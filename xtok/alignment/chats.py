@@ -86,50 +86,41 @@ def align_rendered(
         np.flatnonzero(np.isin(row, [*table.paired_controls]))
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
-    chunks = _ChunkRows(aligner, ids)
+    numbers = [np.full(len(row), -1, np.int32) for row in ids]
+    correct: list[bool] = []
+
+    def align(
+        places: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
+    ) -> None:
+        """Align the tokens at some places, which may belong to one string of a message."""
+        parts = [row[p] for row, p in zip(ids, places, strict=True)]
+        is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
+        if strings and is_same_text and aligner.prefers_spans(*parts):
+            bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
+            aligned = aligner.align_spans(parts[0], bounds[0], parts[1], bounds[1])
+        else:
+            aligned = aligner.align_document(*parts)
+        chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
+        for number, p, chunk in zip(numbers, places, chunk_ids, strict=True):
+            number[p] = np.where(chunk >= 0, chunk + len(correct), -1)
+        correct.extend(aligned.is_correct.tolist())
+
     done = [0, 0]
     for strings in _in_common(_written(student), _written(teacher)):
-        chunks.align(_between(controls, done, [s.start for s in strings]))
-        places = [np.arange(max(d, s.start), s.end) for d, s in zip(done, strings, strict=True)]
-        chunks.align(places, strings)
+        align(_between(controls, done, [s.start for s in strings]))
+        align(
+            [np.arange(max(d, s.start), s.end) for d, s in zip(done, strings, strict=True)], strings
+        )
         done = [s.end for s in strings]
-    chunks.align(_between(controls, done, list(map(len, ids))))
-    ours, theirs = chunks.numbers
-    total = np.array([len(chunks.correct)])
-    return FlatAlignment(ours, theirs, total, np.array(chunks.correct, np.bool_))
+    align(_between(controls, done, list(map(len, ids))))
+    total = np.array([len(correct)])
+    return FlatAlignment(numbers[0], numbers[1], total, np.array(correct, np.bool_))
 
 
 def _between(
     places: list[NDArray[np.int64]], starts: list[int], ends: list[int]
 ) -> list[NDArray[np.int64]]:
     return [p[(p >= a) & (p < b)] for p, a, b in zip(places, starts, ends, strict=True)]
-
-
-class _ChunkRows:
-    """The chunks of two renderings, aligned part by part."""
-
-    def __init__(self, aligner: TokenAligner, ids: tuple[NDArray[Any], NDArray[Any]]) -> None:
-        self._aligner, self._ids = aligner, ids
-        self.numbers = [np.full(len(row), -1, np.int32) for row in ids]
-        self.correct: list[bool] = []
-
-    def align(
-        self,
-        places: list[NDArray[np.int64]],
-        strings: tuple[_Stretch, _Stretch] | None = None,
-    ) -> None:
-        """Align the tokens at some places, which may belong to one string of a message."""
-        ids = [row[p] for row, p in zip(self._ids, places, strict=True)]
-        is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
-        if strings and is_same_text and self._aligner.prefers_spans(*ids):
-            bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
-            aligned = self._aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
-        else:
-            aligned = self._aligner.align_document(*ids)
-        chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
-        for numbers, p, chunk in zip(self.numbers, places, chunk_ids, strict=True):
-            numbers[p] = np.where(chunk >= 0, chunk + len(self.correct), -1)
-        self.correct += aligned.is_correct.tolist()
 
 
 def written_alike(
@@ -144,26 +135,21 @@ def written_alike(
     alike = []
     texts = [side.text.encode() for side in (student, teacher)]
     for ours, theirs in _in_common(_written(student), _written(teacher)):
-        wholes = slice(0, ours.end - ours.start), slice(0, theirs.end - theirs.start)
         spans = shared_span(ours.places, theirs.places)
-        own, other = (
+        if spans is None:
+            continue
+        strings, sides = (ours, theirs), (student, teacher)
+        written = [
             text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
-            for text, side, string, span in zip(
-                texts, (student, teacher), (ours, theirs), spans or wholes, strict=True
-            )
-        )
-        if spans and own != other:  # a template changed the string
-            spans = wholes
-        if spans:
-            our_end, their_end = ours.start + spans[0].stop, theirs.start + spans[1].stop
-            behind, of_teacher = student.ids[our_end:][:1], teacher.ids[their_end:][:1]
-            more = len(behind) > 0 and [roles.get(int(behind[0]))] == of_teacher.tolist()
-            alike.append(
-                (
-                    slice(ours.start + spans[0].start, our_end + more),
-                    slice(theirs.start + spans[1].start, their_end + more),
-                )
-            )
+            for text, side, string, span in zip(texts, sides, strings, spans, strict=True)
+        ]
+        if written[0] != written[1]:  # a template changed the string
+            spans = slice(0, ours.end - ours.start), slice(0, theirs.end - theirs.start)
+        start, stop = ours.start + spans[0].start, ours.start + spans[0].stop
+        their_start, their_stop = theirs.start + spans[1].start, theirs.start + spans[1].stop
+        behind, other = student.ids[stop:][:1].tolist(), teacher.ids[their_stop:][:1].tolist()
+        more = bool(behind) and [roles.get(i) for i in behind] == other
+        alike.append((slice(start, stop + more), slice(their_start, their_stop + more)))
     return alike
 
 

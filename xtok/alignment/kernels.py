@@ -47,6 +47,15 @@ class Walk(NamedTuple):
     differs: NDArray[np.int64]  # [documents, 2], tokens at the first difference, or −1
 
 
+class Stretch(NamedTuple):
+    """Tokens of both sides between two places: `[s_from, s_to)` and `[t_from, t_to)`."""
+
+    s_from: int
+    s_to: int
+    t_from: int
+    t_to: int
+
+
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align documents up to the first symbol that differs; `align_rest` continues there.
@@ -55,65 +64,56 @@ def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
-        i, j, k = s.bounds[d], t.bounds[d], np.int64(0)
-        base = i
+        i, j = s.bounds[d], t.bounds[d]
+        chunks.total[d] = 0
         chunks.differs[d, 0] = chunks.differs[d, 1] = -1
         while i < n and j < m:
-            s_id, t_id = s.ids[i], t.ids[j]
-            if exact[s_id] == t_id:
-                chunks.student[i] = chunks.teacher[j] = k
-                chunks.correct[base + k] = True
-                i, j, k = i + 1, j + 1, k + 1
-                continue
-            a, a_end = s.offsets[s_id], s.offsets[s_id + 1]
-            if a == a_end:
+            if exact[s.ids[i]] == t.ids[j]:
+                chunks.student[i] = chunks.teacher[j] = chunks.total[d]
+                chunks.correct[s.bounds[d] + chunks.total[d]] = True
+                chunks.total[d] += 1
+                i, j = i + 1, j + 1
+            elif not _num_symbols(s, i):
                 i += 1
-                continue
-            b, b_end = t.offsets[t_id], t.offsets[t_id + 1]
-            if b == b_end:
+            elif not _num_symbols(t, j):
                 j += 1
-                continue
-            s_to, t_to = i, j
-            chunks.student[i] = chunks.teacher[j] = k
-            together = True
-            while True:
-                while a < a_end and b < b_end:
-                    if s.symbols[a] != t.symbols[b]:
-                        together = False
-                        break
-                    a, b = a + 1, b + 1
-                if not together or (a == a_end and b == b_end):
-                    break
-                if a == a_end:
-                    s_to = _next_with_symbols(s, s_to, n)
-                    if s_to == n:
-                        break
-                    chunks.student[s_to] = k
-                    a, a_end = s.offsets[s.ids[s_to]], s.offsets[s.ids[s_to] + 1]
-                else:
-                    t_to = _next_with_symbols(t, t_to, m)
-                    if t_to == m:
-                        break
-                    chunks.teacher[t_to] = k
-                    b, b_end = t.offsets[t.ids[t_to]], t.offsets[t.ids[t_to] + 1]
-            if not together or s_to == n or t_to == m:
-                chunks.student[i : min(s_to + 1, n)] = -1
-                chunks.teacher[j : min(t_to + 1, m)] = -1
-                if not together:
+            else:
+                s_end, t_end, is_other = _equal_groups(s, i, n, t, j, m)
+                if is_other:
                     chunks.differs[d, 0], chunks.differs[d, 1] = i, j
-                break
-            chunks.correct[base + k] = True
-            i, j, k = s_to + 1, t_to + 1, k + 1
-        chunks.total[d] = k
+                if s_end < 0:
+                    break
+                _emit(s, t, Stretch(i, s_end, j, t_end), True, d, chunks)
+                i, j = s_end, t_end
 
 
 @inner_kernel
-def _next_with_symbols(side, i, stop):  # type: ignore[no-untyped-def]
-    """Return the next token after i that has symbols, or the end."""
-    i += 1
-    while i < stop and side.offsets[side.ids[i]] == side.offsets[side.ids[i] + 1]:
-        i += 1
-    return i
+def _num_symbols(side, i):  # type: ignore[no-untyped-def]
+    return side.offsets[side.ids[i] + 1] - side.offsets[side.ids[i]]
+
+
+@inner_kernel
+def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
+    """Return the ends of the shortest groups from i and j with equal symbols, and False.
+
+    The ends are −1 if there are none; then also return whether symbols differ.
+    """
+    a = a_end = b = b_end = np.int64(0)
+    while True:
+        while a == a_end and i < n:
+            a, a_end = s.offsets[s.ids[i]], s.offsets[s.ids[i] + 1]
+            i += 1
+        while b == b_end and j < m:
+            b, b_end = t.offsets[t.ids[j]], t.offsets[t.ids[j] + 1]
+            j += 1
+        if a == a_end or b == b_end:
+            return np.int64(-1), np.int64(-1), False
+        while a < a_end and b < b_end:
+            if s.symbols[a] != t.symbols[b]:
+                return np.int64(-1), np.int64(-1), True
+            a, b = a + 1, b + 1
+        if a == a_end and b == b_end:
+            return i, j, False
 
 
 @kernel
@@ -130,7 +130,6 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
         if i < 0:
             continue
         n, m = s.bounds[d + 1], t.bounds[d + 1]
-        k, base = chunks.total[d], s.bounds[d]
         x, x_ends = _stream(s, i, n)
         y, y_ends = _stream(t, j, m)
         p = q = np.int64(0)
@@ -160,19 +159,15 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
             t_end = j if q == 0 else y_ends[q - 1]
             # Only the token ends at p and q are boundaries, not ends within a skip.
             if s_end >= 0 and t_end >= 0:
+                stretch = Stretch(i, s_end, j, t_end)
                 if is_other:
-                    k = _align_stretch(
-                        s, i, s_end, t, j, t_end, max_comb_len, is_lossy, k, base, chunks
-                    )
+                    _align_stretch(s, t, stretch, max_comb_len, d, chunks)
                 else:
-                    _emit(s, i, s_end, t, j, t_end, k, chunks)
-                    chunks.correct[base + k] = True
-                    k += 1
+                    _emit(s, t, stretch, True, d, chunks)
                 i, j = s_end, t_end
                 is_other = False
-        if is_other and n - i <= SMALL and m - j <= SMALL:
-            k = _align_stretch(s, i, n, t, j, m, max_comb_len, is_lossy, k, base, chunks)
-        chunks.total[d] = k
+        if is_other and not is_lossy and n - i <= SMALL and m - j <= SMALL:
+            _align_stretch(s, t, Stretch(i, n, j, m), max_comb_len, d, chunks)
 
 
 @inner_kernel
@@ -193,13 +188,17 @@ def _num_controls(stream):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _emit(s, s_from, s_to, t, t_from, t_to, k, chunks):  # type: ignore[no-untyped-def]
-    for i in range(s_from, s_to):
-        if s.offsets[s.ids[i] + 1] > s.offsets[s.ids[i]]:
+def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
+    """Make a stretch the next chunk of document d."""
+    k = chunks.total[d]
+    for i in range(stretch.s_from, stretch.s_to):
+        if _num_symbols(s, i):
             chunks.student[i] = k
-    for j in range(t_from, t_to):
-        if t.offsets[t.ids[j] + 1] > t.offsets[t.ids[j]]:
+    for j in range(stretch.t_from, stretch.t_to):
+        if _num_symbols(t, j):
             chunks.teacher[j] = k
+    chunks.correct[s.bounds[d] + k] = is_correct
+    chunks.total[d] = k + 1
 
 
 @inner_kernel
@@ -207,7 +206,7 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
     """Return the symbols of tokens; for each the next token, or −1 within a token."""
     total = 0
     for i in range(start, stop):
-        total += side.offsets[side.ids[i] + 1] - side.offsets[side.ids[i]]
+        total += _num_symbols(side, i)
     stream = np.empty(total, np.uint16)
     ends = np.full(total, -1, np.int64)
     place = 0
@@ -348,22 +347,20 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _align_stretch(  # type: ignore[no-untyped-def]
-    s, s_from, s_to, t, t_from, t_to, max_comb_len, is_lossy, k, base, chunks
-):
+def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
     """Align a stretch that differs, by a banded Needleman-Wunsch over groups of tokens.
 
     Groups of up to `max_comb_len` tokens on each side match if their symbols are equal. The score
     is the number of matched symbols, then of groups. The tokens between two matches form an
     incorrect chunk if each side has 1 to `max_comb_len` of them. (J. Mol. Biol. 48, 1970.)
     """
-    x, x_ends = _stream(s, s_from, s_to)
-    y, y_ends = _stream(t, t_from, t_to)
+    x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
+    y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
     s_tokens, s_starts = _tokens(x_ends)
     t_tokens, t_starts = _tokens(y_ends)
     n, m = len(s_tokens), len(t_tokens)
-    if n == 0 or m == 0 or is_lossy or _is_unknown(x) or _is_unknown(y):
-        return k
+    if n == 0 or m == 0 or _is_unknown(x) or _is_unknown(y):
+        return
     max_comb_len = min(max_comb_len, max(n, m))  # a step must fit into int32
     step, low = _best_steps(x, s_starts[: n + 1], y, t_starts[: m + 1], max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
@@ -375,15 +372,11 @@ def _align_stretch(  # type: ignore[no-untyped-def]
         b, b_end = _text_between(y, t_starts, t_end, to_j)
         if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
             s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
-            _emit(s, s_tokens[a], s_stop, t, t_tokens[b], t_stop, k, chunks)
-            k += 1
+            _emit(s, t, Stretch(s_tokens[a], s_stop, t_tokens[b], t_stop), False, d, chunks)
         if index > 0:
             s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
             s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
-            _emit(s, s_tokens[to_i], s_stop, t, t_tokens[to_j], t_stop, k, chunks)
-            chunks.correct[base + k] = True
-            k += 1
-    return k
+            _emit(s, t, Stretch(s_tokens[to_i], s_stop, t_tokens[to_j], t_stop), True, d, chunks)
 
 
 @inner_kernel

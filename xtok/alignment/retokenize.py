@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, groupby
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers.pairs import Pair
@@ -46,8 +47,12 @@ class Retokenizer:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
             ValueError: for an invalid student id.
         """
-        if self._is_same:
-            return [self._same(row) for row in rows]
+        width = len(self.student.table)
+        for token_id in chain.from_iterable(rows):
+            if not 0 <= token_id < width:
+                raise ValueError(f"student id {token_id} is outside 0..{width - 1}")
+        if self._is_same:  # without unused ids beyond a narrower teacher
+            return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
         ids_of = self._spelled({part for parts in split for part in parts})
@@ -71,36 +76,14 @@ class Retokenizer:
         roles = {*self.student.table.roles_by_id.get(int(row[0]), ())} if len(row) else set()
         if begins and {"bos", "eos"} <= roles:
             parts, row = [*self.teacher.table.around(())[0]], row[1:]
-        pending: list[bytes] = []
-
-        def end_stretch() -> None:
-            runs = utf8_runs(b"".join(pending))
-            pending.clear()
-            for place, part in enumerate(runs):
-                if part:
-                    parts.append(part.encode("utf-8", "surrogateescape") if place % 2 else part)
-
-        for token_id in row:
-            self._check(token_id)
-            counterpart = self._roles.get(token_id)
-            if counterpart is None:
-                pending.append(tokens[token_id])
-            else:
-                end_stretch()
-                parts.append(counterpart)
-        end_stretch()
+        for is_special, group in groupby(row, self._roles.__contains__):
+            if is_special:
+                parts += [self._roles[i] for i in group]
+                continue
+            for place, run in enumerate(utf8_runs(b"".join(tokens[i] for i in group))):
+                if run:
+                    parts.append(run.encode("utf-8", "surrogateescape") if place % 2 else run)
         return parts
-
-    def _same(self, row: Sequence[int]) -> list[int]:
-        """Return a row's ids, without unused ids beyond a narrower teacher."""
-        for token_id in row:
-            self._check(token_id)
-        return [i for i in row if i < len(self.teacher.table)]
-
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < len(self.student.table):
-            largest = len(self.student.table) - 1
-            raise ValueError(f"student id {token_id} is outside 0..{largest}")
 
     def _has_all(self, text: str, ids: list[int]) -> bool:
         table = self.teacher.table
