@@ -14,7 +14,7 @@ from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges, with_options
-from xtok.maps.records import RowKind, with_report
+from xtok.maps.records import RowKind, stage_report
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
 from xtok.tokenizers.sides import SIDES
@@ -215,4 +215,5 @@ def reapply_exact(
     )
     result = with_exact(projection, find_matches(pair, options), options)
     recipe = with_options(projection, exact_match=True) if options == used else None
-    return with_report(replace(result, recipe=recipe), notes)
+    report = stage_report("reapply-exact", result, notes)
+    return replace(result, reports=(*result.reports, report), recipe=recipe)

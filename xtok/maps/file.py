@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,11 @@ from xtok._lib import io
 from xtok._lib.parsing import parse_json
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors
+from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors, require_valid
 from xtok.maps.records import InvariantError, StageReport, history_step
-from xtok.maps.tensors import require_valid
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
-
-M = TypeVar("M", bound="StoredMap")
 
 MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 
@@ -65,9 +63,22 @@ class StoredMap:
         return self.student.vocab_size, self.teacher.vocab_size
 
     def check(self) -> None:
-        """Check the invariants of the class; a `ValueError` names the first that does not hold."""
-        for check, _ in self.INVARIANTS.values():
-            check(self)
+        """Check the invariants; an `InvariantError` names the first that does not hold."""
+        if "_holds" in vars(self):
+            return
+        for name, (check, _) in self.INVARIANTS.items():
+            try:
+                check(self)
+            except ValueError as error:
+                raise InvariantError(name, str(error)) from error
+        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+        if not any(array.flags.writeable for array in arrays):
+            vars(self)["_holds"] = True  # read-only arrays need one check
+
+    def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
+        """Replace the vocabulary of a side by another that is at least as wide."""
+        changed: dict[str, Any] = {side: vocabulary}
+        return replace(self, **changed)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map: `.safetensors`, or `.pt` in NeMo-RL's layout.
@@ -97,17 +108,78 @@ class StoredMap:
         return cls.load(source) if isinstance(source, str | PathLike) else source
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a map of this class.
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        student_vocab_size: int | None = None,
+        teacher_vocab_size: int | None = None,
+        preserve_last: bool | None = None,
+        normalize: bool = False,
+    ) -> Self:
+        """Read a map of this class: `.safetensors`, or for projection maps any `.pt` of NeMo-RL.
+
+        Args:
+            path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
+            student_vocab_size: width of the rows, if the file does not record it.
+            teacher_vocab_size: width of the columns.
+            preserve_last: whether the last column contains scale slots; overrides the file.
+            normalize: normalize trained weights; a `.pt` always is.
 
         Raises:
-            MapFileError: if the file contains another kind of map, or is damaged.
+            MapFileError: if the file contains another kind of map, is damaged, or has other widths.
         """
-        fields = read(path)
-        if kind_of(fields) != cls.KIND:
+        widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
+        return cls.of_fields(read(path, preserve_last, normalize), path, widths, preserve_last)
+
+    @classmethod
+    def of_fields(
+        cls,
+        fields: Mapping[str, Any],
+        path: str | PathLike[str],
+        widths: Mapping[str, int | None],
+        preserve_last: bool | None = None,
+    ) -> Self:
+        """Make a map of the fields from `read`, with the options of `load`."""
+        if (kind := kind_of(fields)) != cls.KIND:
             name, command = KINDS[cls.KIND]
-            raise MapFileError(f"{path} is not {name}", hint=f"{command} makes one")
-        return map_of_fields(cls, fields, path)
+            raise MapFileError(
+                f"{os.fspath(path)} is {KINDS[kind][0]}, not {name}",
+                hint=f"xtok inspect shows it; {command} makes {name}",
+            )
+        with naming(Path(path)):
+            made = cls(**fields)
+            made.check()
+        if preserve_last is not None:
+            made = made.with_slots(preserve_last)
+        for side, width in widths.items():
+            if width is not None:
+                made = made._at_width(side, width, os.fspath(path))
+        return made
+
+    def with_slots(self, preserve_last: bool) -> Self:
+        """Interpret the last column; only a projection map has one."""
+        return self
+
+    def _at_width(self, side: str, width: int, name: str) -> Self:
+        vocabulary: Vocabulary = getattr(self, side)
+        if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
+            problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, expected {width}"
+            hint = (
+                f"check that the map belongs to this pair: its models are {self.student.model_id} "
+                f"and {self.teacher.model_id}; or leave out {{option}}"
+            )
+        elif width < vocabulary.vocab_size:
+            problem = f"has the {side} id {vocabulary.vocab_size - 1}, expected a width of {width}"
+            hint = f"give the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
+        elif width > MAX_WIDTH:
+            problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+        elif vocabulary.table is not None:
+            return self
+        else:
+            known = replace(vocabulary, vocab_size=width, width_source="option")
+            return self.with_side(side, known)
+        raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 
 # Writing
@@ -177,7 +249,7 @@ def sha256(any_map: StoredMap) -> str:
 def read(
     path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of a map of any kind, for `map_of_fields`.
+    """Return the fields of a map of any kind, for `StoredMap.of_fields`.
 
     `preserve_last`: the last column of another program's file contains scale slots; `normalize`:
     its weights were trained.
@@ -193,10 +265,8 @@ def read(
                 )
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = read_tensors(contents, source)
-        if "xtok" in header and normalize and kind_of(tensors) == "map":
-            return _imported(nemo.read_trained(tensors, header["xtok"]), normalize=True)
         if "xtok" in header:
-            return unpack(tensors, header["xtok"])
+            return _stored(tensors, header["xtok"], source, preserve_last, normalize)
         if {"indices", "likelihoods"} & tensors.keys():
             slots = header.get("enable_scale_trick", "").lower() == "true"
             stated = {**header, "enable_scale_trick": slots}
@@ -207,6 +277,29 @@ def read(
         f"{listed(map(repr, tensors), 5) or 'none'}",
         hint=MAP_HINT,
     )
+
+
+def _stored(
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: str,
+    source: Path,
+    preserve_last: bool | None,
+    normalize: bool,
+) -> dict[str, Any]:
+    kind = kind_of(tensors)
+    if kind != "map" and (normalize or preserve_last is not None):
+        raise MapFileError(
+            f"{source} is {KINDS[kind][0]}, which has no weights",
+            hint="leave out {option}",
+            parameter="normalize" if preserve_last is None else "preserve_last",
+        )
+    if normalize:
+        return _imported(nemo.read_trained(tensors, metadata), normalize=True)
+    fields, is_whole = _unpacked(tensors, metadata)
+    if not is_whole:
+        invariant = "tensors" if kind == "map" else "digest"  # training changes only weights
+        raise InvariantError(invariant, "its tensors changed after it was written")
+    return fields
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
@@ -228,11 +321,9 @@ def _imported(
 ) -> dict[str, Any]:
     if entries.own is None:
         fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
-        return fields | {
-            **{side: Vocabulary(**fields[side]) for side in SIDES},
-            "history": (history_step("import", {}),),
-            "reports": (StageReport("import", counts, notes),),
-        }
+        fields["history"] = (history_step("import", {}),)
+        fields["reports"] = (StageReport("import", counts, notes),)
+        return fields
     tensors, metadata = entries.own
     tensors, counts = nemo.repaired_tensors(entries, tensors)
     fields, is_whole = _unpacked(tensors, metadata)
@@ -245,14 +336,6 @@ def _imported(
     return fields
 
 
-def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) -> M:
-    """Make a map of the fields from `read`, and check its invariants."""
-    with naming(Path(source)):
-        any_map = kind(**fields)
-        any_map.check()
-        return any_map
-
-
 def kind_of(names: Container[str]) -> MapKind:
     """Return the kind of map that has tensors or fields with these names."""
     if "student_event" in names:
@@ -260,11 +343,10 @@ def kind_of(names: Container[str]) -> MapKind:
     return "spellings" if "student_counts" in names else "map"
 
 
-def check_json(text: str) -> None:
-    """Raise a `ValueError` if JSON of a map file is too long."""
+def _size_problem(text: str) -> str:
     size = len(text.encode())
-    if size > MAX_HEADER:
-        raise ValueError(f"its metadata has {size} bytes, expected at most {MAX_HEADER}")
+    limit = f"expected at most {MAX_HEADER}"
+    return f"its metadata has {size} bytes, {limit}" if size > MAX_HEADER else ""
 
 
 # A map as tensors and JSON
@@ -291,8 +373,8 @@ _VOCABULARY_TYPES = {
     "vocab_size": (int,),
     "width_source": (str,),
     "tokenizer_vocab_size": (int, NoneType),
+    "definition_sha256": (str, NoneType),
 }
-_DEFINITION = "definition_sha256"  # missing in files of earlier versions
 
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
@@ -309,8 +391,8 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _VOCABULARY_TYPES}
-        if vocabulary.definition_sha256 is not None:
-            fields[side][_DEFINITION] = vocabulary.definition_sha256
+        if vocabulary.definition_sha256 is None:
+            del fields[side]["definition_sha256"]
         if table is not None:
             names = (f"{side}_token_{name}" for name in _TABLE_DTYPES)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
@@ -322,14 +404,12 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
             }
     fields["tensors_sha256"] = tensors_sha256(tensors)
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
-    try:
-        check_json(text)
-    except ValueError as error:
-        sides = " and ".join(getattr(any_map, side).model_id for side in SIDES)
+    if problem := _size_problem(text):
+        sides = f"{any_map.student.model_id} and {any_map.teacher.model_id}"
         raise XtokError(
-            f"a map of {sides} cannot be written: {error}",
+            f"a map of {sides} cannot be written: {problem}",
             hint="shorten the names of the special tokens in the tokenizer's files",
-        ) from error
+        )
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
@@ -345,16 +425,6 @@ def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
             digest.update(f"{name} {len(tensor)}\n".encode())
             digest.update(np.ascontiguousarray(tensor).data)
     return digest.hexdigest()
-
-
-def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
-    """Return the fields of a map as `assemble` does, after checking the digests."""
-    fields, is_whole = _unpacked(tensors, metadata)
-    if not is_whole:
-        problem = "its tensors changed after it was written"
-        is_map = kind_of(tensors) == "map"
-        raise InvariantError("tensors", problem) if is_map else ValueError(problem)
-    return fields
 
 
 def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[str, Any], bool]:
@@ -396,7 +466,8 @@ def assemble(
 
 
 def _header(metadata: str) -> dict[str, Any]:
-    check_json(metadata)
+    if problem := _size_problem(metadata):
+        raise ValueError(problem)
     header: dict[str, Any] = parse_json(metadata)
     version = header["format_version"]
     if version != FORMAT_VERSION:
@@ -422,16 +493,15 @@ def _projection_fields(
 def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
+    fields = {"definition_sha256": None, **fields}  # missing in files of earlier versions
     for name, kinds in _VOCABULARY_TYPES.items():
         require_valid(type(fields[name]) in kinds, f"the {side}'s {name}")
-    definition = fields.get(_DEFINITION)
-    require_valid(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
     require_valid(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _TABLE_DTYPES)
     table = _table(side, fields, tensors, width) if has_table else None
     known = {name: fields[name] for name in _VOCABULARY_TYPES}
-    return Vocabulary(**known, table=table, definition_sha256=definition)
+    return Vocabulary(**known, table=table)
 
 
 def _table(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from xtok.errors import MapFileError, XtokError
+from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import ProjectionMap, require_width
+from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.table import Vocabulary, same_tokens
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
 AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
-M = TypeVar("M", bound=AnyMap)
+M = TypeVar("M", bound=mapfile.StoredMap)
 OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
 # The class of each kind of file
@@ -47,22 +47,8 @@ def read_map(
     if isinstance(source, AnyMap):
         return source
     fields = mapfile.read(source, preserve_last, normalize)
-    kind = mapfile.kind_of(fields)
     widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-    if kind == "map":
-        return ProjectionMap.of_fields(fields, source, widths, preserve_last)
-    name = os.fspath(source)
-    if preserve_last is not None or normalize:
-        raise MapFileError(
-            f"{name} is {mapfile.KINDS[kind][0]}, which has no weights",
-            hint="leave out {option}",
-            parameter="normalize" if preserve_last is None else "preserve_last",
-        )
-    loaded = mapfile.map_of_fields(CLASSES[kind], fields, source)
-    for side, width in widths.items():
-        if width is not None:
-            require_width(loaded, side, width, name=name)
-    return loaded
+    return CLASSES[mapfile.kind_of(fields)].of_fields(fields, source, widths, preserve_last)
 
 
 def bind_map(
@@ -164,19 +150,17 @@ def _bound(pair: Pair, any_map: M, name: str) -> M:
             continue
         _require_same(pair, side, any_map, name)
         if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
-            known: Any = any_map  # a projection map: other kinds always contain tokens
             if of_pair.table is not None:
-                made_of = of_map.definition_sha256
-                any_map = known.with_side(side, replace(of_pair, definition_sha256=made_of))
+                known = replace(of_pair, definition_sha256=of_map.definition_sha256)
+                any_map = any_map.with_side(side, known)
             elif of_map.width_source == "ids":
-                width: dict[str, Any] = {
-                    "vocab_size": of_pair.vocab_size, "width_source": of_pair.width_source,
-                }  # fmt: skip
-                any_map = known.with_side(side, replace(of_map, **width))
+                width, origin = of_pair.vocab_size, of_pair.width_source
+                known = replace(of_map, vocab_size=width, width_source=origin)
+                any_map = any_map.with_side(side, known)
     return any_map
 
 
-def _require_same(pair: Pair, side: str, any_map: AnyMap, name: str) -> None:
+def _require_same(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> None:
     of_map: Vocabulary = getattr(any_map, side)
     of_pair: Vocabulary = getattr(pair, side)
     have_tokens = of_map.table is not None and of_pair.table is not None
@@ -187,7 +171,7 @@ def _require_same(pair: Pair, side: str, any_map: AnyMap, name: str) -> None:
         raise _other_width(side, of_map, of_pair, f"{name} ({of_map.model_id})")
 
 
-def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
+def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
     """Whether a map belongs to the reversed pair, from its teacher to its student."""
     rows, columns = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
@@ -223,7 +207,7 @@ def _least_width(other: Vocabulary) -> int:
     return other.tokenizer_vocab_size or other.vocab_size
 
 
-def _other_tokens(pair: Pair, side: str, any_map: AnyMap, name: str) -> XtokError:
+def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> XtokError:
     of_map, of_pair = getattr(any_map, side), getattr(pair, side)
     problem = f"the {side} of {name} ({of_map.model_id}) has other tokens than {of_pair.model_id}"
     hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "

@@ -24,15 +24,14 @@ from xtok.maps.edges import (
     slot_entries,
     sum_duplicates,
 )
+from xtok.maps.opening import own_tensors, require_valid, strided, torch_bytes
 from xtok.maps.records import InvariantError, RowKind
-from xtok.maps.tensors import own_tensors, require_valid, strided, torch_bytes
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
+from xtok.tokenizers.table import Vocabulary
 
 if TYPE_CHECKING:
     import torch
-
-    from xtok.tokenizers.table import Vocabulary
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -110,7 +109,7 @@ class PtEntries(NamedTuple):
 
     edges: Edges  # copies, sorted by student id; ids int32, weights floating-point
     is_last: NDArray[np.bool_]  # [nnz], entries that are the slot of their row, if it has a slot
-    top_k: int  # number of columns in a padded layout, otherwise the size of the longest row
+    top_k: int | None = None  # number of columns in a padded layout
     has_order: bool = False  # whether the layout defines the order of a row's entries
     shape: tuple[int | None, int | None] = (None, None)  # None: missing in the file
     stated: Mapping[str, Any] = MappingProxyType({})  # names of models, presence of slots
@@ -181,13 +180,9 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
 
 
 def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
-    pairs = all(
-        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
-        for pair in counts
-    )
-    require_valid(
-        pairs and {int, float}.issuperset(map(type, counts.values())), "a key or value of the dict"
-    )
+    are_pairs = all(type(k) is tuple and [*map(type, k)] == [int, int] for k in counts)
+    are_numbers = {int, float}.issuperset(map(type, counts.values()))
+    require_valid(are_pairs and are_numbers, "a key or value of the dict")
     n = len(counts)
     s, t = (np.fromiter((pair[side] for pair in counts), np.int64, n) for side in (0, 1))
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
@@ -229,8 +224,7 @@ def _entries_by_row(edges: Edges) -> PtEntries:
     if (s[1:] < s[:-1]).any():
         order = np.argsort(s, kind="stable")
         s, t, w = s[order], t[order], w[order]
-    sizes = np.diff(row_starts(s), append=len(s))
-    return PtEntries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
+    return PtEntries(Edges(s, t, w), np.zeros(len(s), np.bool_))
 
 
 def repaired_tensors(
@@ -278,14 +272,11 @@ def foreign_fields(
     edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
-    kind, scale_slot = np.zeros((2, student["vocab_size"]), np.uint8)
+    kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
     kind[edges.student_ids] = RowKind.MIXED
     kind[exact_rows] = RowKind.EXACT
     scale_slot[slotted] = 1
-    top_k = entries.top_k
-    if not entries.has_order:
-        starts = row_starts(edges.student_ids)
-        top_k = int(np.diff(starts, append=len(edges.weights)).max(initial=0))
+    longest = int(np.bincount(edges.student_ids, minlength=1).max())
     fields = {
         "student": student,
         "teacher": teacher,
@@ -293,18 +284,18 @@ def foreign_fields(
         "row_kind": kind,
         "scale_slot": scale_slot if scale_trick else None,
         "method": "imported",
-        "top_k": top_k,
+        "top_k": longest if entries.top_k is None else entries.top_k,
     }
     unknown = tuple(
         f"the file does not record the width of the {side}; using its largest id + 1: "
-        f"{vocabulary['vocab_size']:,}"
+        f"{vocabulary.vocab_size:,}"
         for side, vocabulary in zip(SIDES, sides, strict=True)
-        if vocabulary["width_source"] == "ids"
+        if vocabulary.width_source == "ids"
     )
     return fields, counts, unknown
 
 
-def _side(place: int, entries: PtEntries) -> dict[str, Any]:
+def _side(place: int, entries: PtEntries) -> Vocabulary:
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     width, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
     size = highest + 1 if width is None else width
@@ -313,15 +304,15 @@ def _side(place: int, entries: PtEntries) -> dict[str, Any]:
     stated = entries.stated
     model_id = str(stated.get(f"{side}_model_id") or stated.get(f"{old}_id") or "unknown")
     model_id.encode()  # no lone surrogates
-    return {
-        "model_id": model_id,
-        "revision": None,
-        "backend": None,
-        "vocab_size": size,
-        "width_source": "ids" if width is None else "map",
-        "tokenizer_vocab_size": None,
-        "table": None,
-    }
+    return Vocabulary(
+        model_id=model_id,
+        revision=None,
+        backend=None,
+        vocab_size=size,
+        width_source="ids" if width is None else "map",
+        tokenizer_vocab_size=None,
+        table=None,
+    )
 
 
 def _put_in_order(
@@ -342,11 +333,9 @@ def _put_in_order(
         last = np.logical_or.reduceat(last[order], starts)
         num_slots = int((last & (np.diff(starts, append=len(order)) > 1)).sum())
         edges = sum_duplicates(edges)
-    off = np.abs(row_sums(edges) - 1) > tolerance
-    weights = (
-        np.where(off, edges.normalized().weights, edges.weights) if off.any() else edges.weights
-    )
-    weights = weights.astype(np.float32, copy=False)
+    sums = row_sums(edges)
+    off = np.abs(sums - 1) > tolerance
+    weights = np.where(off, edges.weights / sums, edges.weights).astype(np.float32)
     seen = weights > 0  # in float32
     counts: dict[str, float] = {
         "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
@@ -355,7 +344,7 @@ def _put_in_order(
         "duplicate entries added up": duplicates,
         "rows normalized": len(np.unique(edges.student_ids[off])),
     }
-    s, t = (ids.astype(np.int32, copy=False) for ids in edges[:2])
+    s, t = (ids.astype(np.int32) for ids in edges[:2])
     edges, last = Edges(s, t, weights).take(seen), last[seen]
     last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
     slotted = edges.student_ids[last]

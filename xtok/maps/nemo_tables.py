@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
-from xtok.maps.tensors import torch_bytes
+from xtok.maps.opening import torch_bytes
 from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251 - torch.load raises it; nothing is unpickled
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,9 @@ from safetensors import SafetensorError, safe_open
 from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED, MAP_HINT, MapFileError
 from xtok.maps.records import InvariantError
-from xtok.maps.tensors import require_valid
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
 
@@ -162,3 +165,50 @@ def load_pt(path: Path, source: Path) -> Any:
         ) from error
     except Exception as error:
         raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
+
+
+# The tensors of a `.pt` file, checked and converted; errors are a `ValueError`
+
+
+def require_valid(holds: object, description: str) -> None:
+    """Raise a `ValueError` with the description unless the condition holds."""
+    if not holds:
+        raise ValueError(f"{description} is not valid")
+
+
+def torch_bytes(contents: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a `.pt` file."""
+    import torch
+
+    buffer = io.BytesIO()  # torch.save would write a file's name into the archive
+    torch.save(contents, buffer)
+    return buffer.getvalue()
+
+
+def strided(tensor: Any, size: int) -> torch.Tensor:
+    """Return a dense tensor without gradient, at most as large as its file; bfloat16 as float32."""
+    import torch
+
+    require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
+    require_valid(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
+    if tensor.nbytes > size:
+        raise ValueError(f"it has {size} bytes, but declares a tensor of {tensor.nbytes}")
+    detached: torch.Tensor = tensor.detach()
+    return detached.float() if detached.dtype == torch.bfloat16 else detached
+
+
+def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
+    """Return the tensors and the JSON text that xtok stored in a `.pt` of `size` bytes."""
+    named, metadata = stored["tensors"], stored["metadata"]
+    require_valid(isinstance(metadata, str), "the metadata")
+    require_valid(
+        isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors"
+    )
+    tensors = {}
+    for name, tensor in named.items():
+        try:
+            array = strided(tensor, size).resolve_neg().numpy()
+        except (TypeError, RuntimeError) as error:  # dtypes missing in NumPy
+            raise ValueError(f"the type of {name} is not valid") from error
+        tensors[name] = array.copy()  # the map outlives the file
+    return tensors, metadata

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError, XtokError
-from xtok.maps import file as mapfile
+from xtok.errors import XtokError
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
@@ -24,10 +21,10 @@ from xtok.maps.edges import (
     slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.records import InvariantError, Recipe, history_step, require
+from xtok.maps.records import Recipe, history_step, require
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
-from xtok.tokenizers.sides import MAX_WIDTH, SIDES
+from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import Vocabulary
 
 if TYPE_CHECKING:
@@ -53,14 +50,6 @@ class Row:
     token: str | None
     kind: str
     entries: tuple[RowEntry, ...]
-
-
-class _HasSides(Protocol):
-    @property
-    def student(self) -> Vocabulary: ...
-
-    @property
-    def teacher(self) -> Vocabulary: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,28 +160,19 @@ class ProjectionMap(StoredMap):
         """Return the student ids of a token; see `Vocabulary.ids_of`."""
         return self.student.ids_of(token)
 
-    def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> ProjectionMap:
+    def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> Self:
         """Add a step to the history and remove the recipe."""
         history = (*self.history, history_step(stage, options, **details))
         return replace(self, history=history, recipe=None)
 
-    def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
+    def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
         """Replace the vocabulary of a side by another that is at least as wide."""
-        changed: dict[str, Any] = {side: vocabulary}
-        more = vocabulary.vocab_size - getattr(self, side).vocab_size
-        if side == "student" and more:
-            changed["row_kind"] = np.pad(self.row_kind, (0, more))
-            if self.scale_slot is not None:
-                changed["scale_slot"] = np.pad(self.scale_slot, (0, more))
-        return replace(self, **changed)
-
-    def at_width(self, side: str, width: int, *, name: str = "the map") -> ProjectionMap:
-        """Set the width of a side without tokens, if the file does not record another."""
-        require_width(self, side, width, name=name)
-        vocabulary: Vocabulary = getattr(self, side)
-        if vocabulary.table is not None:
-            return self
-        return self.with_side(side, replace(vocabulary, vocab_size=width, width_source="option"))
+        changed = super().with_side(side, vocabulary)
+        more = changed.shape[0] - self.shape[0]
+        if not more:
+            return changed
+        slot = None if self.scale_slot is None else np.pad(self.scale_slot, (0, more))
+        return replace(changed, row_kind=np.pad(self.row_kind, (0, more)), scale_slot=slot)
 
     def require_widths(self) -> None:
         """Raise an `XtokError` if a width is only the largest id + 1."""
@@ -205,18 +185,6 @@ class ProjectionMap(StoredMap):
                     hint="load or convert the map with {option}",
                     parameter=f"{side}_vocab_size",
                 )
-
-    def check(self) -> None:
-        """Check the invariants; an `InvariantError` names the first that does not hold."""
-        if "_holds" not in vars(self):
-            for name, (check, _) in self.INVARIANTS.items():
-                try:
-                    check(self)
-                except ValueError as error:
-                    raise InvariantError(name, str(error)) from error
-            arrays = (*self.edges, self.row_kind, self.scale_slot)
-            if not any(array is not None and array.flags.writeable for array in arrays):
-                vars(self)["_holds"] = True  # read-only arrays need one check
 
     def to_torch(self) -> torch.Tensor:
         """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
@@ -238,62 +206,13 @@ class ProjectionMap(StoredMap):
         Raises:
             ImportError: if SciPy is not installed.
         """
-        try:
-            from scipy import sparse
-        except ImportError as error:
-            raise ImportError("to_scipy needs SciPy: pip install scipy") from error
+        from scipy import sparse
+
         ids = self.student_ids, self.teacher_ids
         return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
 
-    @classmethod
-    def load(
-        cls,
-        path: str | PathLike[str],
-        *,
-        student_vocab_size: int | None = None,
-        teacher_vocab_size: int | None = None,
-        preserve_last: bool | None = None,
-        normalize: bool = False,
-    ) -> ProjectionMap:
-        """Read a map from `.safetensors`, or from any `.pt` by NeMo-RL's tools.
-
-        Args:
-            path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
-            student_vocab_size: width of the rows, if the file does not record it.
-            teacher_vocab_size: width of the columns.
-            preserve_last: whether the last column contains scale slots; overrides the file.
-            normalize: normalize trained weights; a `.pt` always is.
-
-        Raises:
-            MapFileError: if the file is not a map, is damaged, or has other widths.
-        """
-        fields = mapfile.read(path, preserve_last, normalize)
-        widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-        return ProjectionMap.of_fields(fields, path, widths, preserve_last)
-
-    @staticmethod
-    def of_fields(
-        fields: Mapping[str, Any],
-        path: str | PathLike[str],
-        widths: Mapping[str, int | None],
-        preserve_last: bool | None = None,
-    ) -> ProjectionMap:
-        """Make a map of the fields from `file.read`, with the options of `load`."""
-        kind = mapfile.kind_of(fields)
-        if kind != "map":
-            raise MapFileError(
-                f"{os.fspath(path)} is {mapfile.KINDS[kind][0]}, not a projection map",
-                hint="xtok verify checks it, xtok inspect shows it; xtok build makes a map",
-            )
-        projection = mapfile.map_of_fields(ProjectionMap, fields, path)
-        if preserve_last is not None:
-            projection = projection._with_slots(preserve_last)
-        for side, width in widths.items():
-            if width is not None:
-                projection = projection.at_width(side, width, name=os.fspath(path))
-        return projection
-
-    def _with_slots(self, preserve_last: bool) -> ProjectionMap:
+    def with_slots(self, preserve_last: bool) -> Self:
+        """Turn the last column into scale slots, or scale slots into entries."""
         if preserve_last == self.enable_scale_trick:
             return self
         edges, slot = self.edges, None
@@ -309,25 +228,6 @@ class ProjectionMap(StoredMap):
         reports = (*self.reports, StageReport("import", counts, (note,)))
         result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
         return result.after("import", {"preserve_last": preserve_last})
-
-
-def require_width(m: _HasSides, side: str, width: int, *, name: str = "the map") -> None:
-    """Raise a `MapFileError` if a side of a map of any kind cannot have this width."""
-    vocabulary: Vocabulary = getattr(m, side)
-    if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
-        problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, expected {width}"
-        hint = (
-            f"check that the map belongs to this pair: its models are {m.student.model_id} and "
-            f"{m.teacher.model_id}; or leave out {{option}}"
-        )
-    elif width < vocabulary.vocab_size:
-        problem = f"has the {side} id {vocabulary.vocab_size - 1}, expected a width of {width}"
-        hint = f"give the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
-    elif width > MAX_WIDTH:
-        problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
-    else:
-        return
-    raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:

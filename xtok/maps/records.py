@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,16 +34,9 @@ class RowKind(IntEnum):
     RELAXED = 7
 
 
-_IN_WORDS = {
-    RowKind.EMPTY: "empty",
-    RowKind.EXACT: "exact",
-    RowKind.PIECES: "from pieces",
-    RowKind.ROLE: "by role",
-    RowKind.SIMILAR: "by similarity",
-    RowKind.COUNTED: "counted",
-    RowKind.MIXED: "mixed",
-    RowKind.RELAXED: "relaxed",
-}
+_IN_WORDS = {kind: kind.name.lower() for kind in RowKind} | {
+    RowKind.PIECES: "from pieces", RowKind.ROLE: "by role", RowKind.SIMILAR: "by similarity",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,18 +103,6 @@ def report_of_pair(
     notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
     failures = [*undecodable_tokens(pair, ignored), *failures]
     return stage_report(stage, projection, notes, failures, counts)
-
-
-def with_report(
-    projection: ProjectionMap,
-    notes: Sequence[str] = (),
-    failures: Sequence[str] = (),
-    counts: Mapping[str, float] | None = None,
-) -> ProjectionMap:
-    """Add the report of the map's last stage."""
-    stage = projection.history[-1]["stage"]
-    report = stage_report(stage, projection, notes, failures, counts)
-    return replace(projection, reports=(*projection.reports, report))
 
 
 def require_complete(any_map: StoredMap) -> None:

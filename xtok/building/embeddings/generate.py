@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_edges
-from xtok.maps.records import with_report
+from xtok.maps.records import stage_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.relaxed import relaxed_form
@@ -113,25 +113,26 @@ def generate(
         method=embedding_model.partition(":")[0],
         top_k=config.top_k,
     ).after("generate", options)
-    return with_report(projection, notes + more, undecodable_tokens(pair), counts)
+    failures = undecodable_tokens(pair)
+    report = stage_report("generate", projection, notes + more, failures, counts)
+    return replace(projection, reports=(report,))
 
 
 def _check_device(device: str) -> None:
-    kind = device.partition(":")[0]
-    problem = "" if kind in ("cpu", "cuda") else "unknown device"
-    if not problem and device != "cpu":
-        import torch
+    if device == "cpu":
+        return
+    import torch
 
-        try:
-            torch.zeros(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
-            problem = str(error).splitlines()[0]
-    if problem:
+    try:
+        if device.partition(":")[0] != "cuda":
+            raise RuntimeError("unknown device")
+        torch.zeros(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
         raise EmbeddingError(
-            f"the device {device} cannot be used: {problem}",
+            f"the device {device} cannot be used: {str(error).splitlines()[0]}",
             hint="give cpu, cuda or cuda:0 with {option}",
             parameter="device",
-        )
+        ) from error
 
 
 def _edges_by_spelling(
