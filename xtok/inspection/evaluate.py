@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import SourceFile
 from xtok.building.counting.counts import pair_edges
-from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
 from xtok.building.counting.pair_text import CountPlan, PairText, PerDocument
+from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of, weights_at
 from xtok.building.counting.smoothing import losses as losses_of
-from xtok.building.counting.smoothing import weights_at
 from xtok.building.exact import find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows

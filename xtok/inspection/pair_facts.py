@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
+from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers.classes import num_digits
 from xtok.tokenizers.pairs import Pair

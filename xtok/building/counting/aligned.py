@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
+from xtok.building.counting.kernels import chunk_spans
 from xtok.tokenizers.display import escape, quoted
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
@@ -93,8 +94,6 @@ class TextAligner:
 
     def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
         """Align documents; exclude chunks with a token without bytes, such as an unknown token."""
-        from xtok.building.counting.kernels import chunk_spans
-
         alignment = self.aligner.align_sequences(student, teacher)
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)
@@ -109,6 +108,5 @@ class TextAligner:
         for side, chunk_ids in sides:
             outside = np.flatnonzero(chunk_ids < 0)
             differs[np.searchsorted(side.bounds, outside, "right") - 1] = True
-        if not is_chunk.all():
-            spans, documents = spans[:, is_chunk], documents[is_chunk]
+        spans, documents = spans[:, is_chunk], documents[is_chunk]
         return AlignedTexts(student, teacher, spans, documents, differs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise, repeat
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xtok.building.counting.texts import Batch
     from xtok.tokenizers import Tokenizer
 
-_WAITING = 3  # number of batches to encode ahead
+_AHEAD = 4  # number of batches to encode at the same time
 
 
 class TextEncoder:
@@ -45,19 +45,18 @@ class TextEncoder:
 
         `advance` is called with the bytes on disk and the first tokenizer's tokens of each batch.
         """
-        consumed = 0
+        consumed, batches = 0, iter(batches)
         waiting: deque[tuple[Batch, Callable[[], list[FlatIds]]]] = deque()
-        for batch in chain(batches, repeat(None)):
-            if batch is not None:
+        while True:
+            for batch in islice(batches, _AHEAD - len(waiting)):
                 waiting.append((batch, self.start_encoding(batch.texts)))
             if not waiting:
                 break
-            if batch is None or len(waiting) > _WAITING:
-                done, encoded = waiting.popleft()
-                sides = encoded()
-                advance(done.consumed - consumed, sides[0].num_tokens)
-                consumed = done.consumed
-                yield done, sides
+            done, encoded = waiting.popleft()
+            sides = encoded()
+            advance(done.consumed - consumed, sides[0].num_tokens)
+            consumed = done.consumed
+            yield done, sides
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:

@@ -1,4 +1,4 @@
-"""Numba kernels: positions of chunks, counts of pairs and chunks, losses of chunks.
+"""Numba kernels: positions of chunks, counts of chunks and their pairs, losses of chunks.
 
 A side's documents are `ids` (int32) and `bounds` (int64 `[documents + 1]`). The kernels are serial,
 release the GIL, and check nothing.
@@ -34,35 +34,10 @@ def chunk_spans(  # type: ignore[no-untyped-def]
                 ends[chunk] = i + 1
 
 
-@kernel
-def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
-    """Add amounts to an open-addressed table until `room` new keys are used up.
-
-    `keys` are int64 ≥ 0, with one amount each or a single one; `table_keys`, int64 `[2**n]`, are −1
-    if free. Returns the number of added keys, and of new keys among them.
-    """
-    mask = np.int64(len(table_keys) - 1)
-    new = 0
-    same = len(amounts) == 1
-    for x in range(len(keys)):
-        key = keys[x]
-        mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-        slot = np.int64(mixed >> np.uint64(32)) & mask
-        while table_keys[slot] != key:
-            if table_keys[slot] < 0:
-                if new == room:
-                    return x, new
-                table_keys[slot] = key
-                new += 1
-                break
-            slot = (slot + 1) & mask
-        table_counts[slot] += amounts[0] if same else amounts[x]
-    return len(keys), new
-
-
 @inner_kernel
-def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped-def]
+def weight_of(rows, row, column):  # type: ignore[no-untyped-def]
     """Return the weight of a column in a row, 0 if missing; columns are ascending."""
+    bounds, columns, weights = rows
     low, high = bounds[row], bounds[row + 1]
     while low < high:
         middle = (low + high) // 2
@@ -77,18 +52,17 @@ def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped
 
 @kernel
 def add_chunks(  # type: ignore[no-untyped-def]
-    s_starts, s_ends, t_starts, t_ends, amounts, s_ids, t_ids, ids, bounds, widths, counts, table,
-    size, places,
-):  # fmt: skip
-    """Add amounts to chunks in an open-addressed table until it is full.
+    spans, amounts, s_ids, t_ids, chunks, table, size, places
+):
+    """Add amounts to chunks in an open-addressed table; return their new number.
 
-    Most time goes into memory latency. Chunk x is tokens `s_starts[x]` to `s_ends[x]` of `s_ids`
-    and `t_starts[x]` to `t_ends[x]` of `t_ids`; `amounts` has one int64 per chunk, or a single one.
-    The distinct chunks are `ids` (the student's first, then the teacher's) from `bounds`, `widths`
-    (numbers of student tokens) and `counts`. `table`, int64 `[2**n]`, contains their indices, −1 if
-    free; `size` is their number; `places` is an output. Returns the number of added chunks, and the
-    new size.
+    Most time goes into memory latency. `spans` are four int64 arrays: the first token and the end
+    of each chunk in `s_ids`, then in `t_ids`; `amounts` has one int64 per chunk, or a single one.
+    `chunks` are the `DistinctChunks` so far, with room for all; `table`, int64 `[2**n]`, contains
+    their indices, −1 if free; `size` is their number; `places` is an output.
     """
+    s_starts, s_ends, t_starts, t_ends = spans
+    ids, bounds, widths, counts = chunks
     mask = np.int64(len(table) - 1)
     for x in range(len(s_starts)):
         i, i_end, j, j_end = s_starts[x], s_ends[x], t_starts[x], t_ends[x]
@@ -108,8 +82,6 @@ def add_chunks(  # type: ignore[no-untyped-def]
             slot = (slot + 1) & mask
         if table[slot] < 0:
             start = bounds[size]
-            if 4 * size >= 3 * len(table) or start + length > len(ids):
-                return x, size
             _copy(ids, start, s_ids, i, i_end)
             _copy(ids, start + n, t_ids, j, j_end)
             table[slot], bounds[size + 1] = size, start + length
@@ -117,7 +89,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
             size += 1
         places[x] = table[slot]
         counts[places[x]] += amounts[0] if len(amounts) == 1 else amounts[x]
-    return len(s_starts), size
+    return size
 
 
 @inner_kernel
@@ -142,14 +114,14 @@ def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def chunk_pairs(  # type: ignore[no-untyped-def]
-    ids, bounds, widths, counts, unit, row_bounds, columns, weights, keys, amounts
-):
+def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-def]
     """List the pairs within distinct chunks; the pairs of a chunk share `unit` * its count.
 
     The teacher tokens get equal parts, which the student tokens share in proportion to their
-    weights for the teacher token, rounded, or equally without weights. Rows are as in `MapRows`.
+    weights for the teacher token, rounded, or equally without weights. `chunks` are
+    `DistinctChunks`, `rows` are `MapRows`.
     """
+    ids, bounds, widths, counts = chunks
     place = np.int64(0)
     for c in range(len(widths)):
         start, end = bounds[c], bounds[c + 1]
@@ -157,13 +129,13 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
         m = end - start - n
         for b in range(start + n, end):
             total = 0.0
-            if len(row_bounds):
+            if len(rows.bounds):
                 for a in range(start, start + n):
-                    total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+                    total += weight_of(rows, ids[a], ids[b])
             for a in range(start, start + n):
                 keys[place] = np.int64(ids[a]) << 32 | ids[b]
                 if total > 0.0:
-                    share = weight_of(row_bounds, columns, weights, ids[a], ids[b]) / total
+                    share = weight_of(rows, ids[a], ids[b]) / total
                     amounts[place] = np.int64(unit // m * share + 0.5) * counts[c]
                 else:
                     amounts[place] = unit // (n * m) * counts[c]
@@ -171,20 +143,19 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def chunk_losses(  # type: ignore[no-untyped-def]
-    ids, bounds, widths, row_bounds, columns, weights, epsilon, uniform, losses
-):
+def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-untyped-def]
     """Compute the cross-entropy of distinct chunks as P-KL averages it, float64 `[chunks]`.
 
     A chunk's prediction is the mean of its student tokens' rows, its loss the mean over its teacher
     tokens of `-ln((1 - epsilon) * prediction + uniform)`.
     """
+    ids, bounds, widths, _ = chunks
     for c in range(len(widths)):
         start, middle, end = bounds[c], bounds[c] + widths[c], bounds[c + 1]
         loss = 0.0
         for b in range(middle, end):
             total = 0.0
             for a in range(start, middle):
-                total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+                total += weight_of(rows, ids[a], ids[b])
             loss -= np.log((1 - epsilon) * total / (middle - start) + uniform)
         losses[c] = loss / (end - middle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,11 +22,13 @@ from xtok.building.counting.counts import (
     DistinctChunks,
     MapRows,
     PairCounts,
+    Pairs,
     Tally,
     is_too_long,
     pair_edges,
 )
 from xtok.building.counting.encode import TextEncoder
+from xtok.building.counting.kernels import chunk_losses
 from xtok.building.counting.smoothing import EPSILON
 from xtok.building.counting.texts import Batch, find_texts, little_text, read_batches
 from xtok.config import Target
@@ -58,7 +61,7 @@ class TextTotals:
     skipped_chunks: int = 0  # too long to count
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LeftOut:
     """Text that is not counted, because the two sides spell it differently."""
 
@@ -104,20 +107,19 @@ class PerDocument:
     counts: NDArray[np.int32]  # [entries]
     chunks: DistinctChunks  # with their counts in the whole text
 
-    @property
+    @cached_property
     def num_chunks(self) -> NDArray[np.float64]:
         """Number of chunks of each document, float64 `[documents]`."""
-        return self._sums(self.counts)
+        return self.over_chunks(np.ones(len(self.chunks.widths)))
 
-    @cached_property
+    @property
     def keys(self) -> NDArray[np.int64]:
         """Pairs at shared token boundaries, int64, ascending."""
         return self._pairs[0]
 
     @cached_property
-    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        keys, places = np.unique(self.chunks.keys, return_inverse=True)
-        return keys, places
+    def _pairs(self) -> Pairs:
+        return np.unique(self.chunks.keys, return_inverse=True)
 
     def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the count of each pair in the chosen documents, float64 `[pairs]`."""
@@ -126,30 +128,23 @@ class PerDocument:
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sum a value of each pair over all boundaries of each document."""
-        return self._sums(self.counts * values[self._pairs[1]][self.places])
+        return self.over_chunks(values[self._pairs[1]])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sum a value of each chunk over all chunks of each document."""
-        return self._sums(self.counts * values[self.places])
+        weights = self.counts * values[self.places]
+        return np.bincount(self.documents, weights, len(self.groups)).astype(np.float64)
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
         """Return the loss of each distinct chunk under a map, float64 `[chunks]`."""
-        from xtok.building.counting.kernels import chunk_losses
-
         of_chunks = np.zeros(len(self.chunks.widths))
-        ids, bounds, widths, _ = self.chunks
         rows = MapRows.of(edges, shape[0])
-        chunk_losses(ids, bounds, widths, *rows, EPSILON, EPSILON / shape[1], of_chunks)
+        chunk_losses(self.chunks, rows, EPSILON, EPSILON / shape[1], of_chunks)
         return of_chunks
 
-    def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        return np.bincount(self.documents, values, len(self.groups)).astype(np.float64)
-
     def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        counts = np.bincount(
-            self.places, self.counts * chosen[self.documents], len(self.chunks.widths)
-        )
-        return counts.astype(np.int64)
+        amounts = self.counts * chosen[self.documents]
+        return np.bincount(self.places, amounts, len(self.chunks.widths)).astype(np.int64)
 
     def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
         """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
@@ -161,11 +156,8 @@ class PerDocument:
         chunks = self.chunks._replace(counts=amounts).take((amounts > 0) & ~is_long)
         none = np.zeros(0, np.int64)
         counts = Counts(none, none, chunks)
-
-        def cut_map(predicted: MapRows | None) -> Edges:
-            return heaviest(pair_edges(*counts.pairs(predicted)), top_k)
-
-        return cut_map(MapRows.of(cut_map(None), num_rows))
+        first = heaviest(pair_edges(*counts.pairs()), top_k)
+        return heaviest(pair_edges(*counts.pairs(MapRows.of(first, num_rows))), top_k)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -217,15 +209,9 @@ class PairText:
     @property
     def left_out(self) -> LeftOut | None:
         """Text that is not counted because the sides spell it differently, if any."""
-        totals = self.totals
-        if self.first_difference is None:
-            return None
-        return LeftOut(
-            num_bytes=totals.lost_bytes,
-            share=totals.lost_bytes / max(1, totals.num_bytes),
-            documents=totals.differing,
-            first=self.first_difference,
-        )
+        totals, first = self.totals, self.first_difference
+        share = totals.lost_bytes / max(1, totals.num_bytes)
+        return first and LeftOut(totals.lost_bytes, share, totals.differing, first)
 
     @property
     def notes(self) -> list[str]:
@@ -245,7 +231,7 @@ class PairText:
             )
 
     @cached_property
-    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pairs(self) -> Pairs:
         """Pairs at shared token boundaries, ascending, and their counts, both int64."""
         if self.plan.target != "start":
             raise ValueError(f"the text was counted for the target {self.plan.target!r}, not start")
@@ -275,7 +261,7 @@ class TextCounter:
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
         self._documents = DocumentCounter() if plan.per_document else None
         self._excerpts: list[tuple[str, str]] = []
-        self._characters, self._shard, self._of_shard = 0, -1, 0
+        self._shown, self._characters = Counter[int](), 0  # excerpts of each shard; characters
 
     def add(self, batch: Batch, sides: Sequence[FlatIds]) -> None:
         """Count documents, as ids of each tokenizer."""
@@ -292,7 +278,8 @@ class TextCounter:
         if self._first_difference is None and aligned.differs.any():
             self._first_difference = aligned.first_difference(tables, batch.groups)
         is_held = self._is_held_out(batch.texts)
-        skipped = self._add_chunks(aligned, is_held)
+        chosen = is_held[aligned.documents]
+        skipped = self.counts.add(aligned, ~chosen) + self.held_out.add(aligned, chosen)
         sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
         totals = self.totals
         totals.documents += len(batch.texts)
@@ -305,12 +292,6 @@ class TextCounter:
         totals.starts += len(aligned.documents)
         totals.skipped_chunks += skipped
 
-    def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
-        if not is_held.any():
-            return self.counts.add(aligned)
-        chosen = is_held[aligned.documents]
-        return self.counts.add(aligned, ~chosen) + self.held_out.add(aligned, chosen)
-
     def _is_held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         is_held = np.zeros(len(texts), np.bool_)
         for place, text in enumerate(texts if self.plan.hold_out else ()):
@@ -319,21 +300,16 @@ class TextCounter:
         return is_held
 
     def _add_excerpts(self, batch: Batch) -> None:
-        if batch.shard != self._shard:
-            self._shard, self._of_shard = batch.shard, 0
-        if self._characters >= EXCERPTS:
-            return
-        room = max(0, EXCERPT - self._of_shard)
-        for text, file in zip(batch.texts[:room], batch.groups, strict=False):
-            middle = max(0, len(text) - EXCERPT) // 2
-            excerpt = text[middle:][:EXCERPT]
+        for text, file in zip(batch.texts, batch.groups, strict=True):
+            if self._shown[batch.shard] == EXCERPT or self._characters >= EXCERPTS:
+                return
+            excerpt = text[max(0, len(text) - EXCERPT) // 2 :][:EXCERPT]
             self._excerpts.append((excerpt, file))
+            self._shown[batch.shard] += 1
             self._characters += len(excerpt)
-        self._of_shard += len(batch.texts)
 
     def result(self, sources: tuple[SourceFile, ...] = (), field: str = "text") -> PairText:
         """Return all counts."""
-        documents = self._documents
         return PairText(
             plan=self.plan,
             sources=sources,
@@ -342,7 +318,7 @@ class TextCounter:
             counts=self.counts.counts(),
             held_out=self.held_out.counts(),
             field=field,
-            per_document=None if documents is None else documents.result(),
+            per_document=self._documents.result() if self._documents else None,
             excerpts=tuple(self._excerpts),
             first_difference=self._first_difference,
         )

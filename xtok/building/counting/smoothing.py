@@ -1,4 +1,4 @@
-"""Smooth counts towards a map, and measure how well a map predicts counts."""
+"""Smooth counts towards a map; measure counts, and how well a map predicts them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.building.counting.counts import Pairs as Pairs
 from xtok.building.counting.counts import edge_keys, pair_edges
-from xtok.maps.edges import Edges, map_order, ranks, sum_duplicates
-
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+from xtok.maps.edges import Edges, heaviest, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
 
@@ -37,28 +36,13 @@ def choose_alpha(
     """
     if not (len(held[0]) and len(pairs[0])):
         return 4.0
-    # Only rows of held-out pairs matter. In these rows, give every pair with a count or a base
-    # weight both values, so that the arrays match.
-    rows = np.unique(held[0] >> 32)
+    rows = np.unique(held[0] >> 32)  # other rows do not matter
     counts = pair_edges(pairs[0], pairs[1] / unit)
     counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
-    no_base, no_counts = (e._replace(weights=0 * e.weights) for e in (counts, base))
-    counts = sum_duplicates(Edges.concatenate([counts, no_counts]))
-    weights = sum_duplicates(Edges.concatenate([no_base, base])).weights
-    keys = edge_keys(counts)
-    if not len(keys):
-        return ALPHAS[0]
-    places = np.searchsorted(keys, held[0]).clip(0, len(keys) - 1)
-    is_edge = keys[places] == held[0]
     entropies = []
     for alpha in ALPHAS:
-        edges = counts._replace(weights=counts.weights + alpha * weights).normalized()
-        order = map_order(edges)
-        kept = order[ranks(edges.student_ids) < top_k]  # sorting keeps the positions of rows
-        predicted = np.zeros(len(keys))
-        predicted[kept] = edges.take(kept).normalized().weights
-        surprise = losses(np.where(is_edge, predicted[places], 0.0), width)
-        entropies.append((surprise * held[1]).sum())
+        best = heaviest(smooth(counts, base, alpha), top_k)
+        entropies.append((losses(weights_at(best, held[0]), width) * held[1]).sum())
     return ALPHAS[int(np.argmin(entropies))]
 
 
@@ -77,3 +61,26 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
     of_edges, weights = of_edges[order], edges.weights[order].astype(np.float64)
     places = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)
     return np.where(of_edges[places] == keys, weights[places], 0.0)
+
+
+def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
+    """Return the entropy of counts summed by id, in bits."""
+    _, places = np.unique(ids, return_inverse=True)
+    sums = np.bincount(places, counts)
+    shares = sums[sums > 0] / (counts.sum() or 1)
+    return float(-(shares * np.log2(shares)).sum()) + 0.0
+
+
+def share_of(counts: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
+    """Return the share of the chosen counts, 0 without counts."""
+    return float(counts[chosen].sum() / (counts.sum() or 1))
+
+
+def entropy_kept(
+    events: tuple[NDArray[Any], NDArray[Any]],
+    tokens: tuple[NDArray[Any], NDArray[Any]],
+    counts: NDArray[Any],
+) -> float:
+    """Return the smaller event entropy of the two sides, divided by the smaller token entropy."""
+    whole = min(entropy_of(ids, counts) for ids in tokens)
+    return min(entropy_of(ids, counts) for ids in events) / whole if whole > 0 else 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import compress, count, pairwise
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.counting.aligned import TextAligner
 from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
 from xtok.building.counting.encode import TextEncoder
+from xtok.building.counting.texts import Batch
 from xtok.config import Target
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.tokenizers.table import TokenTable, TokenType
@@ -82,7 +83,7 @@ _LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2's longest 
 PREFIXES_PER_ROW = 32
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_TEXTS_PER_DOCUMENT = 25  # joined, since encoding few documents is faster
+_PER_DOCUMENT = 25  # texts, joined, since encoding few documents is faster
 
 NUM_TEXTS = 50_000
 # If the sides share less than half of all tokens, more chunks have several tokens, so counts vary
@@ -144,22 +145,20 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
         num_texts = min(most, 2 * sum(map(len, tables)))
     source = SyntheticSource(tables)
     tally, aligner = Tally(target), TextAligner(pair)
-    left = num_texts  # texts to draw
-    waiting = 0  # texts being encoded
+
+    def batches(num_texts: int) -> Iterator[Batch]:
+        for start in range(0, num_texts, _TEXTS_AT_ONCE):
+            stop = min(start + _TEXTS_AT_ONCE, num_texts)
+            texts = source.texts(stop - start)
+            parts = [texts[i : i + _PER_DOCUMENT] for i in range(0, len(texts), _PER_DOCUMENT)]
+            yield Batch(list(map("".join, parts)), [], 0, stop)
+
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        encoded = encoder.start_encoding([])
-        while left or waiting:
-            texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
-            sides, done = encoded(), waiting
-            starts = range(0, len(texts), _TEXTS_PER_DOCUMENT)
-            documents = ["".join(texts[i : i + _TEXTS_PER_DOCUMENT]) for i in starts]
-            encoded, waiting = encoder.start_encoding(documents), len(texts)
-            left -= len(texts)
+        for _, sides in encoder.read(batches(num_texts), num_texts, advance):
             tally.add(aligner.align(*sides))
-            advance(done)
     return tally.counts()
 
 
@@ -264,30 +263,33 @@ class SyntheticSource:
         ):
             parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
         tokens = [token for _, members, _ in parts for token in members]
-        kinds = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
-        self.weights = np.concatenate([part[2] for part in parts])
+        self.weights = np.concatenate([weights for _, _, weights in parts])
+        pool_of = np.array(
+            [
+                _script(token) if kind == TextKind.UNSPACED else kind
+                for kind, members, _ in parts
+                for token in members
+            ]
+        )
+        self.pools: dict[int, Pool] = {}
+        for pool in np.unique(pool_of).tolist():
+            ids = np.flatnonzero(pool_of == pool)
+            self.pools[pool] = ids, np.cumsum(self.weights[ids])
         padded = np.frombuffer(bytes(8) + b"".join(tokens), np.uint8)
         self.data = padded[8:]
         # The eight bytes before each position, the last byte as the highest
         self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
         self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
         self.starts = np.append(np.int32(0), self.ends[:-1])
-        self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in TextKind}
-        unspaced = np.flatnonzero(kinds == TextKind.UNSPACED)
-        scripts = np.array([_block(tokens[i]) for i in unspaced], np.int64)
-        self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
-        self._index(kinds)
+        self._index(pool_of)
 
-    def _pool(self, ids: NDArray[np.int64]) -> Pool:
-        return ids, np.cumsum(self.weights[ids])
-
-    def _index(self, kinds: NDArray[np.int64]) -> None:
+    def _index(self, pool_of: NDArray[np.int64]) -> None:
         """Index the positions of letters in tokens by their preceding bytes, last byte first."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
         begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
-        spelled = np.isin(kinds, [TextKind.WORD, TextKind.CONTINUATION, TextKind.SYMBOL])
+        spelled = np.isin(pool_of, [TextKind.WORD, TextKind.CONTINUATION, TextKind.SYMBOL])
         places = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
         token_at = token_at[places]
         behind = places - self.starts[token_at]
@@ -318,7 +320,6 @@ class SyntheticSource:
     def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the position of each token in the joined tokens, int64 `[number, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
-        unspaced &= len(self.scripts) > 0
         script = self._draw_scripts(number)
         # Cumulative transition probabilities, after each kind in texts with and without spaces
         chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(TextKind), -1).T
@@ -352,15 +353,12 @@ class SyntheticSource:
 
     def _draw_scripts(self, number: int) -> NDArray[np.int64]:
         language = self.draw.in_any_order("language", number)
-        others = sorted(set(self.scripts) - {_HAN, _KANA})
-        mass = np.cumsum([self.scripts[s][1][-1] for s in others])
+        others = [pool for pool in self.pools if pool > _HAN]
+        mass = np.cumsum([self.pools[s][1][-1] for s in others])
+        numbers = self.draw.in_any_order("script", number)
+        place = np.searchsorted(mass, numbers * mass[-1], side="right").clip(0, len(others) - 1)
         script = np.where(language < 0.45, _HAN, _JAPANESE)
-        if others:
-            numbers = self.draw.in_any_order("script", number)
-            place = np.searchsorted(mass, numbers * mass[-1], side="right")
-            chosen = np.array(others)[place.clip(0, len(others) - 1)]
-            script = np.where(language > 0.8, chosen, script)
-        return script
+        return np.where(language > 0.8, np.array(others)[place], script)
 
     def _draw_tokens(
         self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
@@ -368,22 +366,15 @@ class SyntheticSource:
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
-        groups: list[tuple[object, NDArray[np.bool_], Pool]]
-        groups = [(k, kind == k, self.pools[k]) for k in TextKind if k != TextKind.UNSPACED]
-        drawn = np.bincount(script[kind == TextKind.UNSPACED] - _JAPANESE)  # draws per script
-        for s in (np.flatnonzero(drawn) + _JAPANESE).tolist():
-            pool = self.scripts.get(s, self.pools[TextKind.UNSPACED])
-            groups.append(
-                ((TextKind.UNSPACED, s), (kind == TextKind.UNSPACED) & (script == s), pool)
-            )
-        for group, chosen, (ids, cumulated) in groups:
-            rows = np.flatnonzero(chosen)
-            if len(rows) and len(ids):
-                goal = self.draw(group, last[rows]) * cumulated[-1]
-                order = np.argsort(goal)  # for the processor's cache
-                rows, goal = rows[order], goal[order]
-                tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
-                start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
+        pools = np.where(kind == TextKind.UNSPACED, script, kind)
+        for pool in sorted(self.pools.keys() & pools.tolist()):
+            ids, cumulated = self.pools[pool]
+            rows = np.flatnonzero(pools == pool)
+            goal = self.draw(pool, last[rows]) * cumulated[-1]
+            order = np.argsort(goal)  # for the processor's cache
+            rows, goal = rows[order], goal[order]
+            tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
+            start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
         return start, stop
 
     def _continue_words(
@@ -414,21 +405,17 @@ class SyntheticSource:
 
 # Scripts that are drawn together. They are defined by fixed code points, unlike the classes of
 # `tokenizers.classes`, because maps must not change with a new version of Unicode.
-_HAN, _KANA, _JAPANESE = -1, -2, -3  # other scripts: code point >> 8
+# Their tokens have the numbers from 6 as their kinds.
+_JAPANESE, _KANA, _HAN, _OTHERS = range(len(TextKind), len(TextKind) + 4)
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
 def kind_of(token: bytes) -> TextKind | None:
     """Return the kind of a token; None if it is not valid text."""
-    try:
-        text = token.decode()
-    except UnicodeDecodeError:
+    text = token.decode("utf-8", "ignore")
+    if not text or text.encode() != token:
         return None
     body = text.removeprefix(" ")
-    if text.isascii() and body.isalpha():  # most tokens
-        return TextKind.WORD if text[0] == " " else TextKind.CONTINUATION
-    if not text:
-        return None
     if text.isspace():
         return TextKind.SPACE
     if body.isdigit():
@@ -451,7 +438,7 @@ def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDAr
     return [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
 
 
-def _block(token: bytes) -> int:
+def _script(token: bytes) -> int:
     for char in token.decode():
         code = ord(char)
         if 0x3040 <= code < 0x3100:
@@ -459,8 +446,8 @@ def _block(token: bytes) -> int:
         if 0x3400 <= code < 0xA000 or code >= 0x20000:
             return _HAN
         if code >= 0xE00 and char.isalpha():
-            return 0xAC if 0xAC00 <= code < 0xD7A4 else code >> 8
-    return 0
+            return _OTHERS + (0xAC if 0xAC00 <= code < 0xD7A4 else code >> 8)
+    return _OTHERS
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:

@@ -141,7 +141,8 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
             ):
                 text, read = _document(row, field), max(0, row.read - shard.start)
                 if text is not None:
-                    yield from ((part, read) for part in _parts(text))
+                    for start in range(0, len(text) or 1, MAX_CHARACTERS):
+                        yield text[start : start + MAX_CHARACTERS], read
 
 
 def read_samples(
@@ -172,28 +173,19 @@ def _paragraphs(path: Path) -> Iterator[str]:
             yield "".join(group).rstrip("\r\n")
 
 
-def _parts(text: str) -> list[str]:
-    if len(text) <= MAX_CHARACTERS:
-        return [text]
-    starts = range(0, len(text), MAX_CHARACTERS)
-    return [text[start : start + MAX_CHARACTERS] for start in starts]
-
-
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", _BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
-        for offset, line in lines(shard, file, DOCUMENT_BYTES):
+        last = (0, b"")  # the end of the file ends a document
+        for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):
             if not document:
                 start = offset
             document += line
-            if len(document) >= DOCUMENT_BYTES:
+            if len(document) >= DOCUMENT_BYTES or (document and not line):
                 text = decode(LinePlace(shard.path, start), bytes(document))
                 yield text, raw.tell() - shard.start
                 document.clear()
-        if document:
-            text = decode(LinePlace(shard.path, start), bytes(document))
-            yield text, raw.tell() - shard.start
 
 
 def _document(row: FileRow, field: str) -> str | None:
