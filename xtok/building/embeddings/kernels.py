@@ -43,17 +43,13 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
 
 
 @kernel
-def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
-    row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_places,
-    values, places,
-):  # fmt: skip
-    """Fill empty rows with the `k` columns of the largest cosines.
+def add_up_and_keep_largest(shared, first, values, places):  # type: ignore[no-untyped-def]
+    """Fill empty rows, from row `first`, with the `k` columns of the largest cosines.
 
-    A product is the sum of `squares`, int32 `[grams]`, of the shared n-grams. `row_starts` and
-    `starts` are int64 starts in `row_grams` and `columns`; `per_length` is 1 / length, float64
-    `[columns]`. `column_places` are written to `places`, int32 `[rows, k]`, -1 in empty rows; ties
-    go to the lower index. `values`, float64 `[rows, k]`, descend, then 0.
+    A product is the sum of the squared weights of `SharedGrams`. `places`, int32 `[rows, k]`, are
+    -1 in empty rows; ties go to the lower place. `values`, float64 `[rows, k]`, descend, then 0.
     """
+    row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_places = shared
     k = values.shape[1]
     sums = np.zeros(len(per_length), np.int32)
     touched = np.empty(len(per_length) + 1, np.int32)
@@ -61,7 +57,7 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
         if places[row, 0] >= 0:
             continue
         num_touched = 0
-        for i in range(row_starts[row], row_starts[row + 1]):
+        for i in range(row_starts[first + row], row_starts[first + row + 1]):
             gram = row_grams[i]
             for j in range(starts[gram], starts[gram + 1]):
                 column = columns[j]
@@ -87,4 +83,4 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
             if place < k:
                 values[row, place], places[row, place] = x, id
         for place in range(k):
-            values[row, place] = min(values[row, place] / row_lengths[row], 1.0)
+            values[row, place] = min(values[row, place] / row_lengths[first + row], 1.0)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.building.embeddings.kernels import keep_largest
+
 if TYPE_CHECKING:
     import torch
 
@@ -68,8 +70,6 @@ class Cosine:
         the sum of all m weights, `[n]`, if `weigh` converts cosines and a row's largest to weights.
         """
         import torch
-
-        from xtok.building.embeddings.kernels import keep_largest
 
         values = np.full((len(students), k), -2, np.float32)
         ids = np.full((len(students), k), -1, np.int32)

@@ -207,6 +207,5 @@ def _folder_sha256(folder: Path) -> str:
         if path.is_file() and not name.startswith(".") and path.suffix != ".md":
             digest.update(f"{name}\n".encode())
             with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress
 from xtok._lib.threads import available_cores
+from xtok.building.embeddings.kernels import add_up_and_keep_largest
+from xtok.maps.edges import ranks
 
 # N-grams in more columns are ignored: with a limit of 3,000, the search for Llama 3 → Qwen takes
 # three times as long, with the same first entries.
@@ -54,23 +56,30 @@ def most_similar(
     for limit in (most_columns, len(columns)):
         is_empty = places[:, 0] < 0
         if is_empty.any():
-            _fill(values, places, _shared_ngrams(tokens, is_empty, limit), column_order, progress)
+            _fill(values, places, _shared_ngrams(tokens, is_empty, limit, column_order), progress)
     in_order = np.argsort(row_order)
     return values[in_order], places[in_order]
 
 
-class _SharedGrams(NamedTuple):
+class SharedGrams(NamedTuple):
+    """The n-grams of rows and columns, as input of the kernel."""
+
     row_starts: NDArray[np.int64]  # [rows + 1], start of each row in `row_grams`
     row_grams: Ints
+    row_lengths: NDArray[np.float64]
+    squares: Ints  # [n-grams], squared weights
     starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
     columns: Ints
-    squares: Ints  # [n-grams], squared weights
-    lengths: NDArray[np.float64]  # [tokens]
+    per_length: NDArray[np.float64]  # [columns], 1 / length
+    column_places: NDArray[np.int64]  # [columns], place to return
 
 
 def _shared_ngrams(
-    tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int
-) -> _SharedGrams:
+    tokens: list[bytes],
+    is_wanted: NDArray[np.bool_],
+    most_columns: int,
+    column_places: NDArray[np.int64],
+) -> SharedGrams:
     num_rows, sums = len(is_wanted), np.zeros(len(tokens))
     entries: list[NDArray[np.int64]] = []  # row << 32 | n-gram
     columns: list[Ints] = []
@@ -99,36 +108,29 @@ def _shared_ngrams(
     by_row = np.concatenate(entries)
     entries.clear()
     by_row.sort()
-    return _SharedGrams(
-        np.searchsorted(by_row, np.arange(num_rows + 1) << 32), by_row.astype(np.int32),
-        np.cumsum(np.concatenate(sizes)), np.concatenate(columns),
-        np.concatenate(weights), np.sqrt(sums),
+    row_starts, lengths = np.searchsorted(by_row, np.arange(num_rows + 1) << 32), np.sqrt(sums)
+    return SharedGrams(
+        row_starts, by_row.astype(np.int32), lengths[:num_rows], np.concatenate(weights),
+        np.cumsum(np.concatenate(sizes)), np.concatenate(columns), 1 / lengths[num_rows:],
+        column_places,
     )  # fmt: skip
 
 
 def _fill(
     values: NDArray[np.float64],
     places: NDArray[np.int32],
-    shared: _SharedGrams,
-    column_places: NDArray[np.int64],
+    shared: SharedGrams,
     progress: Progress,
 ) -> None:
-    from xtok.building.embeddings.kernels import add_up_and_keep_largest
-
-    num_rows, lengths = len(values), shared.lengths
-    with progress("comparing spellings", num_rows) as advance:
+    with progress("comparing spellings", len(values)) as advance:
 
         def work(first: int) -> None:
-            part = slice(first, min(first + BLOCK_ROWS, num_rows))
-            add_up_and_keep_largest(
-                shared.row_starts[part.start : part.stop + 1], shared.row_grams, lengths[part],
-                shared.squares, shared.starts, shared.columns, 1 / lengths[num_rows:],
-                column_places, values[part], places[part],
-            )  # fmt: skip
-            advance(part.stop - part.start)
+            part = slice(first, first + BLOCK_ROWS)
+            add_up_and_keep_largest(shared, first, values[part], places[part])
+            advance(len(values[part]))
 
         with ThreadPoolExecutor(available_cores()) as pool:
-            list(pool.map(work, range(0, num_rows, BLOCK_ROWS)))
+            list(pool.map(work, range(0, len(values), BLOCK_ROWS)))
 
 
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
@@ -166,23 +168,13 @@ def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
     codes <<= _TOKEN_BITS  # an n-gram and its token as one integer, for a single sort
     codes |= owners
     codes.sort()
-    repeated = np.flatnonzero(~_is_first(codes))
-    begins = np.flatnonzero(np.diff(repeated, prepend=-2) != 1)
-    times = 1 + np.arange(len(repeated)) - np.repeat(begins, np.diff(begins, append=len(repeated)))
+    times = ranks(codes)  # earlier occurrences in the same token
     owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
-    codes >>= _TOKEN_BITS
-    codes = np.cumsum(_is_first(codes), out=codes)
-    codes <<= _TIMES_BITS
-    codes[repeated] |= times
-    codes <<= _TOKEN_BITS
-    codes |= owners
+    codes = (_numbers(codes >> _TOKEN_BITS) << _TIMES_BITS | times) << _TOKEN_BITS | owners
     codes.sort()
     owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
-    codes >>= _TOKEN_BITS
-    return np.cumsum(_is_first(codes), dtype=np.int32) - np.int32(1), owners
+    return _numbers(codes >> _TOKEN_BITS).astype(np.int32), owners
 
 
-def _is_first(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    is_first = np.ones(len(values), np.bool_)
-    np.not_equal(values[1:], values[:-1], out=is_first[1:])
-    return is_first
+def _numbers(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(np.diff(codes, prepend=codes[:1]) != 0)
