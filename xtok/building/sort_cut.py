@@ -8,7 +8,7 @@ import numpy as np
 
 from xtok.config import SortCutConfig
 from xtok.errors import XtokError
-from xtok.maps.edges import row_starts
+from xtok.maps.edges import ranks
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges, with_options
@@ -32,7 +32,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     result, counts = cut_rows(projection, config)
     is_counted = "texts" in (projection.recipe or ())  # `build` then adds exact rows after the cut
     recipe = None if is_counted else with_options(projection, top_k=config.top_k)
-    report = StageReport("sort-cut", counts, _weight_notes(result))
+    report = StageReport("sort-cut", counts)
     return replace(result, reports=(*result.reports, report), recipe=recipe)
 
 
@@ -46,41 +46,19 @@ def cut_rows(
             hint="set {option} to 2 or more, or build the map without the scale trick",
             parameter="top_k",
         )
-    starts = row_starts(projection.student_ids)
-    sizes = np.diff(starts, append=projection.nnz)
-    kept = np.minimum(sizes, config.top_k)
-    # places: indices of the first `kept` entries of each row in the map's arrays
-    ends = np.cumsum(kept)
-    places = np.arange(int(kept.sum())) + np.repeat(starts - (ends - kept), kept)
-    if projection.scale_slot is not None:  # keep the slot, a row's last entry, as the last place
-        has_slot = projection.scale_slot[projection.student_ids[starts]] == 1
-        places[ends[has_slot] - 1] = (starts + sizes)[has_slot] - 1
-    edges = projection.edges.take(places)
-    is_cut = np.repeat(kept < sizes, kept)
-    weights = np.where(is_cut, edges.normalized().weights, edges.weights)
-    dropped = np.delete(projection.weights, places).sum(dtype=np.float64)
+    slot, sizes = projection.scale_slot, projection.entries_per_row
+    has_slot = np.zeros(len(sizes), np.uint8) if slot is None else slot
+    most = (config.top_k - has_slot.astype(np.int64))[projection.student_ids]
+    is_kept = (ranks(projection.student_ids) < most) | projection.is_slot
+    edges, is_cut = projection.edges.take(is_kept), sizes > config.top_k
+    normalized = edges.normalized().weights
+    weights = np.where(is_cut[edges.student_ids], normalized, edges.weights)
+    dropped = projection.weights[~is_kept].sum(dtype=np.float64)
     counts: dict[str, float] = {
-        "rows cut": int(np.count_nonzero(kept < sizes)),
-        "entries cut": projection.nnz - len(places),
-        "mean mass cut per row": float(dropped) / max(1, len(starts)),
+        "rows cut": int(np.count_nonzero(is_cut)),
+        "entries cut": projection.nnz - len(weights),
+        "mean mass cut per row": float(dropped) / max(1, int(np.count_nonzero(sizes))),
     }
     edges = edges._replace(weights=weights)
-    slot = projection.scale_slot
     result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
     return result.after("sort-cut", asdict(config)), counts
-
-
-def _weight_notes(projection: ProjectionMap) -> tuple[str, ...]:
-    weights = projection.weights
-    if not len(weights):
-        return ()
-    quantiles = np.percentile(weights, [50, 90, 95, 99])
-    shown = zip(("median", "90th percentile", "95th", "99th"), quantiles.tolist(), strict=True)
-    starts = row_starts(projection.student_ids)
-    first = int(np.count_nonzero(weights[starts] == np.maximum.reduceat(weights, starts)))
-    return (
-        f"{len(weights):,} weights: mean {weights.mean(dtype=np.float64):.4f}, "
-        + ", ".join(f"{name} {value:.4f}" for name, value in shown)
-        + f", least {weights.min():.4f}, largest {weights.max():.4f}",
-        f"heaviest entry: the first in {first:,} rows, a scale slot in {len(starts) - first:,}",
-    )
