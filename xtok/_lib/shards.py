@@ -29,7 +29,6 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "json",
     ".parquet": "parquet",
 }
-_BLOCK_BYTES = 1 << 17
 _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
@@ -81,12 +80,9 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
 
 def source_of(path: Path) -> SourceFile:
     """Return a file's name, size and digest."""
-    sha256, size = hashlib.sha256(), 0
     with reading(path), path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            sha256.update(block)
-            size += len(block)
-    return SourceFile(name=path.name, size=size, sha256=sha256.hexdigest())
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return SourceFile(name=path.name, size=file.tell(), sha256=sha256)
 
 
 def format_of(path: Path) -> Format:

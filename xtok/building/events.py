@@ -71,22 +71,17 @@ def _links(pair: Pair, progress: Progress) -> Ids:
 
 
 def connected(s_link: Ids, t_link: Ids) -> Ids:
-    """Return the component of each token that its links lead to, student tokens first."""
-    offset = len(s_link)
-    parent = list(range(offset + len(t_link)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    links = np.concatenate([np.where(s_link >= 0, s_link + offset, -1), t_link]).tolist()
-    for node, other in enumerate(links):
-        if other >= 0:
-            a, b = root(node), root(other)
-            parent[max(a, b)] = min(a, b)
-    return np.array([root(node) for node in range(len(parent))])
+    """Return the lowest token that each token's links lead to, student tokens first."""
+    links = np.concatenate([np.where(s_link >= 0, s_link + len(s_link), -1), t_link])
+    tokens = np.flatnonzero(links >= 0)
+    lowest, before = np.arange(len(links)), np.zeros(0, np.int64)
+    while not np.array_equal(lowest, before):
+        before = lowest.copy()
+        least = np.minimum(lowest[tokens], lowest[links[tokens]])
+        np.minimum.at(lowest, tokens, least)
+        np.minimum.at(lowest, links[tokens], least)
+        lowest = lowest[lowest]
+    return lowest
 
 
 def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
