@@ -20,11 +20,6 @@ class FlatIds(NamedTuple):
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]  # [documents + 1]
 
-    @property
-    def num_tokens(self) -> int:
-        """Total number of tokens."""
-        return int(self.bounds[-1] - self.bounds[0])
-
 
 class SymbolTable:
     """One side's vocabulary as input of the kernels, and checks of ids.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -34,8 +34,6 @@ from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
-
-M = TypeVar("M", bound=mapfile.StoredMap)
 
 
 def build(
@@ -239,7 +237,7 @@ def _request(
     return _Request(pair, ProjectionMap, built, recipe)
 
 
-def _saved(made: M, path: Path, strict: bool) -> M:
+def _saved(made: AnyMap, path: Path, strict: bool) -> AnyMap:
     if strict:
         require_complete(made)
     made.save(path)

@@ -54,7 +54,7 @@ class TextEncoder:
                 break
             done, encoded = waiting.popleft()
             sides = encoded()
-            advance(done.consumed - consumed, sides[0].num_tokens)
+            advance(done.consumed - consumed, len(sides[0].ids))
             consumed = done.consumed
             yield done, sides
         advance(total - consumed, 0)

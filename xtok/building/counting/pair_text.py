@@ -287,8 +287,8 @@ class TextCounter:
         totals.differing += int(aligned.differs.sum())
         totals.num_bytes += int(sizes.sum())
         totals.lost_bytes += int(aligned.bytes_outside(sizes, tables[0]).sum())
-        totals.student_tokens += aligned.student.num_tokens
-        totals.teacher_tokens += aligned.teacher.num_tokens
+        totals.student_tokens += len(aligned.student.ids)
+        totals.teacher_tokens += len(aligned.teacher.ids)
         totals.starts += len(aligned.documents)
         totals.skipped_chunks += skipped
 
