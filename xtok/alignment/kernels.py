@@ -64,15 +64,14 @@ def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
-        i, j = s.bounds[d], t.bounds[d]
-        chunks.total[d] = 0
+        i, j, k = s.bounds[d], t.bounds[d], np.int64(0)
+        base = i
         chunks.differs[d, 0] = chunks.differs[d, 1] = -1
         while i < n and j < m:
             if exact[s.ids[i]] == t.ids[j]:
-                chunks.student[i] = chunks.teacher[j] = chunks.total[d]
-                chunks.correct[s.bounds[d] + chunks.total[d]] = True
-                chunks.total[d] += 1
-                i, j = i + 1, j + 1
+                chunks.student[i] = chunks.teacher[j] = k
+                chunks.correct[base + k] = True
+                i, j, k = i + 1, j + 1, k + 1
             elif not _num_symbols(s, i):
                 i += 1
             elif not _num_symbols(t, j):
@@ -83,8 +82,10 @@ def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
                     chunks.differs[d, 0], chunks.differs[d, 1] = i, j
                 if s_end < 0:
                     break
+                chunks.total[d] = k
                 _emit(s, t, Stretch(i, s_end, j, t_end), True, d, chunks)
-                i, j = s_end, t_end
+                i, j, k = s_end, t_end, k + 1
+        chunks.total[d] = k
 
 
 @inner_kernel
@@ -146,12 +147,6 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 if is_lossy:
                     break
                 a, b = _skip(x, p, y, q)
-                if p == 0 and q == 0 and x[0] == SPACE and len(x) > 1 and x[1] == y[0]:
-                    a, b = np.int64(1), np.int64(0)  # a dummy prefix space
-                elif p == 0 and q == 0 and y[0] == SPACE and len(y) > 1 and y[1] == x[0]:
-                    a, b = np.int64(0), np.int64(1)
-                elif _is_unknown(x[p : p + max(a, 1)]) or _is_unknown(y[q : q + max(b, 1)]):
-                    a, b = _skip_to_single_run(x, p, y, q)
                 if a < 0:
                     break
                 p, q = p + a, q + b
@@ -241,6 +236,19 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
+    """Return the skips on both sides to the place where symbols agree again, or −1."""
+    if p == q == 0 and len(x) > 1 and x[0] == SPACE and x[1] == y[0]:
+        return np.int64(1), np.int64(0)  # a dummy prefix space
+    if p == q == 0 and len(y) > 1 and y[0] == SPACE and y[1] == x[0]:
+        return np.int64(0), np.int64(1)
+    a, b = _smallest_skip(x, p, y, q)
+    if _is_unknown(x[p : p + max(a, 1)]) or _is_unknown(y[q : q + max(b, 1)]):
+        return _skip_to_single_run(x, p, y, q)
+    return a, b
+
+
+@inner_kernel
+def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return the smallest skips on both sides after which symbols agree, or −1."""
     for total in range(1, NEAR + 1):
         for a in range(total + 1):
