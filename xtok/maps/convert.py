@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok.config import Loss
-from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
@@ -27,9 +25,9 @@ def convert(
     """Write a map in the format of the output's suffix, and return the output's path.
 
     Args:
-        projection: a projection map or a spelling map, or the path of its file.
-        output: a `.safetensors` file, or a `.pt` for NeMo-RL; for a spelling map, `NAME.pt` is the
-            student's table, `NAME.reverse.pt` the teacher's.
+        projection: a map of any kind, or the path of its file.
+        output: a `.safetensors` file, or, except for event maps, a `.pt` for NeMo-RL; for a
+            spelling map, `NAME.pt` is the student's table, `NAME.reverse.pt` the teacher's.
         pair: the models; they provide missing tokens.
         options: as for `ProjectionMap.load`, only for a path.
     """
@@ -39,11 +37,6 @@ def convert(
             raise TypeError(f"{', '.join(options)}: supported only with the path of a file")
     else:
         projection = read_map(projection, **options)
-    if isinstance(projection, EventMap):
-        raise XtokError(
-            "an event map supports only .safetensors",
-            hint="give a projection map or a spelling map; copy the file of an event map",
-        )
     if pair is not None:
         projection, _ = bind_map(projection, pair)
     projection.save(target)
