@@ -145,7 +145,7 @@ class StoredMap:
             name, command = KINDS[cls.KIND]
             raise MapFileError(
                 f"{os.fspath(path)} is {KINDS[kind][0]}, not {name}",
-                hint=f"xtok inspect shows it; {command} makes {name}",
+                hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
         with naming(Path(path)):
             made = cls(**fields)

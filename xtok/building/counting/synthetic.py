@@ -157,7 +157,8 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        for _, sides in encoder.read(batches(num_texts), num_texts, advance):
+        encoded = encoder.read(batches(num_texts), num_texts, lambda size, _: advance(size))
+        for _, sides in encoded:
             tally.add(aligner.align(*sides))
     return tally.counts()
 
