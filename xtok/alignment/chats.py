@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,26 +199,19 @@ def _written(conversation: Conversation) -> list[_Stretch]:
     # A place is 4 × character + byte within it, because runs have character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     places = 4 * character + bounds - byte_of[character]
-    # Start, end, offsets of the last and first run, and whether offsets rise like places.
-    spans: dict[tuple[Any, ...], list[int]] = {}
+    strings: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for run in conversation.runs:
-        key = (run.message, *run.path)
-        if run.path[:1] == ("role",):
-            continue
-        if key not in spans:
-            spans[key] = [run.start, run.end, run.offset, run.offset, run.offset >= 0]
-        elif run.offset > spans[key][2]:  # a later part of the same string
-            begin, _, _, offset, is_linear = spans[key]
-            is_linear = is_linear and run.start - begin == run.offset - offset
-            spans[key] = [begin, run.end, run.offset, offset, is_linear]
+        runs = strings[run.message, *run.path]
+        if not runs or run.offset > runs[-1].offset:  # otherwise the string is repeated
+            runs.append(run)
     stretches = []
-    for key, (start, end, _, offset, is_linear) in sorted(
-        spans.items(), key=lambda item: item[1][0]
-    ):
-        first = int(np.searchsorted(bounds[1:], byte_of[start], side="right"))
-        last = int(np.searchsorted(bounds[:-1], byte_of[end], side="left"))
-        if first < last:
-            within = places[first : last + 1] - 4 * (start - max(0, offset))
+    for key, runs in sorted(strings.items(), key=lambda item: item[1][0].start):
+        begin, offset = runs[0].start, runs[0].offset
+        is_linear = all(run.start - begin == run.offset - offset for run in runs)
+        first = int(np.searchsorted(bounds[1:], byte_of[begin], side="right"))
+        last = int(np.searchsorted(bounds[:-1], byte_of[runs[-1].end], side="left"))
+        if first < last and key[1:2] != ("role",):
+            within = places[first : last + 1] - 4 * (begin - max(0, offset))
             stretches.append(_Stretch(key, first, last, within, offset if is_linear else -1))
     return stretches
 
