@@ -47,7 +47,7 @@ class Walk(NamedTuple):
     differs: NDArray[np.int64]  # [documents, 2], tokens at the first difference, or −1
 
 
-class Stretch(NamedTuple):
+class TokenSpans(NamedTuple):
     """Tokens of both sides between two places: `[s_from, s_to)` and `[t_from, t_to)`."""
 
     s_from: int
@@ -83,7 +83,7 @@ def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
                 if s_end < 0:
                     break
                 chunks.total[d] = k
-                _emit(s, t, Stretch(i, s_end, j, t_end), True, d, chunks)
+                _emit(s, t, TokenSpans(i, s_end, j, t_end), True, d, chunks)
                 i, j, k = s_end, t_end, k + 1
         chunks.total[d] = k
 
@@ -154,7 +154,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
             t_end = j if q == 0 else y_ends[q - 1]
             # Only the token ends at p and q are boundaries, not ends within a skip.
             if s_end >= 0 and t_end >= 0:
-                stretch = Stretch(i, s_end, j, t_end)
+                stretch = TokenSpans(i, s_end, j, t_end)
                 if is_other:
                     _align_stretch(s, t, stretch, max_comb_len, d, chunks)
                 else:
@@ -162,7 +162,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 i, j = s_end, t_end
                 is_other = False
         if is_other and not is_lossy and n - i <= SMALL and m - j <= SMALL:
-            _align_stretch(s, t, Stretch(i, n, j, m), max_comb_len, d, chunks)
+            _align_stretch(s, t, TokenSpans(i, n, j, m), max_comb_len, d, chunks)
 
 
 @inner_kernel
@@ -380,11 +380,11 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
         b, b_end = _text_between(y, t_starts, t_end, to_j)
         if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
             s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
-            _emit(s, t, Stretch(s_tokens[a], s_stop, t_tokens[b], t_stop), False, d, chunks)
+            _emit(s, t, TokenSpans(s_tokens[a], s_stop, t_tokens[b], t_stop), False, d, chunks)
         if index > 0:
             s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
             s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
-            _emit(s, t, Stretch(s_tokens[to_i], s_stop, t_tokens[to_j], t_stop), True, d, chunks)
+            _emit(s, t, TokenSpans(s_tokens[to_i], s_stop, t_tokens[to_j], t_stop), True, d, chunks)
 
 
 @inner_kernel
