@@ -1,7 +1,8 @@
 """An extension of Griffe (used by mkdocstrings) for the options of configs.
 
-A config field declares its default and its help in a call of `option` (`xtok/config.py`). The
-reference shows the default as the value and the help as the docstring.
+A config field declares its default and its help in a call of `option` (`xtok/config.py`, also in
+`xtok/training/losses/config.py`). The reference shows the default as the value and the help as the
+docstring.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 from griffe import Attribute, Docstring, ExprCall, ExprKeyword, Extension
 
+MODULES = ("xtok.config", "xtok.training.losses.config")
+
 
 class OptionFields(Extension):
     """Set the default and the help of each field that `option` declares."""
@@ -18,7 +21,7 @@ class OptionFields(Extension):
     def on_attribute_instance(self, *, attr: Attribute, **kwargs: Any) -> None:
         """Read the call, as it stands in the source."""
         call = attr.value
-        if attr.module.path != "xtok.config" or not isinstance(call, ExprCall):
+        if attr.module.path not in MODULES or not isinstance(call, ExprCall):
             return
         if str(call.function) not in ("option", "top_k_option"):
             return

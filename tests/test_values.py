@@ -35,7 +35,7 @@ def bytes_map() -> xtok.ProjectionMap:
     ("call", "kind", "words"),
     [
         (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, and must be"),
-        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, expected a whole"),  # type: ignore[arg-type]
+        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, and must be an integer"),  # type: ignore[arg-type]
         (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, and must be at"),
         (lambda: bytes_map()[97.9], TypeError, "'float' object"),  # type: ignore[index]
         (lambda: xtok.vocab("bytes", "\ud800"), XtokError, "has no token"),
