@@ -78,8 +78,7 @@ class DistillationMixin:
     ) -> None:
         self.hidden_states, self.audit = hidden_states, audit
         super().__init__(*args, **kwargs)
-        require_one_device(self.args)
-        keep_batches(self.accelerator)
+        _require_supported(self.args, self.accelerator)
         self.add_callback(_SumsReset(self))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -170,21 +169,18 @@ class DistillationMixin:
         student, theirs, router = self._forward(model, batch, outputs)
         # Weights of 1, so that no term is left out.
         unweighted = replace(self.objective, combine=CombineConfig())
-        terms = unweighted.terms(student, theirs, batch, None, None, router)
-        weights = teacher_weights(self.objective.teacher_weights, len(count) - 1)
-        of_teachers = sum(n * weight for n, weight in zip(count[1:], weights, strict=True))
-        chunks = torch.as_tensor(of_teachers / (sum(weights) or 1), device=count.device)
+        terms = unweighted.terms(student, theirs, batch, router=router)
+        weights = teacher_weights(self.objective.teacher_weights, len(theirs))
+        of_teachers = torch.tensor(weights, device=count.device)
+        chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
         means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
         numbers = torch.stack([count[0], chunks, count[0]]).float()
         if evaluation is not None:
-            sums = [means * numbers, numbers]
-            if isinstance(self.distillation_collator, DistillationCollator):
-                sums.append(
-                    _num_bytes(self.distillation_collator.student, batch["targets"])[None].to(means)
-                )
-                sides = zip(
-                    self.distillation_collator.teachers, theirs, batch["teachers"], strict=False
-                )
+            sums, collator = [means * numbers, numbers], self.distillation_collator
+            if isinstance(collator, DistillationCollator):
+                length = _num_bytes(collator.student, batch["targets"]).to(means)
+                sums.append(torch.stack([sums[0][0], length]))
+                sides = zip(collator.teachers, theirs, batch["teachers"], strict=False)
                 sums += [_nats_and_bytes(*side).to(means) for side in sides]
             evaluation.add(torch.cat(sums) * (num_rows > 0))
         return self._loss_of(*means), outputs
@@ -223,12 +219,11 @@ class DistillationMixin:
         means = sums / numbers.clamp(min=1)
         metrics = {"loss": self._loss_of(*means)}
         metrics |= {"cross_entropy": means[0], "distillation": means[1]}
-        if len(lengths) and lengths[0]:
-            metrics["bits_per_byte"] = sums[0] / math.log(2) / lengths[0]
-        for number, (nats, num_bytes) in enumerate(lengths[1:].view(-1, 2)):
+        numbered = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
+        names = ["", *(numbered if len(numbered) > 1 else ["teacher_"])]
+        for name, (nats, num_bytes) in zip(names, lengths.view(-1, 2), strict=False):
             if num_bytes:
-                name = "teacher" if len(self.teachers) == 1 else f"teacher_{number + 1}"
-                metrics[f"{name}_bits_per_byte"] = nats / math.log(2) / num_bytes
+                metrics[f"{name}bits_per_byte"] = nats / math.log(2) / num_bytes
         output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
         if not self._explained:
             self._explained = True
@@ -252,22 +247,8 @@ class DistillationMixin:
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
     ) -> tuple[AnyLogits, list[Any], Tensor | None]:
-        models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
-        for number, (of_side, side) in enumerate(zip(models, sides, strict=True)):
-            require_rows(of_side, side, number)
-        if self._headed is not model:  # an evaluation has the model without its wrapper
-            takes = self.objective.takes_hidden
-            self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
-            for note in notes if notes != self._notes else ():
-                self.accelerator.print(f"note: {note}", file=sys.stderr)
-            self._headed, self._notes = model, notes
-        if self.audit:
-            self.audit = False
-            with evaluating(self.teachers), self.accelerator.autocast():
-                own = audit(models, batch, self.distillation_collator, self._heads)
-            audits = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
-            if self.accelerator.is_main_process:
-                Audit.of_processes(audits).report()
+        sides = [batch, *batch["teachers"]]
+        self._check_models([model, *self.teachers], batch, sides)
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
         elif len(outputs.logits) > len(batch["input_ids"]):
@@ -278,6 +259,26 @@ class DistillationMixin:
             for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
                 theirs.append(None if teacher is None else logits_of(teacher, side, head))
         return outputs.logits, theirs, router_loss(model, outputs, self.router_aux_loss_coef)
+
+    def _check_models(
+        self, models: Sequence[Any], batch: dict[str, Any], sides: Sequence[Any]
+    ) -> None:
+        """Check the ids of each batch; on the first, find the heads and audit it."""
+        for number, (model, side) in enumerate(zip(models, sides, strict=True)):
+            require_rows(model, side, number)
+        if self._headed is not models[0]:  # an evaluation has the model without its wrapper
+            takes = self.objective.takes_hidden
+            self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
+            for note in notes if notes != self._notes else ():
+                self.accelerator.print(f"note: {note}", file=sys.stderr)
+            self._headed, self._notes = models[0], notes
+        if self.audit:
+            self.audit = False
+            with evaluating(self.teachers), self.accelerator.autocast():
+                own = audit(models, batch, self.distillation_collator, self._heads)
+            audits = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
+            if self.accelerator.is_main_process:
+                Audit.of_processes(audits).report()
 
 
 class _SumsReset(TrainerCallback):
@@ -341,15 +342,6 @@ def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
         raise ValueError("compute_loss_func is not supported: use loss=")
 
 
-def require_one_device(args: Any) -> None:
-    """Raise an `XtokError` for several GPUs in one process, where `Trainer` splits batches."""
-    if args.n_gpu > 1:
-        raise XtokError(
-            f"one process with {args.n_gpu} GPUs is not supported",
-            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
-        )
-
-
 def on_device(teacher: Any, device: torch.device) -> Any:
     """Move a teacher to a device, unless `device_map` has placed it on several.
 
@@ -360,18 +352,17 @@ def on_device(teacher: Any, device: torch.device) -> Any:
     return teacher
 
 
-def keep_batches(accelerator: Any) -> None:
-    """Let each process read its share of an iterable dataset.
-
-    By default, Accelerate reads it in one process and cuts batches, which must be tensors.
-
-    Raises:
-        XtokError: for `dispatch_batches=True`.
-    """
-    config = accelerator.dataloader_config
-    if config.dispatch_batches:
+def _require_supported(args: Any, accelerator: Any) -> None:
+    """Raise an `XtokError` for setups that cut batches, since these are not only tensors."""
+    if args.n_gpu > 1:
+        raise XtokError(
+            f"one process with {args.n_gpu} GPUs is not supported",
+            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
+        )
+    if accelerator.dataloader_config.dispatch_batches:
         raise XtokError(
             "dispatch_batches=True is not supported, since it cuts batches without alignments",
             hint="remove it from accelerator_config: each process reads its rows of the dataset",
         )
-    config.dispatch_batches = False
+    # By default, one process reads an iterable dataset for all.
+    accelerator.dataloader_config.dispatch_batches = False

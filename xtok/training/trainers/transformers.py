@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -31,8 +30,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         data_collator: a collator of the same student and teachers, or a `TopKCollator` for stored
             predictions. Rows of the dataset are its samples.
         teachers: causal language models, or their folders or repo ids, one for each teacher of the
-            collator. None or an empty list trains on stored predictions if the rows have them, and
-            otherwise without teachers, with everything else equal.
+            collator. None trains on stored predictions with `loss="alm"` or a `TopKCollator`. None
+            for another loss, or an empty list, trains without teachers, with everything else equal.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
         map: an event map for `event-kl`, a spelling map for `csd`, a map for `p-kl`, `gold` and
             `h-kl`, or its file; for all teachers or one for each.
@@ -66,7 +65,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         args.remove_unused_columns = False
         self.distillation_collator, pairs = data_collator, data_collator.pairs
         models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
-        if teachers is None:  # stored predictions, if the rows have some
+        if teachers is None:
             models = [None] * len(pairs) if loss == "alm" or None in pairs else []
         pairs = pairs if models else []
         if len(models) != len(pairs):
@@ -95,15 +94,13 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         if "totals" in inputs:
             return inputs
         batch = inputs if num_rows is None else first_rows(inputs, num_rows)
-        has_stored = any({"realized_logprob", "stored"} & {*side} for side in batch["teachers"])
-        if not any(self.teachers) and not has_stored:
-            self.teachers, batch = [], {**batch, "teachers": []}
-            self.objective = replace(self.objective, losses=[], teacher_weights=None)
-        if has_stored and not self.teachers:
-            raise XtokError(
-                "the rows have log-probabilities of a teacher, but the trainer has no teachers",
-                hint='train on them with loss="alm"',
-            )
+        if not self.teachers:
+            if any("realized_logprob" in side for side in batch["teachers"]):
+                raise XtokError(
+                    "the rows have log-probabilities of a teacher, but the trainer has no teachers",
+                    hint='train on them with loss="alm"',
+                )
+            batch = {**batch, "teachers": []}
         return prepare(batch, self.accelerator.device)
 
     def _loaded(self, teacher: Any) -> Any:
