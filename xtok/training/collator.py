@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ import numpy as np
 import torch
 
 from xtok.alignment.aligner import (
-    AlignmentBatch,
     FlatAlignment,
     PaddedAlignment,
     TokenAligner,
@@ -34,8 +31,8 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.chunks import Chunks, NumberedAlignment
-from xtok.training.rows import IGNORED, check_length, stack
+from xtok.training.losses.chunks import NumberedAlignment
+from xtok.training.rows import IGNORED, changed, check_length, stack, to_device
 from xtok.training.samples import (
     Part,
     Sample,
@@ -47,14 +44,6 @@ from xtok.training.samples import (
     row_of,
     scored_row,
 )
-from xtok.training.topk_collator import StoredTopK
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The texts and conversations of a batch, for the audit."""
-
-    rows: Sequence[SideText | ChatRecord]
 
 
 class DistillationCollator:
@@ -150,12 +139,11 @@ class DistillationCollator:
             note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
-        batch |= {"samples": Samples(of_student), "teachers": []}
-        for number, (teacher, texts) in enumerate(zip(self.teachers, of_teachers, strict=True)):
+        batch |= {"samples": of_student, "teachers": []}
+        for number, texts in enumerate(of_teachers):
             theirs = self.rows(number + 1, texts)
-            self._warn_of_cuts(teacher, theirs)
             side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
-            batch["teachers"].append({**side, "samples": Samples(texts)})
+            batch["teachers"].append({**side, "samples": texts})
         return batch
 
     def from_student_ids(
@@ -200,18 +188,13 @@ class DistillationCollator:
             parts_of(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
-        batch: dict[str, Any] = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "labels": labels,
-            "teachers": [],
-        }
-        for number, teacher in enumerate(self.teachers):
+        batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        batch |= {"labels": labels, "teachers": []}
+        for number in range(len(self.teachers)):
             theirs = [
                 self._teacher_row(number, parts, prompts[n][number], contexts[n][number])
                 for n, parts in enumerate(_spelled(self._retokenizers[number], rows))
             ]
-            self._warn_of_cuts(teacher, theirs)
             alignments = [
                 align_targets(self.aligners[number], row_of(parts), row, self.max_length)
                 for parts, row in zip(rows, theirs, strict=True)
@@ -255,6 +238,7 @@ class DistillationCollator:
         alignments: Sequence[FlatAlignment],
         batch: Mapping[str, Any],
     ) -> dict[str, Any]:
+        self._warn_of_cuts(self.teachers[number], rows)
         side = _pad(rows, self.teachers[number], self.max_length)
         side["alignment"] = alignment = _alignment_of_batch(alignments, batch, side)
         has_targets = bool((batch["labels"] != IGNORED).any())
@@ -342,37 +326,16 @@ class DistillationCollator:
         if short:
             name = teacher.vocabulary.model_id
             note = f"max_length {end} cuts the additional text of {name} from the left"
-            warnings.warn(f"{note}: {listed(short)}", stacklevel=3)
-
-
-def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move a batch, with all its tensors, to a device."""
-    return _changed(batch, lambda tensor: tensor.to(device, non_blocking=True))
+            warnings.warn(f"{note}: {listed(short)}", stacklevel=4)
 
 
 def first_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     """Return the first rows of a collator's batch, before `prepare`."""
-    part: dict[str, Any] = _changed(batch, lambda tensor: tensor[:num_rows])
+    part: dict[str, Any] = changed(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):
         if "samples" in side:
-            side["samples"] = Samples(side["samples"].rows[:num_rows])
+            side["samples"] = side["samples"][:num_rows]
     return part
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Chunks):
-        return Chunks(*(_changed(x, change) for x in value))
-    if isinstance(value, AlignmentBatch | StoredTopK):
-        changed = copy(value)
-        vars(changed).update(_changed(vars(value), change))
-        return changed
-    if isinstance(value, dict):
-        return {name: _changed(x, change) for name, x in value.items()}
-    if isinstance(value, list):
-        return [_changed(x, change) for x in value]
-    return value
 
 
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -391,8 +354,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
             side["shifted"] = NumberedAlignment(**vars(shifted))
         if "realized_logprob" in side:
             side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
-    moved: dict[str, Any] = to_device({**whole, "teachers": teachers}, device)
-    return moved
+    return to_device({**whole, "teachers": teachers}, device)
 
 
 def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:

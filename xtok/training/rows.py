@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+_T = TypeVar("_T")
 
 IGNORED = -100
 """The label of tokens that are not targets, as in PyTorch's cross-entropy."""
@@ -49,6 +53,26 @@ def check_length(max_length: int | None) -> None:
     """Raise a `ValueError` for a length below 1."""
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length is {max_length}, expected at least 1")
+
+
+def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to all tensors in dicts, lists, named tuples and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: changed(x, change) for name, x in value.items()}
+    if isinstance(value, list) or hasattr(value, "_make"):
+        return getattr(value, "_make", list)(changed(x, change) for x in value)
+    if is_dataclass(value) and any(isinstance(x, torch.Tensor) for x in vars(value).values()):
+        value = copy(value)
+        vars(value).update(changed(vars(value), change))
+    return value
+
+
+def to_device(value: _T, device: torch.device | str) -> _T:
+    """Return a value with all its tensors on a device."""
+    moved: _T = changed(value, lambda tensor: tensor.to(device, non_blocking=True))
+    return moved
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:

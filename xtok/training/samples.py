@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,9 +123,9 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
 
 def parts_of(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     """Split a row where targets begin and end."""
-    cuts = np.flatnonzero(np.diff(is_target)) + 1
-    flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
-    return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
+    starts = np.flatnonzero(np.diff(is_target, prepend=~is_target[:1]))
+    bounds = pairwise([*starts, len(ids)])
+    return [(ids[start:stop].tolist(), bool(is_target[start])) for start, stop in bounds]
 
 
 def row_of(parts: Sequence[Part]) -> SampleRow:
@@ -196,14 +197,13 @@ def align_targets(
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         places = np.flatnonzero(row.is_target & ~is_left_out)
         targets.append((places, np.append(0, np.searchsorted(places, row.stops))))
-    sides = [
-        x for row, (at, bounds) in zip(rows, targets, strict=True) for x in (row.ids[at], bounds)
-    ]
-    aligned = aligner.align_ids(*sides)
+    (our_places, our_bounds), (their_places, their_bounds) = targets
+    aligned = aligner.align_ids(
+        ours.ids[our_places], our_bounds, theirs.ids[their_places], their_bounds
+    )
+    numbers = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
     chunks = []
-    for row, (at, _), number in zip(
-        rows, targets, aligned.numbers(*(np.diff(bounds) for _, bounds in targets)), strict=True
-    ):
+    for row, (at, _), number in zip(rows, targets, numbers, strict=True):
         chunk = np.full(len(row.ids), -1, np.int32)
         chunk[at] = np.where(number < len(aligned.is_correct), number, -1)
         chunks.append(chunk)

@@ -94,7 +94,7 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
     """Return a row's checked predictions; a `rest_logprob` indicates `project`."""
-    lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
+    lists = columns["topk_ids"], columns["topk_logprobs"]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
         raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
