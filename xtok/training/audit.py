@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from xtok.training.collator import DistillationCollator, shifted_targets
 from xtok.training.heads import (
     Head,
     evaluating,
-    require_rows,
     rng_restored,
     router_loss,
     run,
@@ -120,21 +119,16 @@ def audit(
         batch: a batch of `prepare`, on the models' device.
         collator: the collator that made it.
         heads: as `find_heads` returns them; without them, models make whole logits.
-
-    Raises:
-        XtokError: if a model has no embedding for an id.
     """
     batches = [batch, *batch["teachers"]]
     names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
     if len(batches) == 2:
         names[1] = "the teacher"
-    tokenizers: list[Tokenizer | None] = [None] * len(batches)
+    tokenizers: list[Any] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
         tokenizers = [collator.student, *collator.teachers[: len(batches) - 1]]
-    for number, (model, side) in enumerate(zip(models, batches, strict=True)):
-        require_rows(model, side, number)
-    columns = zip(names, models, batches, tokenizers, heads or [None] * len(names), strict=True)
-    sides = [_AuditedSide(*values) for values in columns]
+    columns = names, models, batches, tokenizers, heads or [None] * len(names)
+    sides = [*map(_AuditedSide, *columns)]
     with rng_restored(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
 
@@ -179,17 +173,17 @@ class _AuditedSide:
         logits = as_logits(run(self.model, part, self.head).logits)
         ids, targets = part["input_ids"], part["targets"]
         places = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
-        rows, columns = (targets >= 0).nonzero(as_tuple=True)
-        size = block_length(logits, logits.shape[-1])
+        [positions] = (targets.flatten() >= 0).nonzero(as_tuple=True)
         parts = [torch.zeros(3, 0, device=ids.device)]
-        for at in zip(rows.split(size), columns.split(size), strict=True):
+        for at in positions.split(block_length(logits, logits.shape[-1])):
             log_p = logits.at(at, torch.float32).log_softmax(-1)
-            parts.append(torch.stack([-log_p.gather(1, x[at][:, None])[:, 0] for x in places]))
+            of_places = [log_p.gather(1, x.flatten()[at, None]) for x in places]
+            parts.append(-torch.cat(of_places, 1).t())
         lost = torch.cat(parts, 1)
         self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
         if self.tokenizer is not None:
-            self.bytes = int(self.tokenizer.table.lengths[targets[rows, columns].cpu()].sum())
+            self.bytes = int(self.tokenizer.table.lengths[targets.flatten()[positions].cpu()].sum())
         return lost[1]
 
     def window(self) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
     if isinstance(collator, DistillationCollator):
         yield from _row_findings(sides, collator)
     else:
-        yield from _label_findings(student)
+        yield from _warnings(_label_problems(student))
     widths = [side.batch["input_ids"].shape[1] for side in sides if "input_ids" in side.batch]
     num_rows = max(1, MAX_TOKENS // max(widths))
     yield from _student_findings(student, num_rows)
@@ -225,8 +219,8 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
     for number, teacher in enumerate(teachers):
         if teacher.model is not None:
             yield from _shared_findings(student, teacher)
-            problems = [*_teacher_findings(teacher, num_rows)]
-            yield from problems
+            problems = [*_teacher_problems(teacher, num_rows)]
+            yield from _warnings(problems)
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
             of_alignment = alignment_findings(
@@ -252,36 +246,39 @@ def _row_findings(
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:
             with warnings.catch_warnings(action="ignore"):  # the collator has issued them
-                rows = collator.rows(number, samples.rows)
-            report = compare_side(tokenizer, samples.rows, template=template, rows=ids)
+                rows = collator.rows(number, samples)
+            report = compare_side(tokenizer, samples, template=template, rows=ids)
             name = tokenizer.vocabulary.model_id
             yield from ((level, f"{name}: {message}") for level, message in report.findings)
             if not report.is_compared:
                 skipped = "a tokenizer has no library"
         elif not is_scored:
-            yield from _bos_findings(side, ids)
-        yield from _label_findings(side, rows, collator.max_length)
+            yield from _warnings(_bos_problems(side, ids))
+        yield from _warnings(_label_problems(side, rows, collator.max_length))
     yield ("skipped", f"ids and masks ({skipped})") if skipped else ("ok", "ids, masks")
 
 
-def _bos_findings(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[Result]:
+def _warnings(problems: Iterable[str]) -> Iterator[Result]:
+    return (("warning", problem) for problem in problems)
+
+
+def _bos_problems(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
     """Check rows of ids without texts for bos tokens, and for prompts among the targets."""
     bos = {*token_ids(side.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
-        yield "warning", f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
+        yield f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
     is_target = side.batch["labels"] != IGNORED
     is_all = torch.equal(is_target, side.batch["attention_mask"] != 0)
     if is_all and all({*row[:1]} <= bos for row in rows):
         yield (
-            "warning",
             f"all tokens of {side.name} are targets, also the bos tokens, which no model writes: "
-            f"set the labels of prompts to {IGNORED}",
+            f"set the labels of prompts to {IGNORED}"
         )
 
 
-def _label_findings(
+def _label_problems(
     side: _AuditedSide, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
-) -> Iterator[Result]:
+) -> Iterator[str]:
     """Compare labels with ids, and with the targets of the texts.
 
     Without `rows`, an end of a turn or text should be a target if it follows a target.
@@ -296,14 +293,13 @@ def _label_findings(
     if rows is not None:
         num_cut = _set_targets(expected, kept, rows, max_length, end_ids)
         if num_cut and not has_end:
-            cut = f"{num_cut} of {len(ids)} rows of {name}"
-            yield "warning", f"max_length {max_length} cuts all ends of {cut}"
+            yield f"max_length {max_length} cuts all ends of {num_cut} of {len(ids)} rows of {name}"
     elif not has_end:
         expected |= is_end & kept & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
-        yield "warning", f"{name} has no target: nothing is learned from this batch"
+        yield f"{name} has no target: nothing is learned from this batch"
     if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
-        yield "warning", f"the targets of {name} are not its labels, shifted by one position"
+        yield f"the targets of {name} are not its labels, shifted by one position"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not its ids"),
         (is_target & ~kept, "targets of {} are padding"),
@@ -314,7 +310,7 @@ def _label_findings(
         for row, place in is_wrong.nonzero().tolist()[:1]:
             values = f"label {int(labels[row, place])}, id {int(ids[row, place])}"
             wrong = f"{int(is_wrong.sum())} {problem.format(name)}"
-            yield "warning", f"{wrong}, as in row {row}, token {place}: {values}"
+            yield f"{wrong}, as in row {row}, token {place}: {values}"
 
 
 def _set_targets(
@@ -346,7 +342,7 @@ def _student_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
         side.read(num_rows)
     if side.count:
         yield "ok", f"loss {side.nats[1] / side.count:.2f}"
-    yield from _uniform_findings(side)
+    yield from _warnings(_uniform_problems(side))
 
 
 def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
@@ -389,13 +385,12 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
         )
 
 
-def _uniform_findings(side: _AuditedSide) -> Iterator[Result]:
+def _uniform_problems(side: _AuditedSide) -> Iterator[str]:
     if side.count >= FEWEST_TARGETS and not side.nats[1] <= ABOVE_UNIFORM * side.uniform:
         yield (
-            "warning",
             f"{side.name} needs {side.nats[1] / side.count:.2f} nats per token, and a uniform "
             f"guess {side.uniform / side.count:.2f}: check that its weights are loaded, and that "
-            "the ids belong to its tokenizer",
+            "the ids belong to its tokenizer"
         )
 
 
@@ -450,24 +445,23 @@ def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[R
         )
 
 
-def _teacher_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
+def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
-        yield "warning", f"{name} is in training mode: call its eval()"
+        yield f"{name} is in training mode: call its eval()"
     first, second = side.read(num_rows), side.read(num_rows)
     eps = torch.finfo(next(model.parameters()).dtype).eps
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(lost.mean()):.5f}" for lost in (first, second))
-        yield "warning", f"{name} has two results for one batch, {results}: dropout?"
-    yield from _uniform_findings(side)
+        yield f"{name} has two results for one batch, {results}: dropout?"
+    yield from _uniform_problems(side)
     for place, place_name in ((0, "before"), (2, "after")):
         if side.bits(place) < side.bits() / 2:
             yield (
-                "warning",
                 f"{name} predicts the token {place_name} its targets better, with "
                 f"{side.bits(place):.2f} bits per byte, than the targets, with {side.bits():.2f}: "
-                "its logits or ids are shifted",
+                "its logits or ids are shifted"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -188,16 +188,16 @@ def find_heads(
         require_rows(model, side, number)
         if model is None or wanted is False:
             continue
-        problem = why_whole_logits(model) if takes else "its loss requires whole distributions"
-        result = problem or find_head(model, side["input_ids"])
+        result: Head | str = "its loss requires whole distributions"
+        if takes:
+            result = why_whole_logits(model) or find_head(model, side["input_ids"])
         if isinstance(result, Head):
             heads[number] = result
         elif wanted:
             raise XtokError(f"{names[number]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
             notes.append(f"{names[number]} makes whole logits: {result}")
-    without = [name for name, head in zip(names, heads, strict=True) if head]
-    if without:
+    if without := [name for name, head in zip(names, heads, strict=True) if head]:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
     return heads, notes
 
@@ -208,12 +208,9 @@ def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     Raises:
         XtokError: if an id has no row.
     """
-    if model is None:
-        return
-    try:
+    rows = None
+    with suppress(AttributeError, NotImplementedError):  # None has no embeddings, too
         rows = getattr(unwrapped(model).get_input_embeddings(), "num_embeddings", None)
-    except (AttributeError, NotImplementedError):
-        return
     if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
         name = f"teacher {number}" if number else "the student"
         raise XtokError(
@@ -226,22 +223,20 @@ def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
 
 def why_whole_logits(model: Any) -> str | None:
     """Return the reason why a model must compute whole logits, or None."""
-    inner = unwrapped(model)
-    if any("FullyShardedDataParallel" in type(m).__name__ for m in (*model.modules(),)):
+    inner, name = unwrapped(model), type(_base(unwrapped(model))).__name__
+    if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
         return "torch.compile hides its hidden states"
-    config = getattr(inner, "config", None)
-    if config is None or getattr(config, "is_encoder_decoder", False):
-        return f"{type(inner).__name__} is not a decoder of Transformers"
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):
+        return f"{name} is not a decoder of Transformers"
     if not takes(inner, "logits_to_keep"):
-        return f"the forward of {type(_base(inner)).__name__} has no logits_to_keep"
-    try:
+        return f"the forward of {name} has no logits_to_keep"
+    decoder = linear = None
+    with suppress(AttributeError, NotImplementedError):
         decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
-    except (AttributeError, NotImplementedError):
-        decoder = linear = None
     if decoder in (None, inner, _base(inner)) or linear is None:
-        return f"{type(_base(inner)).__name__} has no get_decoder() or get_output_embeddings()"
+        return f"{name} has no get_decoder() or get_output_embeddings()"
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         return f"its head is a {kind} (adapter or quantization)"
@@ -303,7 +298,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     [(hidden, autocast)] = taken
     if problem := _other_positions(hidden, few):
         return f"{_name(model)} has {problem}"
-    positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
+    positions = torch.arange(len(PROBES), device=ids.device)
     for head in _candidates(inner, decoder, linear):
         logits = head.logits(hidden, autocast)
         if problem := _weight_problem(linear.weight):

@@ -22,7 +22,7 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.logits import AnyLogits
-from xtok.training.losses.one_pass import Plan, one_pass
+from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
@@ -128,22 +128,20 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
         of_distillation, of_cross_entropy = weights
+        plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
         of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        losses: list[tuple[Plan, Tensor, Tensor | float]] = []  # share and weight of each
-        if of_cross_entropy:
-            plan = plan_cross_entropy(student_logits, batch["targets"])
-            losses.append((plan, shares[0], of_cross_entropy))
-        for (loss, logits, side), share, weight in zip(sides, shares[1:], of_teachers, strict=True):
-            plan = loss.plan(student_logits, logits, batch, side)
-            losses.append((plan, share * weight, of_distillation))
+        of_plans = [share * w for share, w in zip(shares[1:], of_teachers, strict=True)]
+        factors = [share * of_distillation for share in of_plans]
         zero = torch.zeros_like(shares[0])
-        if not losses:
+        if of_cross_entropy:
+            plans.append(plan_cross_entropy(student_logits, batch["targets"]))
+            of_plans.append(shares[0])
+            factors.append(shares[0] * of_cross_entropy)
+        if not plans:
             return zero, zero, zero
-        plans, of_plans, weighs = zip(*losses, strict=True)
-        weighted = [weight * share for weight, share in zip(weighs, of_plans, strict=True)]
-        total, means = one_pass(student_logits, plans, weighted)
+        total, means = one_pass(student_logits, plans, factors)
         parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
-        cross_entropy = parts.pop(0) if of_cross_entropy else zero
+        cross_entropy = parts.pop() if of_cross_entropy else zero
         return total, sum(parts, zero), cross_entropy
 
 
@@ -229,8 +227,7 @@ def _bound(
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )
-    if isinstance(any_map, str | PathLike):
-        any_map = kind.of_file.load(any_map)
+    any_map = kind.loaded(any_map)
     of_file = any_map.map if isinstance(any_map, ProjectionModule) else any_map
     if not isinstance(of_file, kind.of_file):
         return None
