@@ -151,7 +151,7 @@ def _ways(
         chunks = number_chunks(aligned, (False, True))
         plans = [
             plan_cross_entropy(student, targets),
-            plan_event_kl(chunked(student, teacher, chunks), index, config),
+            plan_event_kl(chunked(student, teacher, chunks), index, config=config),
         ]  # fmt: skip
         return one_pass(student, plans, (1.0, 1.0))[0]
 

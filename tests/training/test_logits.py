@@ -29,7 +29,7 @@ from xtok.training.losses import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.boundaries import first_positions
+from xtok.training.losses.chunk_tokens import both_tokens
 from xtok.training.losses.chunks import number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
@@ -256,7 +256,7 @@ def test_one_pass_of_several_teachers_and_the_cross_entropy() -> None:
         made = 0
 
         def at(self, positions: Any, dtype: Any = None) -> Tensor:
-            self.made += len(positions[0])
+            self.made += len(positions)
             return super().at(positions, dtype)
 
     chunks = number_chunks(aligned, (False, True))
@@ -267,15 +267,16 @@ def test_one_pass_of_several_teachers_and_the_cross_entropy() -> None:
             student,
             [
                 plan_cross_entropy(student, own),
-                plan_event_kl(both, index, config),
-                plan_event_kl(both, index, ChunkLossConfig()),
+                plan_event_kl(both, index, config=config),
+                plan_event_kl(both, index, config=ChunkLossConfig()),
             ],
             weights,
         )
         if isinstance(student, Counted):
             chunks = number_chunks(aligned, (False, True))
             compared = own >= 0
-            compared[first_positions(chunks.student, chunks.total)] = True
+            starting, _ = both_tokens(chunks)
+            compared.view(-1)[starting.positions[starting.starts]] = True
             assert student.made == int(compared.sum())
         alone = [
             losses.cross_entropy(student, own),
@@ -344,11 +345,11 @@ def test_the_product_is_in_the_type_of_the_autocast_that_made_it() -> None:
     plain = HiddenLogits(hidden, weight)
     with torch.autocast("cpu", torch.bfloat16):
         cast = HiddenLogits(hidden, weight)
-        assert plain.at((torch.tensor([0]), torch.tensor([0]))).dtype == torch.float32
+        assert plain.at(torch.tensor([0])).dtype == torch.float32
         model = torch.nn.functional.linear(hidden, weight)
-    positions = torch.tensor([0, 1, 1]), torch.tensor([0, 3, 9])
+    positions = torch.tensor([0, LARGE[0][1] + 3, LARGE[0][1] + 9])
     assert (plain.dtype, cast.dtype) == (torch.float32, torch.bfloat16)
-    assert torch.equal(cast.at(positions), model[positions].float())
+    assert torch.equal(cast.at(positions), model[[0, 1, 1], [0, 3, 9]].float())
     assert not torch.equal(cast.at(positions), plain.at(positions))
 
 
@@ -401,9 +402,10 @@ def test_what_an_error_names_is_what_is_compared() -> None:
     own = [[x.detach().clone() for x in side] for side in sides]
     chunks = number_chunks(aligned, (False, True))
     ours, theirs = (
-        torch.stack(first_positions(of_side, chunks.total), 1).tolist() for of_side in chunks[:2]
+        [divmod(position, shape[1]) for position in side.positions[side.starts].tolist()]
+        for side, shape in zip(both_tokens(chunks), LARGE, strict=True)
     )
-    row, place = next([0, n] for n in range(LARGE[0][1]) if [0, n] not in ours)
+    row, place = next((0, n) for n in range(LARGE[0][1]) if (0, n) not in ours)
     own[0][0][row, place] = torch.nan
     value = losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
     assert bool(torch.isfinite(value))

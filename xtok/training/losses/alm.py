@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunk_tokens import Targets, check_targets
 from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.in_chunks import (
     Chunked,
     ChunkedLogits,
-    check_stored,
     chunk_loss,
     chunk_part,
     picked,
-    stored_logprobs,
     to_logits,
 )
 from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
@@ -69,21 +68,23 @@ def plan_alm(
     if teacher is None:
         if teacher_logprobs is None:
             raise ValueError("teacher_logits or teacher_logprobs are missing")
-        stored = torch.as_tensor(teacher_logprobs)
-        both = both._replace(teacher=as_logits(stored[..., None]))
+        teacher_logprobs = torch.as_tensor(teacher_logprobs)
+        both = both._replace(teacher=as_logits(teacher_logprobs[..., None]))
+        stored = teacher_logprobs.flatten()
     widths, dtype = (both.student.shape[2], both.teacher.shape[2]), both.dtype
     ours, theirs = both.tokens(widths, (targets[0], targets[1] if stored is None else None))
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
-        (of_ours, ids, *_), (of_theirs, their_ids, _, at) = inside.ours, inside.theirs
+        (_, of_ours, ids, *_), (at, of_theirs, their_ids, *_) = inside.ours, inside.theirs
         rows = torch.arange(len(ids), device=ids.device)
         student_logprob = picked(block.log_probabilities(widths[0]), rows, ids)
         if stored is None:
             log_q = log_probabilities(inside.teacher_logits, 1.0)
             teacher_logprob = picked(log_q, torch.arange(len(log_q), device=ids.device), their_ids)
         else:
-            teacher_logprob = stored_logprobs(stored, at, dtype)
-        a, b = (student_logprob.new_zeros(inside.num_chunks) for _ in range(2))
+            known = stored[at].to(dtype)
+            teacher_logprob = known.clamp(max=0).masked_fill(_is_wrong(known), torch.nan)
+        a, b = (student_logprob.new_zeros(len(inside.ours.sizes)) for _ in range(2))
         a.index_add_(0, of_ours, student_logprob)
         b.index_add_(0, of_theirs, teacher_logprob)
         with torch.enable_grad():
@@ -99,10 +100,20 @@ def plan_alm(
     def explain() -> None:
         check_targets((ours, theirs), widths)
         if stored is not None:
-            check_stored(stored, theirs.positions)
+            known = stored[theirs.positions]
+            for wrong in known[_is_wrong(known)].tolist()[:1]:
+                raise ValueError(
+                    f"teacher_logprobs contain {wrong:.4g} at a compared position, expected at "
+                    "most 0"
+                )
 
     part = chunk_part(ours, theirs, compare, teacher, widths[1])
-    return both.plan([part], (ours, theirs), widths, explain=explain)
+    return Plan([part], both.chunks.total, dtype, explain=explain)
+
+
+def _is_wrong(logprobs: Tensor) -> Tensor:
+    too_large: Tensor = exceeds(logprobs, 0)
+    return too_large | ~torch.isfinite(logprobs)
 
 
 def _binary_kl(log_x: Tensor, log_y: Tensor) -> Tensor:

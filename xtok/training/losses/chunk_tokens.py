@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from xtok.training.losses.chunks import Chunks
-from xtok.training.losses.logits import Positions
+from xtok.training.sparse import ranges
 
 Targets = tuple[Tensor, Tensor]
 """The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
 
 
-def to_device(index: Any, device: torch.device | str) -> Any:
-    """Return a named tuple with all its tensors on a device."""
-    moved = {name: v.to(device) for name, v in index._asdict().items() if hasattr(v, "to")}
-    return index._replace(**moved)
-
-
-def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return the `count` places where a mask `[n]` is true, without a fetch as in `nonzero`."""
-    return (~mask).to(torch.uint8).argsort(stable=True)[:count]
-
-
 class ChunkTokens(NamedTuple):
     """The n tokens of one side that are in chunks, ordered by chunk; int64 tensors."""
 
-    positions: Positions  # [n], the positions that predict them
+    positions: Tensor  # [n], the positions that predict them: row · T + place
     chunk: Tensor  # [n], the number of the chunk, rising
     ids: Tensor  # [n]
     starts: Tensor  # [N], the place of each chunk's first token
@@ -39,18 +28,12 @@ class ChunkTokens(NamedTuple):
         """Return the places of the last tokens of some chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
-    def at(self, places: Tensor | slice) -> Positions:
-        """Return the positions of the tokens at some places."""
-        return self.positions[0][places], self.positions[1][places]
-
     def only(self, chunks: Tensor, total: int) -> ChunkTokens:
         """Return the `total` tokens of some chunks, given in rising order."""
         sizes = self.sizes[chunks]
-        ends, numbers = sizes.cumsum(0), torch.arange(len(chunks), device=chunks.device)
-        number = numbers.repeat_interleave(sizes, output_size=total)
-        shift = (self.starts[chunks] - ends + sizes)[number]
-        places = torch.arange(total, device=chunks.device) + shift
-        return ChunkTokens(self.at(places), number, self.ids[places], ends - sizes, sizes)
+        number, places = ranges(self.starts[chunks], sizes, total)
+        starts = sizes.cumsum(0) - sizes
+        return ChunkTokens(self.positions[places], number, self.ids[places], starts, sizes)
 
 
 def tokens_in(
@@ -70,11 +53,11 @@ def tokens_in(
             f"{list(numbers.shape)}, [B, T]"
         )
     flat, starts = numbers.flatten(), sizes.cumsum(0) - sizes
-    order = flat.argsort(stable=True)[:count]
-    positions, chunk = (order // numbers.shape[1], order % numbers.shape[1]), flat[order]
+    positions = flat.argsort(stable=True)[:count]
+    chunk = flat[positions]
     if targets is None:
         return ChunkTokens(positions, chunk, torch.zeros_like(chunk), starts, sizes)
-    ids = targets.flatten()[order].long()
+    ids = targets.flatten()[positions].long()
     wrong = (ids < 0) | (ids >= width)
     if ids.device.type == "cpu":
         check_ids(side, ids, wrong, width)

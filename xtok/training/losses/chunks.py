@@ -13,7 +13,7 @@ from torch import Tensor
 
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.losses.logits import Logits
-from xtok.training.sparse import check_width
+from xtok.training.sparse import check_width, places_of
 
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, to match the values of NeMo-RL."""
@@ -28,11 +28,6 @@ class Chunks(NamedTuple):
     teacher_sizes: Tensor  # int64 [N]
     total: int  # N
     positions: tuple[int, int]  # positions of each side in chunks
-
-    def to(self, device: torch.device | str) -> Chunks:
-        """Return the chunks on a device."""
-        student, teacher, *sizes = (x.to(device) for x in self[:4])
-        return Chunks(student, teacher, sizes[0], sizes[1], self.total, self.positions)
 
 
 ChunkKind: TypeAlias = tuple[bool, bool]
@@ -117,14 +112,11 @@ def number_chunks(
         valid &= sizes[-1] > 0
     total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
     number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
-    padded = torch.nn.functional.pad(
-        number, (1, 0), value=total
-    )  # place 0: positions outside chunks
+    # Place 0 is for positions outside chunks.
+    padded = torch.nn.functional.pad(number, (1, 0), value=total)
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
-    of_student, of_teacher = (
-        number.new_zeros(total + 1).scatter_(0, number.flatten(), size.flatten())[:total]
-        for size in sizes
-    )
+    places = places_of(valid.flatten(), total)
+    of_student, of_teacher = (size.flatten()[places] for size in sizes)
     return Chunks(student, teacher, of_student, of_teacher, total, (positions[0], positions[1]))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -33,8 +33,8 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
         raise ValueError(
             f"targets are {list(targets.shape)}, but the logits are {list(student.shape)}"
         )
-    positions = (targets >= 0).nonzero(as_tuple=True)
-    of_positions = targets[positions]
+    [positions] = (targets.flatten() >= 0).nonzero(as_tuple=True)
+    of_positions = targets.flatten()[positions]
     ids = of_positions.clamp(max=width - 1)[:, None]
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -51,6 +51,4 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
                 f"the targets contain id {int(of_positions.max())}, expected ids below {width}"
             )
 
-    at = positions[0], positions[1]
-    sides = sides_of([student], [at], [width])
-    return Plan([Part(at, compare)], len(ids), work_dtype(student), sides=sides, explain=explain)
+    return Plan([Part(positions, compare)], len(ids), work_dtype(student), explain=explain)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.events import EventMap
-from xtok.training.losses.boundaries import first_positions, kl
-from xtok.training.losses.chunk_tokens import to_device
-from xtok.training.losses.chunks import require_fit, require_type, top_columns
+from xtok.training.losses.chunks import require_type, top_columns
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.in_chunks import ChunkedLogits, chunk_loss
-from xtok.training.losses.logits import AnyLogits, Logits, Positions, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, sides_of
+from xtok.training.losses.logits import AnyLogits, Logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows
+from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
@@ -37,8 +36,7 @@ class EventIndex(NamedTuple):
 
     def to(self, device: torch.device | str) -> EventIndex:
         """Return the index on a device."""
-        moved: EventIndex = to_device(self, device)
-        return moved
+        return to_device(self, device)
 
 
 def event_index(events: EventMap) -> EventIndex:
@@ -103,34 +101,28 @@ def event_kl(
         XtokError: if logits are narrower than the index.
         ValueError: if shapes do not fit, chunk ids decrease, or logits are NaN or +∞.
     """
+    require_type(index, EventIndex, "event_index(events)")
     plan, both = partial(plan_event_kl, index=index), (student_logits, teacher_logits)
     return chunk_loss(plan, both, alignment, config or ChunkLossConfig(), sample_mask)
 
 
-def plan_event_kl(both: ChunkedLogits, index: EventIndex, config: ChunkLossConfig) -> Plan:
-    """Plan `event_kl` for one pass."""
-    require_type(index, EventIndex, "event_index(events)")
-    return plan_starts(both, config, index)
-
-
-def plan_starts(both: ChunkedLogits, config: Any, index: EventIndex | None = None) -> Plan:
-    """Plan the KL at the first positions of chunks, with the arguments of `plan_kl`."""
-    student, teacher, chunks = both
-    require_fit(chunks, (student, teacher), (0, 0) if index is None else index.widths)
-    ours, theirs = (first_positions(numbers, chunks.total) for numbers in chunks[:2])
-    return plan_kl(student, teacher, (ours, theirs), config, index)
+def plan_event_kl(both: ChunkedLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
+    """Plan `event_kl` for one pass; without an index, compare equal ids."""
+    ours, theirs = both.tokens((0, 0) if index is None else index.widths)
+    firsts = ours.positions[ours.starts], theirs.positions[theirs.starts]
+    return plan_kl(both.student, both.teacher, firsts, config, index)
 
 
 def plan_kl(
     student: Logits,
     teacher: Logits,
-    positions: tuple[Positions, Positions],
+    positions: tuple[Tensor, Tensor],
     config: Any,
     index: EventIndex | None = None,
 ) -> Plan:
     """Plan the KL at n positions, over events or, without an index, over equal ids."""
     ours, theirs = positions
-    count, dtype, temperature = len(ours[0]), work_dtype(student, teacher), config.temperature
+    count, dtype, temperature = len(ours), work_dtype(student, teacher), config.temperature
     same = min(student.shape[-1], teacher.shape[-1])
     width, teacher_width = (same, same) if index is None else index.widths
     columns, compared = None, teacher
@@ -147,17 +139,30 @@ def plan_kl(
         log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
             log_p = log_probabilities(block.logits.index_select(1, columns), temperature)
-            lost, of_columns = kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
+            lost, of_columns = _kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
             back = of_columns.new_zeros(len(of_columns), width)
             return lost, back.index_copy_(1, columns, of_columns)
         log_p = block.log_probabilities(width, temperature)
         p = block.probabilities(width, temperature)
         log_t = log_q if index is None else _shared_out(log_p, log_q, index)
-        return kl(log_p, p, log_t, reverse=config.reverse_kl)
+        return _kl(log_p, p, log_t, reverse=config.reverse_kl)
 
     part = Part(ours, compare, Read(compared, theirs), teacher.shape[2])
-    sides = sides_of((student, teacher), positions, (width, teacher_width))
-    return Plan([part], count, dtype, temperature, sides)
+    return Plan([part], count, dtype, temperature)
+
+
+def _kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+    """Return the sum of KL(t ‖ p) over n positions, and its gradient to the logits of p.
+
+    With `reverse`, this is KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
+    """
+    if reverse:
+        difference = log_t.neg_().add_(log_p)
+        means = (p * difference).sum(1, keepdim=True)
+        return means.sum(dtype=torch.float64), difference.sub_(means).mul_(p)
+    t = log_t.exp()
+    lost = log_t.sub_(log_p).mul_(t).sum(1).sum(dtype=torch.float64)
+    return lost, t.neg_().add_(p)
 
 
 def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:

@@ -22,6 +22,7 @@ from xtok.training.losses.in_chunks import (
 )
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
+from xtok.training.rows import to_device
 
 
 class ExactPairs(NamedTuple):
@@ -34,7 +35,7 @@ class ExactPairs(NamedTuple):
 
     def to(self, device: torch.device | str) -> ExactPairs:
         """Return the pairs on a device."""
-        return ExactPairs(*(ids.to(device) for ids in self))
+        return to_device(self, device)
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -95,15 +96,14 @@ def gold(
     `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl` for the rest.
     """
     plan, both = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
-    config = config or GoldConfig()
-    return chunk_loss(plan, both, alignment, config, sample_mask, starts_only=False)
+    return chunk_loss(plan, both, alignment, config or GoldConfig(), sample_mask)
 
 
 def plan_gold(both: ChunkedLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
     """Plan `gold` for one pass."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
     width, teacher_width = pairs.widths
-    ours, theirs = tokens = both.tokens(pairs.widths)
+    ours, theirs = both.tokens(pairs.widths)
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
@@ -118,7 +118,7 @@ def plan_gold(both: ChunkedLogits, pairs: ExactPairs, config: GoldConfig) -> Pla
         return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
 
     part = chunk_part(ours, theirs, compare, both.teacher, 2 * teacher_width)
-    return both.plan([part], tokens, pairs.widths, temperature=config.temperature)
+    return Plan([part], both.chunks.total, both.dtype, config.temperature)
 
 
 def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunk_tokens import ChunkTokens, both_tokens
 from xtok.training.losses.chunks import EPSILON, Chunks, number_chunks, require_fit
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, Positions, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
+from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, as_logits
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -36,14 +35,6 @@ class ChunkedLogits(NamedTuple):
         require_fit(self.chunks, (self.student, self.teacher), widths)
         return both_tokens(self.chunks, targets, widths)
 
-    def plan(
-        self, parts: Sequence[Part], tokens: Any, widths: tuple[int, int], **options: Any
-    ) -> Plan:
-        """Return the plan of a mean over the chunks."""
-        positions = [side.positions for side in tokens]
-        sides = sides_of((self.student, self.teacher), positions, widths)
-        return Plan(parts, self.chunks.total, self.dtype, sides=sides, **options)
-
 
 def chunked(student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks) -> ChunkedLogits:
     """Wrap both models' logits; the teacher's are None if stored."""
@@ -57,37 +48,20 @@ def chunk_loss(
     alignment: Any,
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
-    *,
-    starts_only: bool = True,
 ) -> Tensor:
     """Return the loss of a plan over the chunks of a shifted alignment."""
-    kind = config.exact_token_match_only, starts_only
-    chunks = number_chunks(alignment, kind, sample_mask, logits[0].device)
+    chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
     return one_pass(logits[0], [plan(chunked(*logits, chunks), config=config)])[0]
-
-
-class BlockTokens(NamedTuple):
-    """One side's n tokens in the c chunks of a block, ordered by chunk; int64 tensors."""
-
-    chunk: Tensor  # [n], the number of the chunk in 0..c − 1
-    ids: Tensor  # [n]
-    sizes: Tensor  # [c], tokens per chunk
-    positions: Positions  # [n]
 
 
 class Chunked(NamedTuple):
     """The chunks of a block; the student's tokens are the block's rows."""
 
     chunks: slice  # c of all
-    ours: BlockTokens
-    theirs: BlockTokens
+    ours: ChunkTokens  # numbered in the block, as are the teacher's
+    theirs: ChunkTokens
     teacher_logits: Tensor  # [n, V] at their tokens; [0] for stored log-probabilities
     others: Sequence[slice]  # the ranges of `others` in these chunks
-
-    @property
-    def num_chunks(self) -> int:
-        """The number of chunks."""
-        return len(self.ours.sizes)
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, Chunked], tuple[Tensor, Tensor]]
@@ -116,19 +90,20 @@ def chunk_part(
     return Part(ours.positions, of_rows, read, size, places, ours.chunk)
 
 
-def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> BlockTokens:
-    number = tokens.chunk[which] - chunks.start
-    return BlockTokens(number, tokens.ids[which], tokens.sizes[chunks], tokens.at(which))
+def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> ChunkTokens:
+    number, sizes = tokens.chunk[which] - chunks.start, tokens.sizes[chunks]
+    starts = sizes.cumsum(0) - sizes
+    return ChunkTokens(tokens.positions[which], number, tokens.ids[which], starts, sizes)
 
 
-def mean_over(tokens: BlockTokens, values: Tensor) -> Tensor:
+def mean_over(tokens: ChunkTokens, values: Tensor) -> Tensor:
     """Return the means of values `[n, k]` over each chunk, `[c, k]`."""
     sums = values.new_zeros(len(tokens.sizes), values.shape[1])
     sums.index_add_(0, tokens.chunk, values)
     return sums.div_(tokens.sizes.to(values.dtype)[:, None] + EPSILON)
 
 
-def to_values(tokens: BlockTokens, to_means: Tensor) -> Tensor:
+def to_values(tokens: ChunkTokens, to_means: Tensor) -> Tensor:
     """Return the gradient to the values, `[n, k]`, from the gradient to their means, `[c, k]`."""
     return (to_means / (tokens.sizes.to(to_means.dtype)[:, None] + EPSILON))[tokens.chunk]
 
@@ -149,25 +124,3 @@ def to_logits(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
         back.index_put_((rows, ids), unmasked, accumulate=True)
         sums.index_add_(0, rows, unmasked)
     return back.addcmul_(p, sums[:, None], value=-1)
-
-
-def stored_logprobs(logprobs: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
-    """Return a teacher's stored log-probabilities, `[n]`; NaN if invalid."""
-    values = logprobs[positions].to(dtype)
-    return values.clamp(max=0).masked_fill(_is_wrong(values), torch.nan)
-
-
-def check_stored(logprobs: Tensor, positions: Positions) -> None:
-    """Raise a `ValueError` for log-probabilities that are missing or above 0."""
-    values = logprobs[positions].float()
-    wrong = _is_wrong(values)
-    if bool(wrong.any()):
-        culprit = float(values[wrong][0])
-        raise ValueError(
-            f"teacher_logprobs contain {culprit:.4g} at a compared position, expected at most 0"
-        )
-
-
-def _is_wrong(values: Tensor) -> Tensor:
-    too_large: Tensor = exceeds(values, 0)
-    return too_large | ~torch.isfinite(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -9,9 +10,6 @@ import torch
 from torch import Tensor
 
 from xtok.training.sparse import block_length, work_dtype
-
-Positions: TypeAlias = tuple[Tensor, Tensor]
-"""Positions in a batch: its rows and the places in them, int64 `[n]` each."""
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 """Sums of gradients, one for each of `inputs`; None if not required."""
@@ -79,8 +77,13 @@ class HiddenLogits:
         return self.hidden, self.weight, self.bias
 
     @torch.no_grad()
-    def at(self, positions: Positions, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the logits of n positions, `[n, V]`, without a gradient; float32 by default."""
+    def at(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the logits of n positions, `[n, V]`, without a gradient.
+
+        Args:
+            positions: int64 `[n]`; row · T + place.
+            dtype: float32 by default, float64 for float64.
+        """
         dtype = dtype or work_dtype(self)
         with torch.autocast(self.device.type, enabled=False):
             logits = (self._rows(positions) @ self._head.t()).to(dtype)
@@ -95,10 +98,9 @@ class HiddenLogits:
     def largest(self) -> Tensor:
         """Return the largest logit of each token in the batch, `[V]`."""
         largest = torch.full(self.shape[2:], -torch.inf, device=self.device, dtype=work_dtype(self))
-        flat = torch.arange(self.shape[0] * self.shape[1], device=self.device)
-        for part in flat.split(block_length(self, self.shape[2])):
-            block = self.at((part // self.shape[1], part % self.shape[1]))
-            torch.maximum(largest, block.amax(0), out=largest)
+        positions = torch.arange(self.shape[0] * self.shape[1], device=self.device)
+        for part in positions.split(block_length(self, self.shape[2])):
+            torch.maximum(largest, self.at(part).amax(0), out=largest)
         return largest
 
     def only(self, columns: Tensor) -> HiddenLogits:
@@ -124,7 +126,7 @@ class HiddenLogits:
             back.addcmul_(back, (logits / self.softcap).square_(), value=-1)
         return back if self.scale == 1 else back.mul_(self.scale)
 
-    def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
+    def add(self, to: Gradients, positions: Tensor, back: Tensor) -> None:
         """Add a gradient `[n, V]` returned by `before_cap`, once per position; overwrites it."""
         to_hidden, to_weight, to_bias = to
         if to_bias is not None:
@@ -135,22 +137,22 @@ class HiddenLogits:
         with torch.autocast(self.device.type, enabled=False):
             back = back.to(self.dtype)
             if to_hidden is not None:
-                to_hidden[positions] = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
+                of_rows = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
+                to_hidden[rows_and_places(self, positions)] = of_rows
             if to_weight is not None and to_weight.dtype == self.dtype:
                 to_weight.addmm_(back.t(), rows)
             elif to_weight is not None:
                 to_weight += _unscaled(back.t() @ rows, factor)
 
-    def culprit(self, positions: Positions, width: int) -> str | None:
+    def culprit(self, positions: Tensor) -> str | None:
         """Describe the first NaN or infinite value in the inputs of these logits."""
-        hidden = self.hidden.detach()[positions]
-        if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", positions):
+        at = rows_and_places(self, positions)
+        hidden = self.hidden.detach()[at]
+        if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", at):
             return culprit
         for name, values in (("weight", self.weight), ("bias", self.bias)):
-            if values is not None:
-                part = values.detach()[:width]
-                if culprit := _first(~torch.isfinite(part), part, name):
-                    return culprit
+            if values is not None and (culprit := _first(~torch.isfinite(values), values, name)):
+                return culprit
         return None
 
     def _factor(self, back: Tensor, rows: Tensor) -> Tensor:
@@ -164,8 +166,8 @@ class HiddenLogits:
     def _largest_weight(self) -> Tensor:
         return torch.stack(self._head.aminmax()).abs().amax().float()
 
-    def _rows(self, positions: Positions) -> Tensor:
-        return self.hidden.detach()[positions].to(self.dtype)
+    def _rows(self, positions: Tensor) -> Tensor:
+        return self.hidden.detach()[rows_and_places(self, positions)].to(self.dtype)
 
     @cached_property
     def _head(self) -> Tensor:
@@ -181,12 +183,14 @@ class WholeLogits:
         self.ndim = logits.ndim
 
     @torch.no_grad()
-    def at(self, positions: Positions, dtype: torch.dtype | None = None) -> Tensor:
+    def at(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the logits of n positions, `[n, V]`."""
-        at = positions
-        if self.columns is not None:
-            at = (*(side[:, None] for side in positions), self.columns)  # type: ignore[assignment]
-        return self.logits[at].to(dtype or work_dtype(self))
+        rows, places = rows_and_places(self, positions)
+        if self.columns is None:
+            block = self.logits[rows, places]
+        else:
+            block = self.logits[rows[:, None], places[:, None], self.columns]
+        return block.to(dtype or work_dtype(self))
 
     def only(self, columns: Tensor) -> WholeLogits:
         """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
@@ -206,18 +210,19 @@ class WholeLogits:
         """Return the gradient of a block of logits, without entries for −∞."""
         return back.masked_fill_(torch.isneginf(logits), 0)
 
-    def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
+    def add(self, to: Gradients, positions: Tensor, back: Tensor) -> None:
         """Write the gradient of some logits."""
         [to_logits] = to
         if to_logits is not None:
-            to_logits[positions] = back.to(to_logits.dtype)
+            to_logits[rows_and_places(self, positions)] = back.to(to_logits.dtype)
 
-    def culprit(self, positions: Positions, width: int) -> str | None:
+    def culprit(self, positions: Tensor) -> str | None:
         """Describe the first NaN or +∞ among the logits at n positions."""
-        for rows, places in zip(*(side.split(256) for side in positions), strict=True):
-            values = self.logits.detach()[rows, places, :width]
+        for part in positions.split(256):
+            at = rows_and_places(self, part)
+            values = self.logits.detach()[at]
             wrong = torch.isnan(values) | torch.isposinf(values)
-            if culprit := _first(wrong, values, "logits", (rows, places)):
+            if culprit := _first(wrong, values, "logits", at):
                 return culprit
         return None
 
@@ -248,13 +253,16 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
 
 
-def _first(
-    wrong: Tensor, values: Tensor, name: str, positions: Positions | None = None
-) -> str | None:
+def rows_and_places(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows and places of positions in a batch `[B, T, …]`."""
+    return positions // like.shape[1], positions % like.shape[1]
+
+
+def _first(wrong: Tensor, values: Tensor, name: str, at: Sequence[Tensor] = ()) -> str | None:
     if not bool(wrong.any()):
         return None
     first, *others = wrong.nonzero()[0].tolist()
-    place = [first] if positions is None else [int(side[first]) for side in positions]
+    place = [int(side[first]) for side in at] or [first]
     return f"{name} are {values[(first, *others)].item()} at {[*place, *others]}"
 
 

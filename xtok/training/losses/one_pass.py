@@ -18,7 +18,6 @@ from xtok.training.losses.logits import (
     Gradients,
     HiddenLogits,
     Logits,
-    Positions,
     as_logits,
     log_probabilities,
 )
@@ -58,12 +57,6 @@ class Rows(NamedTuple):
     entries: Sequence[slice]  # for each of `places`, the range of its entries
     teacher_logits: Tensor  # [0] if the part reads no teacher
 
-    def entries_at(self, place: Tensor, entries: slice) -> tuple[Tensor, Tensor]:
-        """Return the block's row for each entry (arbitrary if absent), and whether it exists."""
-        place = place[entries]
-        at = torch.searchsorted(self.numbers, place).clamp_(max=len(self.numbers) - 1)
-        return at, self.numbers[at] == place
-
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
 """Returns the sum of losses at some positions, and its gradient to the first columns of the
@@ -74,41 +67,24 @@ class Read(NamedTuple):
     """The teacher's logits that a part reads: per position, or per entry of `places[of_place]`."""
 
     logits: Logits
-    positions: Positions
+    positions: Tensor  # int64
     of_place: int | None = None
 
-    def at(self, rows: Rows) -> Positions:
+    def at(self, rows: Rows) -> Tensor:
         """Return the positions for a block."""
         which = rows.numbers if self.of_place is None else rows.entries[self.of_place]
-        return self.positions[0][which], self.positions[1][which]
+        return self.positions[which]
 
 
 class Part(NamedTuple):
     """A comparison at n positions of the student."""
 
-    positions: Positions  # distinct, rising with `chunk`
+    positions: Tensor  # int64 [n], row · T + place: distinct, rising with `chunk`
     compare: Compare
     teacher: Read | None = None
     width: int = 0  # of the teacher's logits, for the size of blocks
     places: Sequence[Tensor] = ()  # int64 [e], rising: the positions of entries
     chunk: Tensor | None = None  # int64 [n], rising: equal numbers share a block
-
-
-class ReadLogits(NamedTuple):
-    """The logits that a loss reads, for errors."""
-
-    name: str
-    logits: Logits
-    positions: Positions
-    width: int
-
-
-def sides_of(
-    both: Sequence[Logits], positions: Sequence[Positions], widths: Sequence[int]
-) -> list[ReadLogits]:
-    """Return the student's side, and the teacher's if present."""
-    names = ("student", "teacher")[: len(both)]
-    return [ReadLogits(*side) for side in zip(names, both, positions, widths, strict=True)]
 
 
 class Plan(NamedTuple):
@@ -118,21 +94,15 @@ class Plan(NamedTuple):
     num_terms: int  # the loss is 0 if this is 0
     dtype: torch.dtype
     temperature: float = 1.0
-    sides: Sequence[ReadLogits] = ()
     explain: Callable[[], None] = lambda: None  # raises an error if its input is invalid
     # Other tensors with gradients, and the sums of these gradients.
     learned: Sequence[tuple[Tensor, Tensor]] = ()
-    by_autograd: Tensor | None = None  # a loss on whole logits
+    value: Tensor | None = None  # of a loss without parts, which `learned` connects
 
     @property
     def scale(self) -> float:
         """The factor of the sum of losses."""
         return self.temperature**2 / max(1, self.num_terms)
-
-    def loss(self, total: Tensor) -> Tensor:
-        """Return the loss, from the sum of losses, without a gradient."""
-        own = self.by_autograd
-        return total * self.scale if own is None else own.detach().double()
 
 
 def one_pass(
@@ -146,33 +116,24 @@ def one_pass(
         ValueError: if a loss is not finite; the message names the invalid input.
     """
     logits = as_logits(student)
-    by_autograd = all(plan.by_autograd is not None for plan in plans)
-    to: Gradients = (None,) if by_autograd else logits.gradients()
+    compares = any(plan.value is None for plan in plans)
+    to: Gradients = logits.gradients() if compares else (None,) * len(logits.inputs)
     dtype = work_dtype(*plans)
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         sums = _compare(logits, plans, weights, to, dtype)
-        losses = [plan.loss(total) for plan, total in zip(plans, sums, strict=True)]
-        _require_finite(losses, plans)
+        losses = [
+            total * plan.scale if plan.value is None else plan.value.double()
+            for plan, total in zip(plans, sums, strict=True)
+        ]
+        _require_finite(losses, plans, logits)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
-    inputs, gradients = [*logits.inputs[: len(to)]], [*to]
+    inputs, gradients = [*logits.inputs], [*to]
     for plan, weight in zip(plans, weights, strict=True):
         for tensor, gradient in plan.learned:
             inputs.append(tensor)
             gradients.append(gradient.mul_(weight * plan.scale))
-    result = with_gradient(inputs, total.to(dtype), gradients)
-    return _add_autograd(result, plans, weights), [x.to(dtype) for x in losses]
-
-
-def _add_autograd(
-    result: Tensor, plans: Sequence[Plan], weights: Sequence[float | Tensor]
-) -> Tensor:
-    """Add the gradients of losses that autograd differentiates, without changing the value."""
-    for plan, weight in zip(plans, weights, strict=True):
-        if plan.by_autograd is not None:
-            own = plan.by_autograd.double() * weight
-            result = result + (own - own.detach()).to(result.dtype)
-    return result
+    return with_gradient(inputs, total.to(dtype), gradients), [x.to(dtype) for x in losses]
 
 
 class _Term(NamedTuple):
@@ -188,43 +149,42 @@ def _compare(
     to: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
+    """Return the sum of each plan's losses; add their gradients to `to`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms = [
         _Term(part, weight * (plan.scale / plan.temperature), total)
         for plan, weight, total in zip(plans, weights, sums, strict=True)
         for part in plan.parts
-        if len(part.positions[0])
+        if len(part.positions)
     ]
-    for positions, blocks in _blocks(logits, [term.part for term in terms]):
-        _compare_at(logits, terms, positions, blocks, to, dtype)
+    parts = [term.part for term in terms]
+    has_gradient = any(x is not None for x in to)
+    for positions, blocks in _blocks(logits, parts):
+        made, back = logits.at(positions, dtype), None
+        for place, in_block in _with_teachers(parts, blocks, dtype):
+            back = _compare_block(made[place], terms, in_block, has_gradient=has_gradient)
+            if back is not None:
+                back = logits.before_cap(made[place], back)
+                if len(blocks) > 1:
+                    made[place].copy_(back)
+        if back is not None:
+            logits.add(to, positions, back if len(blocks) == 1 else made)
     return sums
 
 
-def _compare_at(
-    logits: Logits,
-    terms: Sequence[_Term],
-    positions: Positions,
-    blocks: Sequence[Block],
-    to: Gradients,
-    dtype: torch.dtype,
-) -> None:
-    made, back = logits.at(positions, dtype), None
-    has_gradient = any(x is not None for x in to)
-    for place, in_block in _with_teachers([term.part for term in terms], blocks, dtype):
-        block, back = LogitBlock(made[place]), None
-        for number, rows, inside in in_block:
-            part, factor, total = terms[number]
-            of_part = block if inside is None else LogitBlock(block.logits[inside])
-            lost, to_block = part.compare(of_part, rows)
-            total += lost
-            if has_gradient:
-                back = _sum(back, to_block.mul_(factor), block.logits, inside)
-        if back is not None:
-            back = logits.before_cap(block.logits, back)
-            if len(blocks) > 1:
-                block.logits.copy_(back)
-    if back is not None:
-        logits.add(to, positions, back if len(blocks) == 1 else made)
+def _compare_block(
+    logits: Tensor, terms: Sequence[_Term], in_block: Sequence[InBlock], *, has_gradient: bool
+) -> Tensor | None:
+    """Add the losses of a block to the totals; return their gradient to its logits."""
+    block, back = LogitBlock(logits), None
+    for number, rows, inside in in_block:
+        part, factor, total = terms[number]
+        of_part = block if inside is None else LogitBlock(logits[inside])
+        lost, to_block = part.compare(of_part, rows)
+        total += lost
+        if has_gradient:
+            back = _sum(back, to_block.mul_(factor), logits, inside)
+    return back
 
 
 def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
@@ -249,25 +209,21 @@ def _with_teachers(
     parts: Sequence[Part], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
     """Yield blocks with the teacher logits of their parts, computed for all blocks at once."""
-    positions: dict[int, list[Positions]] = {}
     made: dict[int, Iterator[Tensor]] = {}
-    for number, rows, _ in chain.from_iterable(in_block for _, in_block in blocks):
-        if read := parts[number].teacher:
-            positions.setdefault(number, []).append(read.at(rows))
-    for number, read in enumerate(part.teacher for part in parts):
-        if read and number in positions:
-            sides = [torch.cat(side) for side in zip(*positions[number], strict=True)]
-            sizes = [len(rows) for rows, _ in positions[number]]
-            made[number] = iter(read.logits.at((sides[0], sides[1]), dtype).split(sizes))
+    for number, part in enumerate(parts):
+        if read := part.teacher:
+            at = [read.at(rows) for _, block in blocks for n, rows, _ in block if n == number]
+            sizes = [*map(len, at)]
+            made[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
     for place, in_block in blocks:
-        yield place, [
-            (number, rows._replace(teacher_logits=next(made[number])), inside)
-            if number in made else (number, rows, inside)
-            for number, rows, inside in in_block
-        ]  # fmt: skip
+        with_logits = [
+            (n, rows._replace(teacher_logits=next(made[n])) if n in made else rows, inside)
+            for n, rows, inside in in_block
+        ]
+        yield place, with_logits
 
 
-def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Positions, list[Block]]]:
+def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Tensor, list[Block]]]:
     """Yield positions to compute at once, with the blocks for comparison.
 
     Positions of the same parts share a block. A product reads the whole head, so it needs many
@@ -276,25 +232,32 @@ def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Positions, 
     """
     if not parts:
         return
-    length, step, at_once = logits.shape[1], *_block_lengths(logits, parts)
-    flat = [rows * length + places for rows, places in (part.positions for part in parts)]
+    step, at_once = _block_lengths(logits, parts)
     if len(parts) == 1 and parts[0].chunk is None:
-        [order], bounds = flat, [*range(0, len(flat[0]), step), len(flat[0])]
+        order = parts[0].positions
+        bounds = [*range(0, len(order), step), len(order)]
         ordered = [(torch.arange(len(order), device=order.device),) * 2]
     else:
-        order, bounds = _order(flat, parts, logits.shape[0] * length, step)
+        order, bounds = _order(parts, logits.shape[0] * logits.shape[1], step)
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
-        ordered = [rank[places].sort() for places in flat]
+        ordered = [rank[part.positions].sort() for part in parts]
     slices = _slices(parts, ordered, bounds)
     begin, blocks = bounds[0], list[Block]()
     for start, stop in pairwise(bounds):
         if blocks and stop - begin > at_once:
-            yield (order[begin:start] // length, order[begin:start] % length), blocks
+            yield order[begin:start], blocks
             begin, blocks = start, []
-        in_block = _parts_between(start, stop, ordered, slices)
+        in_block: list[InBlock] = []
+        for number, (at, numbers) in enumerate(ordered):
+            first, last, *entries = next(slices)
+            if last > first:
+                inside = None if last - first == stop - start else at[first:last] - start
+                ends = zip(entries[::2], entries[1::2], strict=True)
+                rows = Rows(numbers[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
+                in_block.append((number, rows, inside))
         blocks.append((slice(start - begin, stop - begin), in_block))
-    yield (order[begin:] // length, order[begin:] % length), blocks
+    yield order[begin:], blocks
 
 
 def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
@@ -306,37 +269,18 @@ def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
     return step, block_length(logits, width) if has_heads else step
 
 
-def _parts_between(
-    start: int,
-    stop: int,
-    ordered: Sequence[tuple[Tensor, Tensor]],
-    slices: Iterator[list[int]],
-) -> list[InBlock]:
-    """Return the parts that compare in a block of ordered positions."""
-    in_block: list[InBlock] = []
-    for number, (at, numbers) in enumerate(ordered):
-        first, last, *entries = next(slices)
-        if last > first:
-            inside = None if last - first == stop - start else at[first:last] - start
-            ends = zip(entries[::2], entries[1::2], strict=True)
-            rows = Rows(numbers[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
-            in_block.append((number, rows, inside))
-    return in_block
-
-
-def _order(
-    flat: Sequence[Tensor], parts: Sequence[Part], size: int, step: int
-) -> tuple[Tensor, list[int]]:
+def _order(parts: Sequence[Part], size: int, step: int) -> tuple[Tensor, list[int]]:
     """Return positions ordered by block, unused ones first, and the bounds of the blocks."""
-    code, joined = (torch.zeros(size, dtype=torch.int64, device=flat[0].device) for _ in range(2))
-    for number, places in enumerate(flat):
+    device = parts[0].positions.device
+    code, joined = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
+    for number, part in enumerate(parts):
         code *= 2
-        code[places] += 1
+        code[part.positions] += 1
         if number % 32 == 31:  # keep the code within 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
-    for places, part in zip(flat, parts, strict=True):
-        if part.chunk is not None:
-            goes_on = (part.chunk[1:] == part.chunk[:-1]).long()
+    for places, *_, chunk in parts:
+        if chunk is not None:
+            goes_on = (chunk[1:] == chunk[:-1]).long()
             joined.index_add_(0, places[:-1], goes_on).index_add_(0, places[1:], -goes_on)
             code[places] = torch.iinfo(code.dtype).max
     order = code.argsort(stable=True)
@@ -413,20 +357,17 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
     return gradient
 
 
-def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan]) -> None:
-    is_finite = torch.isfinite(torch.stack(list(losses)))
-    if bool(is_finite.all()):
-        return
-    wrong = [
-        plan for plan, fine in zip(plans, is_finite.tolist(), strict=True)
-        if not fine and plan.by_autograd is None
-    ]  # fmt: skip
-    if not wrong:
-        return
+def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan], student: Logits) -> None:
+    are_finite = torch.isfinite(torch.stack([*losses])).tolist()
+    wrong = [plan for plan, fine in zip(plans, are_finite, strict=True) if plan.parts and not fine]
     for plan in wrong:
         plan.explain()
-    for plan in wrong:
-        for side in plan.sides:
-            if culprit := side.logits.culprit(side.positions, side.width):
-                raise ValueError(f"the {side.name}'s {culprit}")
-    raise ValueError("the loss is not finite: all logits of a compared position are -inf")
+    for part in chain.from_iterable(plan.parts for plan in wrong):
+        sides = [("student", student, part.positions)]
+        if part.teacher:
+            sides.append(("teacher", part.teacher.logits, part.teacher.positions))
+        for name, logits, positions in sides:
+            if culprit := logits.culprit(positions):
+                raise ValueError(f"the {name}'s {culprit}")
+    if wrong:
+        raise ValueError("the loss is not finite: all logits of a compared position are -inf")

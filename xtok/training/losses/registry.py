@@ -9,6 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from xtok.config import loss_name
@@ -28,7 +29,7 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
 )
 from xtok.training.losses.csd import count_completed, plan_csd
-from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl, plan_starts
+from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, plan_gold
 from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import Plan, one_pass
@@ -85,7 +86,8 @@ class BatchLoss:
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
         """Return a plan for `one_pass`."""
         mean = self._mean(student_logits, teacher_logits, batch, side)
-        return Plan((), 1, work_dtype(mean), by_autograd=mean)
+        one = [(mean, torch.ones_like(mean))]
+        return Plan((), 1, work_dtype(mean), learned=one, value=mean.detach())
 
 
 class MapKind(NamedTuple):
@@ -96,10 +98,13 @@ class MapKind(NamedTuple):
     of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
     to_torch: Callable[[Any], Any]  # `of_file` to `of_device`
 
+    def loaded(self, any_map: Any) -> Any:
+        """Return a map, or the map of a file."""
+        return self.of_file.load(any_map) if isinstance(any_map, str | PathLike) else any_map
+
     def on_device(self, any_map: Any) -> Any:
         """Return a map or a file's map in its form on a device; None for other types."""
-        if isinstance(any_map, str | PathLike):
-            any_map = self.of_file.load(any_map)
+        any_map = self.loaded(any_map)
         if isinstance(any_map, self.of_file):
             any_map = self.to_torch(any_map)
         return any_map if isinstance(any_map, self.of_device) else None
@@ -114,13 +119,12 @@ SPELLINGS = MapKind("a spelling map", SpellingMap, SpellingIndex, spelling_index
 class NamedLoss:
     """A row of the table."""
 
-    # Takes `ChunkedLogits`, the map if required, and the config; with stored predictions, the
-    # student's logits only. `arguments` are passed by name.
+    # Takes `ChunkedLogits`, the map if required, the config, and `arguments`; with stored
+    # predictions, the student's logits and these.
     plan: Callable[..., Plan]
     config: Any = None  # a dataclass of options
     map: MapKind | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions
-    starts_only: bool = True  # skip chunks without a predicted first token
     arguments: Callable[[Batch, Batch], dict[str, Any]] = lambda batch, side: {}
     count: Callable[[Any, Batch, Batch, Chunks], int] | None = None  # None: the number of chunks
     prepared: Callable[[Any], Any] = lambda on_device: on_device
@@ -131,24 +135,23 @@ class _TableLoss(BatchLoss):
 
     def __init__(self, row: NamedLoss, on_device: Any, config: Any) -> None:
         self.row, self.map, self.config = row, on_device, config
-        self.kind = getattr(config, "exact_token_match_only", False), row.starts_only
 
     def count(self, batch: Batch, side: Batch) -> int:
         if self.row.is_stored:
             return int(side["stored"].valid[:, 1:].sum())
-        chunks = chunks_in(side, self.kind, batch["targets"].device)
+        chunks = chunks_in(side, self.config.kind, batch["targets"].device)
         count = self.row.count
         return chunks.total if count is None else count(self.map, batch, side, chunks)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
-        options = self.row.arguments(batch, side)
         if self.row.is_stored:
-            return self.row.plan(student_logits, **options)
+            return self.row.plan(student_logits, side["stored"])
+        options = self.row.arguments(batch, side)
         if teacher_logits is None and options.get("teacher_logprobs") is None:
             hint = "pass a teacher model; for alm, its log-probabilities are enough"
             raise XtokError("the teacher and its predictions are missing", hint=hint)
         both = chunked(
-            student_logits, teacher_logits, chunks_in(side, self.kind, student_logits.device)
+            student_logits, teacher_logits, chunks_in(side, self.config.kind, student_logits.device)
         )
         maps = [] if self.map is None else [self.map]
         return self.row.plan(both, *maps, config=self.config, **options)
@@ -168,17 +171,14 @@ def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> Ex
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
-def _completed(index: SpellingIndex, batch: Batch, side: Batch, chunks: Chunks) -> int:
-    return count_completed(index, (batch["targets"], side["targets"]), chunks)
-
-
 LOSSES: dict[LossName, NamedLoss] = {
-    "p-kl": NamedLoss(
-        plan=plan_p_kl, config=PKLConfig, map=MAP, prepared=_warn_if_unfit, starts_only=False
-    ),
+    "p-kl": NamedLoss(plan=plan_p_kl, config=PKLConfig, map=MAP, prepared=_warn_if_unfit),
     "event-kl": NamedLoss(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
     "csd": NamedLoss(
-        plan=plan_csd, config=CSDConfig, map=SPELLINGS, arguments=_targets, count=_completed
+        plan=plan_csd, config=CSDConfig, map=SPELLINGS, arguments=_targets,
+        count=lambda index, batch, side, chunks: (
+            count_completed(index, _targets(batch, side)["targets"], chunks)
+        ),
     ),
     "alm": NamedLoss(
         plan=plan_alm, config=ALMConfig,
@@ -186,18 +186,13 @@ LOSSES: dict[LossName, NamedLoss] = {
             **_targets(batch, side), "teacher_logprobs": side.get("teacher_logprobs"),
         },
     ),
-    "gold": NamedLoss(
-        plan=plan_gold, config=GoldConfig, map=MAP, prepared=_exact_pairs, starts_only=False
-    ),
+    "gold": NamedLoss(plan=plan_gold, config=GoldConfig, map=MAP, prepared=_exact_pairs),
     "h-kl": NamedLoss(
-        plan=plan_gold, config=GoldConfig, map=MAP, starts_only=False,
+        plan=plan_gold, config=GoldConfig, map=MAP,
         prepared=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "same-tokenizer": NamedLoss(plan=plan_starts, config=SameTokenizerConfig),
-    "topk-kl": NamedLoss(
-        plan=plan_topk_kl, is_stored=True,
-        arguments=lambda batch, side: {**vars(side["stored"])},
-    ),
+    "same-tokenizer": NamedLoss(plan=plan_event_kl, config=SameTokenizerConfig),
+    "topk-kl": NamedLoss(plan=plan_topk_kl, is_stored=True),
 }  # fmt: skip
 
 

@@ -39,7 +39,6 @@ def same_tokenizer_kl(
             f"the student's logits {list(student.shape)}, the teacher's {list(teacher.shape)} and "
             f"the mask {list(mask.shape)} must agree in [B, T]"
         )
-    rows, places = (mask != 0).nonzero(as_tuple=True)
-    at = (rows, places), (rows, places)
-    plan = plan_kl(student, teacher, at, config or SameTokenizerConfig())
+    [positions] = (mask.flatten() != 0).nonzero(as_tuple=True)
+    plan = plan_kl(student, teacher, (positions, positions), config or SameTokenizerConfig())
     return one_pass(student_logits, [plan])[0]

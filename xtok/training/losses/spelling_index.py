@@ -11,7 +11,9 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.chunk_tokens import ChunkTokens, places_of, to_device
+from xtok.training.losses.chunk_tokens import ChunkTokens
+from xtok.training.rows import to_device
+from xtok.training.sparse import places_of, ranges
 
 
 class CompletionTrie(NamedTuple):
@@ -47,20 +49,12 @@ class CompletionTrie(NamedTuple):
 
     def first_of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first completions of n nodes: the place of the node, tokens, pieces."""
-        first, ends = self.bounds[nodes], counts.cumsum(0)
-        numbers = torch.arange(len(nodes), device=nodes.device)
-        place = numbers.repeat_interleave(counts, output_size=total)
-        at = torch.arange(total, device=nodes.device) + (first - ends + counts)[place]
+        place, at = ranges(self.bounds[nodes], counts, total)
         return place, self.tokens[at], self.pieces[at]
 
     def counts(self, nodes: Tensor) -> Tensor:
         """Return the number of completions of n nodes."""
         return self.bounds[nodes + 1] - self.bounds[nodes]
-
-    def to(self, device: torch.device | str) -> CompletionTrie:
-        """Return the completions on a device."""
-        moved: CompletionTrie = to_device(self, device)
-        return moved
 
 
 class Events(NamedTuple):
@@ -93,8 +87,7 @@ class SpellingIndex(NamedTuple):
 
     def to(self, device: torch.device | str) -> SpellingIndex:
         """Return the index on a device."""
-        moved: SpellingIndex = to_device(self, device)
-        return moved
+        return to_device(self, device)
 
     def events(self, ours: ChunkTokens, theirs: ChunkTokens) -> Events:
         """Find the completions of N ≥ 1 chunks by the prefixes in the text."""

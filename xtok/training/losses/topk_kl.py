@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from xtok.predictions.checked import exceeds
-from xtok.training.losses.boundaries import candidates, check_candidates
+from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import checked, exceeds
+from xtok.predictions.topk import TopK
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
+from xtok.training.topk_collator import StoredTopK
 
 
 def topk_kl(
@@ -44,37 +49,36 @@ def topk_kl(
         ValueError: if shapes do not fit, ids are repeated or beyond the student's width,
             probabilities are NaN or sum to more than 1, or logits are NaN or +∞.
     """
-    plan = plan_topk_kl(student_logits, top_ids, top_logprobs, rest_logprob, valid)
-    return one_pass(student_logits, [plan])[0]
+    stored = StoredTopK(
+        top_ids=top_ids, top_logprobs=top_logprobs, rest_logprob=rest_logprob, valid=valid
+    )
+    return one_pass(student_logits, [plan_topk_kl(student_logits, stored)])[0]
 
 
-def plan_topk_kl(
-    student_logits: AnyLogits,
-    top_ids: Tensor,
-    top_logprobs: Tensor,
-    rest_logprob: Tensor,
-    valid: Tensor,
-) -> Plan:
+def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
     """Plan `topk_kl` for one pass."""
     student = as_logits(student_logits)
-    shapes = [list(x.shape) for x in (top_ids, top_logprobs, rest_logprob, valid)]
+    shapes = [list(x.shape) for x in vars(stored).values()]
     rows, width = list(student.shape[:2]), student.shape[-1]
-    if shapes != [[*rows, *top_ids.shape[2:3]]] * 2 + [rows] * 2 or top_ids.ndim != 3:
+    if shapes != [[*rows, *shapes[0][2:3]]] * 2 + [rows] * 2 or len(shapes[0]) != 3:
         raise ValueError(
             f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, but the student's logits "
             f"are {list(student.shape)}, [B, T, V]"
         )
-    batch, places = (valid[:, 1:] != 0).nonzero(as_tuple=True)
+    counts = stored.valid != 0
+    counts[:, :1] = False
+    [tokens] = counts.flatten().nonzero(as_tuple=True)
     dtype = work_dtype(student)
+    top_ids, top_logprobs, rest_logprob, _ = (x.flatten(0, 1) for x in vars(stored).values())
 
-    def of_teacher(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = batch[numbers], places[numbers] + 1
-        ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
-        return ids, log_p, rest_logprob[tokens].to(dtype)
+    def stored_at(numbers: Tensor) -> list[Tensor]:
+        return [x[tokens[numbers]] for x in (top_ids, top_logprobs, rest_logprob)]
 
     def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)
-        ids, log_p, log_rest = of_teacher(entries.numbers)
+        top, logprobs, rests = stored_at(entries.numbers)
+        ids, log_p = _candidates(top, logprobs.to(dtype), width)
+        log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
         # Sum the student's rest over the other tokens: 1 − Σ q_k is inaccurate if it is small.
         # Column `width` belongs to unused places.
@@ -96,9 +100,40 @@ def plan_topk_kl(
         return lost.masked_fill(is_wrong.any(), torch.nan), back
 
     def explain() -> None:
-        for numbers in torch.arange(len(batch), device=batch.device).split(1024):
-            tokens = batch[numbers], places[numbers] + 1
-            check_candidates(top_ids[tokens], top_logprobs[tokens], rest_logprob[tokens], width)
+        for numbers in torch.arange(len(tokens), device=tokens.device).split(1024):
+            _check_candidates(stored_at(numbers), width)
 
-    sides = sides_of([student], [(batch, places)], [width])
-    return Plan([Part((batch, places), compare)], len(batch), dtype, sides=sides, explain=explain)
+    return Plan([Part(tokens - 1, compare)], len(tokens), dtype, explain=explain)
+
+
+def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
+
+    Unused places get the id `width` and −∞. Invalid or repeated ids get NaN, without a fetch from
+    the device; `_check_candidates` reports them.
+    """
+    is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
+    ids = top_ids.long().masked_fill(is_none, width)
+    sorted_ids, order = ids.sort(1)
+    is_twice = torch.zeros_like(is_none)
+    is_twice[:, 1:] = (sorted_ids[:, 1:] == sorted_ids[:, :-1]) & (sorted_ids[:, 1:] < width)
+    wrong = (top_ids < -1) | (top_ids >= width) | is_none.scatter(1, order, is_twice)
+    logprobs = top_logprobs.masked_fill(is_none, -torch.inf).masked_fill(wrong, torch.nan)
+    return ids.clamp(max=width), logprobs
+
+
+def _check_candidates(stored: Sequence[Tensor], width: int) -> None:
+    """Raise a `ValueError` if the candidates at n positions are invalid."""
+    ids, logprobs, rest = (x.cpu().double().numpy() for x in stored)
+    kept = (ids != -1) & ~np.isneginf(logprobs)
+    rest[np.isnan(rest)] = np.inf
+    topk = TopK(
+        token_ids=np.full(len(ids), -1),
+        bounds=np.arange(len(ids) + 1),
+        starts=offsets_of(kept.sum(1)),
+        ids=ids[kept].astype(np.int64),
+        logprobs=logprobs[kept],
+        rest_logprob=rest,
+        realized_logprob=np.full(len(ids), np.nan),
+    )
+    checked(topk, width, begins=False, is_projected=True)
