@@ -223,14 +223,17 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
             yield from _warnings(problems)
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
-            of_alignment = alignment_findings(
-                collator.pairs[number].tokenizers,
-                student.batch["labels"].cpu().numpy(),
-                [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)],
-                {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()},
-            )
-            for level, message in of_alignment:
-                yield level, message if level == "ok" else f"{teacher.name}: {message}"
+            yield from _alignment_findings(student, teacher, collator.pairs[number].tokenizers)
+
+
+def _alignment_findings(
+    student: _AuditedSide, teacher: _AuditedSide, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> Iterator[Result]:
+    labels = student.batch["labels"].cpu().numpy()
+    ids = [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)]
+    arrays = {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()}
+    for level, message in alignment_findings(tokenizers, labels, ids, arrays):
+        yield level, message if level == "ok" else f"{teacher.name}: {message}"
 
 
 def _row_findings(

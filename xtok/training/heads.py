@@ -183,7 +183,7 @@ def find_heads(
     """
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
-    notes = []
+    notes, in_blocks = list[str](), list[str]()
     for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
         require_rows(model, side, number)
         if model is None or wanted is False:
@@ -193,12 +193,13 @@ def find_heads(
             result = why_whole_logits(model) or find_head(model, side["input_ids"])
         if isinstance(result, Head):
             heads[number] = result
+            in_blocks.append(names[number])
         elif wanted:
             raise XtokError(f"{names[number]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
             notes.append(f"{names[number]} makes whole logits: {result}")
-    if without := [name for name, head in zip(names, heads, strict=True) if head]:
-        notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
+    if in_blocks:
+        notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(in_blocks)}")
     return heads, notes
 
 

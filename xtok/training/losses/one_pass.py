@@ -233,15 +233,7 @@ def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Tensor, lis
     if not parts:
         return
     step, at_once = _block_lengths(logits, parts)
-    if len(parts) == 1 and parts[0].chunk is None:
-        order = parts[0].positions
-        bounds = [*range(0, len(order), step), len(order)]
-        ordered = [(torch.arange(len(order), device=order.device),) * 2]
-    else:
-        order, bounds = _order(parts, logits.shape[0] * logits.shape[1], step)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order), device=order.device)
-        ordered = [rank[part.positions].sort() for part in parts]
+    order, bounds, ordered = _order(parts, logits.shape[0] * logits.shape[1], step)
     slices = _slices(parts, ordered, bounds)
     begin, blocks = bounds[0], list[Block]()
     for start, stop in pairwise(bounds):
@@ -269,20 +261,28 @@ def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
     return step, block_length(logits, width) if has_heads else step
 
 
-def _order(parts: Sequence[Part], size: int, step: int) -> tuple[Tensor, list[int]]:
-    """Return positions ordered by block, unused ones first, and the bounds of the blocks."""
-    device = parts[0].positions.device
+def _order(
+    parts: Sequence[Part], size: int, step: int
+) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
+    """Return positions ordered by block, unused ones first, and the bounds of the blocks.
+
+    Also return each part's places in this order, rising, and the numbers of its positions there.
+    """
+    first, device = parts[0].positions, parts[0].positions.device
+    if len(parts) == 1 and parts[0].chunk is None:
+        places = torch.arange(len(first), device=device)
+        return first, [*range(0, len(first), step), len(first)], [(places, places)]
     code, joined = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
     for number, part in enumerate(parts):
         code *= 2
         code[part.positions] += 1
         if number % 32 == 31:  # keep the code within 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
-    for places, *_, chunk in parts:
+    for positions, *_, chunk in parts:
         if chunk is not None:
             goes_on = (chunk[1:] == chunk[:-1]).long()
-            joined.index_add_(0, places[:-1], goes_on).index_add_(0, places[1:], -goes_on)
-            code[places] = torch.iinfo(code.dtype).max
+            joined.index_add_(0, positions[:-1], goes_on).index_add_(0, positions[1:], -goes_on)
+            code[positions] = torch.iinfo(code.dtype).max
     order = code.argsort(stable=True)
     code, is_joined = code[order], joined.cumsum(0)[order] > 0
     is_last = torch.nn.functional.pad(code[1:] != code[:-1], (0, 1), value=True)
@@ -294,7 +294,9 @@ def _order(parts: Sequence[Part], size: int, step: int) -> tuple[Tensor, list[in
             furthest = np.searchsorted(allowed, bounds[-1] + step, side="right") - 1
             nearest = np.searchsorted(allowed, bounds[-1], side="right")
             bounds.append(min(int(end), int(allowed[max(furthest, nearest)])))
-    return order, bounds
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(size, device=device)
+    return order, bounds, [rank[part.positions].sort() for part in parts]
 
 
 def _slices(

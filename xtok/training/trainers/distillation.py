@@ -300,12 +300,8 @@ class _EvaluationSums:
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
         self.sums: Tensor | None = None
         self._rows_left, self._step = math.inf, 0  # from the start of this process's next batch
-        size = getattr(dataloader, "total_batch_size", None)
-        if (
-            size is not None
-            and accelerator.num_processes > 1
-            and hasattr(dataloader.dataset, "__len__")
-        ):
+        if accelerator.num_processes > 1 and hasattr(dataloader.dataset, "__len__"):
+            size = dataloader.total_batch_size
             first = size // accelerator.num_processes * accelerator.process_index
             self._rows_left, self._step = len(dataloader.dataset) - first, size
 
