@@ -171,7 +171,7 @@ class DistillationMixin:
         unweighted = replace(self.objective, combine=CombineConfig())
         terms = unweighted.terms(student, theirs, batch, router=router)
         weights = teacher_weights(self.objective.teacher_weights, len(theirs))
-        of_teachers = torch.tensor(weights, device=count.device)
+        of_teachers = torch.tensor(weights, dtype=torch.float32, device=count.device)
         chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
         means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
         numbers = torch.stack([count[0], chunks, count[0]]).float()
