@@ -85,9 +85,10 @@ def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     whole = logits_of(model, side)
     assert isinstance(whole, Tensor)
     assert logits.shape == whole.shape
-    places = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
+    rows, places = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
+    found, expected = logits.at(rows * ids.shape[1] + places), whole[rows, places].float()
     close = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(logits.at(places), whole[places].float(), rtol=close, atol=close)
+    torch.testing.assert_close(found, expected, rtol=close, atol=close)
 
 
 def gradients(
