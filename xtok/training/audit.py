@@ -249,8 +249,8 @@ def _row_findings(
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:
             with warnings.catch_warnings(action="ignore"):  # the collator has issued them
-                rows = collator.rows(number, samples)
-            report = compare_side(tokenizer, samples, template=template, rows=ids)
+                rows = collator.rows(number, samples.rows)
+            report = compare_side(tokenizer, samples.rows, template=template, rows=ids)
             name = tokenizer.vocabulary.model_id
             yield from ((level, f"{name}: {message}") for level, message in report.findings)
             if not report.is_compared:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,16 @@ from xtok.training.samples import (
     row_of,
     scored_row,
 )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The texts and conversations of a batch, for the audit.
+
+    Hides them from `Trainer`, which rebuilds every tuple of a batch, but not as a named tuple.
+    """
+
+    rows: Sequence[SideText | SideChat]
 
 
 class DistillationCollator:
@@ -139,11 +150,11 @@ class DistillationCollator:
             note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
-        batch |= {"samples": of_student, "teachers": []}
+        batch |= {"samples": Samples(of_student), "teachers": []}
         for number, texts in enumerate(of_teachers):
             theirs = self.rows(number + 1, texts)
             side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
-            batch["teachers"].append({**side, "samples": texts})
+            batch["teachers"].append({**side, "samples": Samples(texts)})
         return batch
 
     def from_student_ids(
@@ -334,7 +345,7 @@ def first_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     part: dict[str, Any] = changed(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):
         if "samples" in side:
-            side["samples"] = side["samples"][:num_rows]
+            side["samples"] = Samples(side["samples"].rows[:num_rows])
     return part
 
 
