@@ -54,7 +54,7 @@ class Samples:
     Hides them from `Trainer`, which rebuilds every tuple of a batch, but not as a named tuple.
     """
 
-    rows: Sequence[SideText | SideChat]
+    rows: Sequence[SideText | ChatRecord]
 
 
 class DistillationCollator:
