@@ -293,7 +293,7 @@ def numbers_of(columns: PageColumns, name: str) -> NDArray[np.int64]:
 
 def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
     """Return the entries that a page holds, as `page.js` reads them."""
-    columns, _ = pack(examined, 10**9)
+    columns = pack(examined)
     deltas = numbers_of(columns, "partner")
     steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
     partner, last = np.full(len(deltas), -1), -1
@@ -318,26 +318,17 @@ def test_the_page_holds_every_entry(measured: PageData) -> None:
         assert [*weights] == pytest.approx(m.weights.tolist(), rel=0.005)
 
 
-def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
-    def size_of(columns: PageColumns) -> int:
-        return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
-
-    (whole, nothing), (fewest, _) = pack(measured, 10**9), pack(measured, 1)
-    assert nothing == pack(measured)[1] == []
-    entries = len(numbers_of(whole, "ids_1"))
-    sizes = size_of(whole) - 300, size_of(fewest) + 500
-    (most, lightest), (few, left_out) = (pack(measured, size) for size in sizes)
-    assert size_of(most) <= sizes[0]
-    assert size_of(few) <= sizes[1]
-    assert lightest[0].startswith("the lightest entries of rows, ")
-    assert lightest[0].endswith(" of the weight, counted by the text")
-    assert 0.8 * entries < len(numbers_of(most, "ids_1")) < entries
-    assert left_out[0] == "the pieces of tokens"
-    for columns in (most, few, fewest):  # the heaviest entry of every row stays, and every name
-        held = numbers_of(columns, "sizes_0") > 0
-        assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
-        assert columns["student_bytes"] == whole["student_bytes"]
-        assert columns["teacher_bytes"] == whole["teacher_bytes"]
+def test_a_long_row_has_its_heaviest_entries(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = xtok.multitoken(xtok.pair(byte_level, digits))
+    examined = examine(m)
+    place = np.arange(m.nnz) - np.searchsorted(m.student_ids, m.student_ids)
+    held = rows_of(examined)
+    assert [entry[:2] for entry in held] == [
+        (int(s), int(t))
+        for s, t in zip(m.student_ids[place < 8], m.teacher_ids[place < 8], strict=True)
+    ]
+    assert len(held) < m.nnz
+    assert b"This page contains the 8 heaviest entries of each row." in render(examined)
 
 
 def test_the_same_inputs_give_the_same_bytes(
@@ -722,8 +713,8 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 @browsing
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
-    coverage = known(plain.report.maps[0].description.coverage)
-    rows = sorted(one.rows for one in coverage.classes if one.token_class != "unused")
+    classes = known(plain.report.maps[0].description.coverage)
+    rows = sorted(one.rows for one in classes if one.token_class != "unused")
     for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
         browser.run("document.querySelectorAll('#classes thead button')[1].click()")
         cells = texts_of(browser, "#classes tbody tr > td:nth-child(3)")

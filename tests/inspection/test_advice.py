@@ -18,7 +18,7 @@ from xtok.config import BuildConfig
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
 from xtok.inspection.measures import Verdict
-from xtok.inspection.pair_facts import EventFacts, PairFacts, SharedCounts, TextFacts, pair_facts
+from xtok.inspection.pair_facts import PairFacts, SharedCounts, TextFacts, pair_facts
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
@@ -31,6 +31,9 @@ TEXT = TextFacts(
     boundaries=3,
     leak=0.3,
     bits=(1.0, 1.0),
+    num_events=2,
+    event_leak=0.06,
+    event_kept=1.0,
     conditional_entropy=(0.5, 0.25),
     left_out=None,
 )
@@ -47,7 +50,6 @@ def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
     assert found.vocabulary == SharedCounts(student=261, teacher=259, both=258)
     assert (found.shared, found.student_share) == (258, 258 / 261)
     assert found.numbers == SharedCounts(student=3, teacher=1, both=1)
-    assert found.spaces == (3, 1)
     assert not found.same
     assert facts_of(student, student).same
 
@@ -81,11 +83,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
 def test_p_kl_whatever_a_map_leaves_open(
     pair: Pair, conditional_entropy: tuple[float, float]
 ) -> None:
-    found = replace(
-        pair_facts(pair),
-        text=replace(TEXT, conditional_entropy=conditional_entropy),
-        events=EventFacts(num_events=2, leak=0.01, kept=1.0),
-    )
+    found = replace(pair_facts(pair), text=replace(TEXT, conditional_entropy=conditional_entropy))
     advice = advise(found, ("s", "t"))
     assert (advice.loss, advice.map_loss) == ("event KL", "P-KL")
     events, build = advice.commands
@@ -139,8 +137,7 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))
     assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
     assert levels(BuildConfig(), pair=replace(few, text=TEXT))[1] == "care"
-    leaky = replace(pair, text=TEXT, events=EventFacts(num_events=2, leak=0.06, kept=1.0))
-    [*_, event_kl] = fits(xtok.build(student, teacher), leaky)
+    [*_, event_kl] = fits(xtok.build(student, teacher), replace(pair, text=TEXT))
     assert event_kl.level == "good"  # it is what is recommended
     assert event_kl.why.endswith(" 2 events, which leak 6.0% and keep 100% of the bits here.")
     little = replace(few, text=replace(TEXT, leak=0.01))
@@ -183,4 +180,3 @@ def test_a_real_pair(load_real: Load) -> None:
     pair = facts_of(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     assert pair.vocabulary.both == pair.shared == 109_566
     assert pair.numbers == SharedCounts(student=1_100, teacher=0, both=0)
-    assert pair.digits == (3, 1)

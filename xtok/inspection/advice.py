@@ -89,14 +89,16 @@ def advise(
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
     measured = ""
-    if pair.text is not None and pair.events is not None and pair.events.leak is not None:
-        leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
+    if pair.text is not None:
+        forward, back = pair.text.conditional_entropy
         lost = 0.0 if pair.text.left_out is None else pair.text.left_out.share
         equal = f"the {1 - lost:.1%} of this text that both sides spell alike"
         part = equal if lost > 0.01 else "this text"
-        measured = f" On {part}, events of bytes leak at {percent(leak)} of the shared token "
-        measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
-        measured += f"teacher, {back:.2f} from teacher to student."
+        measured = (
+            f" On {part}, events of bytes leak at {percent(pair.text.event_leak)} of the shared "
+            f"token boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
+            f"teacher, {back:.2f} from teacher to student."
+        )
     sentence = f"Use event KL, or P-KL if your trainer only takes a map.{measured}"
     has_map = any(_is_for_p_kl(m, by_text=bool(on_text)) for m in maps)
     return Advice(
@@ -197,15 +199,11 @@ def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
 def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.same:
         return "note", "It needs no map; for one vocabulary, plain KL is enough."
-    events = pair.events
-    if events is None:
-        needs = "It needs an event map. Give both models and text to measure its leak."
-        return "good", needs
-    needs = f"xtok events groups the vocabularies into {events.num_events:,} events"
-    if events.leak is None or events.kept is None:
-        return "good", f"Build an event map: {needs}. Give text to measure their leak."
-    leak, kept = percent(events.leak), percent(events.kept, 0)
+    if pair.text is None:
+        return "good", "It needs an event map. Give text and both models to measure its leak."
     return (
         "good",
-        f"It needs an event map: {needs}, which leak {leak} and keep {kept} of the bits here.",
+        "It needs an event map: xtok events groups the vocabularies into "
+        f"{pair.text.num_events:,} events, which leak {percent(pair.text.event_leak)} and keep "
+        f"{percent(pair.text.event_kept, 0)} of the bits here.",
     )

@@ -60,7 +60,7 @@ class Description:
     slot_share: float  # the slots' weight as a share of all weight
     columns_used: int  # teacher ids in at least one row
     largest_columns: tuple[ColumnDescription, ...]  # slots included
-    coverage: Coverage | None  # None without `classes`, or without tokens
+    coverage: tuple[ClassCoverage, ...] | None  # None without `classes`, or without tokens
     examples: tuple[ExplainedRow, ...]
 
 
@@ -167,14 +167,7 @@ class ClassCoverage:
     teacher_unreached: int  # in no row, except as a slot
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """Coverage of a map by class of token."""
-
-    classes: tuple[ClassCoverage, ...]
-
-
-def coverage_by_class(projection: ProjectionMap, pair: Pair) -> Coverage | None:
+def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...] | None:
     """Measure a map by class of token; None if it contains no tokens."""
     rows, columns = projection.student.table, projection.teacher.table
     if rows is None or columns is None:
@@ -200,14 +193,12 @@ def coverage_by_class(projection: ProjectionMap, pair: Pair) -> Coverage | None:
         "teacher_ids": count(theirs),
         "teacher_unreached": count(theirs[~reached]),
     }
-    return Coverage(
-        classes=tuple(
-            ClassCoverage(
-                token_class=member.name.lower(),
-                label=member.label,
-                **{name: values[member].item() for name, values in per_class.items()},
-            )
-            for member in TokenClass
-            if per_class["rows"][member] or per_class["teacher_ids"][member]
+    return tuple(
+        ClassCoverage(
+            token_class=member.name.lower(),
+            label=member.label,
+            **{name: values[member].item() for name, values in per_class.items()},
         )
+        for member in TokenClass
+        if per_class["rows"][member] or per_class["teacher_ids"][member]
     )

@@ -11,8 +11,6 @@ from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
-from xtok.building.events import events
-from xtok.building.spellings import spellings
 from xtok.config import ChatTemplates
 from xtok.errors import TokenizerError, naming_template
 from xtok.inspection import Check, Level
@@ -188,14 +186,12 @@ def _checked_pair(
     pair: Pair, texts: Paths, templates: ChatTemplates, field: str, progress: Progress
 ) -> tuple[PairFacts, list[Check]]:
     checks: list[Check] = []
-    text = of_pair = None
+    text = None
     if texts:
         checks += row_checks(pair, first_rows(texts, field), templates.templates)
         text = PairText.read(pair, texts, field=field, progress=progress)
-        of_pair = events(pair, progress=progress)
         checks += _context_checks(texts, field)
-    spelled = None if pair.is_same else spellings(pair, progress=progress)
-    facts = pair_facts(pair, text, of_pair, spelled)
+    facts = pair_facts(pair, text, progress=progress)
     checks += (Check("upper case", "warning", note) for note in case_notes(pair))
     return facts, [*_text_checks(facts), *checks]
 

@@ -29,14 +29,6 @@ class ExplainedEntry(RowEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpelledPiece:
-    """A teacher token that is a piece of the row's token, or contains it as a piece."""
-
-    token_id: int
-    token: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplainedRow:
     """A row of a map, with the reason for its entries."""
 
@@ -49,8 +41,8 @@ class ExplainedRow:
     kind: str  # the name of a `RowKind`, in lower case
     why: str
     entries: tuple[ExplainedEntry, ...]
-    forward: tuple[SpelledPiece, ...] | None  # its pieces; None without the teacher's tokenizer
-    reverse: tuple[SpelledPiece, ...] | None  # first teacher tokens with it as a piece
+    forward: tuple[str, ...] | None  # its pieces; None without the teacher's tokenizer
+    reverse: tuple[str, ...] | None  # first teacher tokens with it as a piece
     reverse_count: int | None  # number of all of them; None without the student's tokenizer
 
 
@@ -63,9 +55,9 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
     if rows is not None and columns is not None:
         why = _why(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and rows[student_id]:
-            forward = _named(columns, pair.pieces(np.array([student_id])).ids.tolist())
+            forward = tuple(map(columns.name, pair.pieces(np.array([student_id])).ids.tolist()))
         if pair.student_tokenizer is not None and rows[student_id]:
-            reverse = _named(columns, _holders(student_id, pair, rows, columns))
+            reverse = tuple(map(columns.name, _holders(student_id, pair, rows, columns)))
     return ExplainedRow(
         student_id=student_id,
         **_about(rows, student_id),
@@ -148,10 +140,6 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
     (lambda ours, theirs: True, "neither contains the other"),
 )
 """The first relation that holds between the student's bytes and the teacher's, and its name."""
-
-
-def _named(columns: TokenTable, ids: Sequence[int]) -> tuple[SpelledPiece, ...]:
-    return tuple(SpelledPiece(token_id=t, token=columns.name(t)) for t in ids)
 
 
 def _holders(student_id: int, pair: Pair, rows: TokenTable, columns: TokenTable) -> list[int]:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.progress import Progress, silent
 from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers.classes import num_digits
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenType
 
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
     from xtok.building.counting.pair_text import LeftOut, PairText
     from xtok.inspection import Grade
-    from xtok.maps.events import EventMap
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class TextFacts:
     boundaries: int  # shared token boundaries
     leak: float  # share of boundaries with a shared token and a different token
     bits: tuple[float, float]  # entropy of shared tokens and a rest
+    num_events: int  # of the pair's event map; see `EventMapMeasures` for its leak and kept
+    event_leak: float
+    event_kept: float
     # In bits, at a boundary: teacher's token given the student's, and the reverse.
     conditional_entropy: tuple[float, float]
     left_out: LeftOut | None  # text that the two sides spell differently
@@ -62,15 +65,6 @@ class TextFacts:
         """Grade of the share of text that the two sides spell differently."""
         share = 0.0 if self.left_out is None else self.left_out.share
         return "bad" if share > 0.05 else "care" if share > 0.005 else "note"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventFacts:
-    """The events of a pair by bytes; see `EventMapMeasures` for leak and kept."""
-
-    num_events: int
-    leak: float | None = None  # None without text
-    kept: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,29 +106,28 @@ class PairFacts:
     student_share: float  # `shared` as a share of the student's text tokens
     numbers: SharedCounts  # multi-digit tokens; `both`: with equal bytes
     missing_numbers_text: float | None  # share of the text in numbers without a partner
-    digits: tuple[int, int]  # most digits in a token
-    spaces: tuple[int, int]  # longest token of spaces
     roles_alone: tuple[str, ...]  # roles without a counterpart, except reserved
     text: TextFacts | None
-    events: EventFacts | None
-    spellings: tuple[SpellingFacts, SpellingFacts] | None = None  # of student and teacher
+    # of student and teacher; None for one vocabulary, or without tokenizers
+    spellings: tuple[SpellingFacts, SpellingFacts] | None = None
 
 
 def pair_facts(
-    pair: Pair,
-    text: PairText | None = None,
-    events: EventMap | None = None,
-    spellings: SpellingMap | None = None,
+    pair: Pair, text: PairText | None = None, *, progress: Progress = silent
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text."""
+    from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
+
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
-    digits = [num_digits(table) for table in (rows, columns)]
-    ids_of_numbers = np.flatnonzero(digits[0] > 1)
-    missing = ids_of_numbers[~is_equal[ids_of_numbers]]
+    is_number = [num_digits(table) > 1 for table in (rows, columns)]
+    is_missing = is_number[0] & ~is_equal
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
-    missing_text = None
+    spelled = missing_text = None
     if text is not None:
-        missing_text = float(text.tokens[0][missing].sum() / max(1, text.tokens[0].sum()))
+        missing_text = float(text.tokens[0][is_missing].sum() / max(1, text.tokens[0].sum()))
+    if pair.teacher_tokenizer is not None and not pair.is_same:
+        of_pair = spellings(pair, progress=progress)
+        spelled = SpellingFacts.of(of_pair, "student"), SpellingFacts.of(of_pair, "teacher")
     return PairFacts(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -148,28 +141,29 @@ def pair_facts(
         shared=int(is_equal.sum()),
         student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
         numbers=SharedCounts(
-            len(ids_of_numbers), int((digits[1] > 1).sum()), len(ids_of_numbers) - len(missing)
+            student=int(is_number[0].sum()),
+            teacher=int(is_number[1].sum()),
+            both=int((is_number[0] & is_equal).sum()),
         ),
         missing_numbers_text=missing_text,
-        digits=(_most_digits(digits[0]), _most_digits(digits[1])),
-        spaces=(_longest_spaces(rows), _longest_spaces(columns)),
         roles_alone=tuple(
             role
             for role, ids in rows.roles.items()
             if role != "reserved" and not (pair.partners[list(ids)] >= 0).any()
         ),
-        text=None if text is None else _text_facts(pair, text),
-        events=None if events is None else _event_facts(events, text),
-        spellings=None
-        if spellings is None
-        else (SpellingFacts.of(spellings, "student"), SpellingFacts.of(spellings, "teacher")),
+        text=None if text is None else _text_facts(pair, text, progress),
+        spellings=spelled,
     )
 
 
-def _text_facts(pair: Pair, text: PairText) -> TextFacts:
+def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
+    from xtok.building.events import events  # `verify` and `inspect` do not need it
+
     keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF
     a, b = pair.shared[0][s], np.where(pair.shared[1][t] >= 0, t, -1)
+    of_pair = events(pair, progress=progress)
+    s_events, t_events = of_pair.student_event[s], of_pair.teacher_event[t]
     of_pairs = entropy_of(keys, amounts)
     return TextFacts(
         files=tuple(source.name for source in text.sources),
@@ -183,6 +177,9 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
+        num_events=of_pair.num_events,
+        event_leak=share_of(amounts, s_events != t_events),
+        event_kept=entropy_kept((s_events, t_events), (s, t), amounts),
         conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
         left_out=text.left_out,
     )
@@ -190,26 +187,3 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
 
 def _known(pair: Pair, counts: NDArray[np.int64]) -> float:
     return float(counts[pair.equal_bytes >= 0].sum() / max(1, counts.sum()))
-
-
-def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:
-    if text is None:
-        return EventFacts(num_events=events.num_events)
-    keys, amounts = text.pairs
-    s, t = keys >> 32, keys & 0xFFFFFFFF
-    a, b = events.student_event[s], events.teacher_event[t]
-    return EventFacts(
-        num_events=events.num_events,
-        leak=share_of(amounts, a != b),
-        kept=entropy_kept((a, b), (s, t), amounts),
-    )
-
-
-def _most_digits(digits: NDArray[np.int64]) -> int:
-    """Return the most digits in a token, ignoring lengths with fewer than ten tokens."""
-    often = np.bincount(digits)
-    return max((n for n in range(1, len(often)) if often[n] >= (10 if n > 1 else 1)), default=0)
-
-
-def _longest_spaces(table: TokenTable) -> int:
-    return max((len(t) for t in table.tokens() if t and not t.strip(b" ")), default=0)

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from xtok import __version__
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import CountPlan, PairText
-from xtok.building.events import events
-from xtok.building.spellings import spellings
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
@@ -114,11 +112,7 @@ def examine(
         text = PairText.read(pair, texts, wanted, field=field, progress=progress)
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
-    of_pair = events(pair, progress=progress) if has_tokenizers else None
-    spelled = None
-    if has_tokenizers and not pair.is_same:
-        spelled = spellings(pair, progress=progress)
-    facts = pair_facts(pair, text, of_pair, spelled)
+    facts = pair_facts(pair, text, progress=progress)
     examined = [
         _examine(m, name, pair, facts, evaluation, text)
         for m, name in zip(loaded, names, strict=True)
@@ -159,7 +153,7 @@ def _examine(
         fits=fits(m, facts, failed=verification.failed, verdict=verdict),
         verdict=verdict,
     )
-    classes = () if description.coverage is None else description.coverage.classes
+    classes = description.coverage or ()
     empty = 0.0 if text is None else empty_share(m, text)
     is_counted = "counted" in description.rows_by_kind
     return report, [

@@ -72,24 +72,17 @@ def aligned_sentences(
 
 
 def pick_sentences(documents: Iterable[tuple[str, str]]) -> tuple[Sentence, ...]:
-    """Pick at most 12 sentences, one per script, then one per file; otherwise built-in sentences.
+    """Pick at most 12 sentences, one per script and file; otherwise return built-in sentences.
 
     The documents, or their middles, come with the names of their files.
     """
-    of_script: dict[str, tuple[str, Sentence]] = {}
-    of_file: dict[str, Sentence] = {}
+    picked: dict[str, Sentence] = {}
     for document, file in documents:
         for text in _sentences(document):
-            script = _script(text)
-            if script and script not in of_script:
-                sentence = Sentence(f"{script}, {file}", _LANGUAGES.get(script, ""), text)
-                of_script[script] = file, sentence
-            elif script:
-                of_file.setdefault(file, Sentence(f"{script}, {file}", "", text))
-    for file, _ in of_script.values():
-        of_file.pop(file, None)
-    picked = [sentence for _, sentence in of_script.values()]
-    return (*picked, *of_file.values())[:_MOST] or BUILT_IN
+            if script := _script(text):
+                label = f"{script}, {file}"
+                picked.setdefault(label, Sentence(label, _LANGUAGES.get(script, ""), text))
+    return tuple(picked.values())[:_MOST] or BUILT_IN
 
 
 _ENDS = (re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n\s*\n"), re.compile(r"\n"))

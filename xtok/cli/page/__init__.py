@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from xtok.cli.page import pictures
-from xtok.cli.page.search import cut_sizes, pack
+from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
 from xtok.inspection.bootstrap import LOSS_NAMES, Interval
@@ -45,9 +45,8 @@ _MARKS = {
 def render(examined: PageData) -> bytes:
     """Return the page about one map, or about two maps of a pair."""
     report = examined.report
-    columns, left_out = pack(examined)
     data = {
-        "columns": columns,
+        "columns": pack(examined),
         "long": [cut_sizes(table) for table in examined.pair.tables],
         "kinds": [[kind.name.lower() for kind in RowKind]] * len(examined.maps),
         "sides": [_name(name) for name in (report.pair.student, report.pair.teacher)],
@@ -56,7 +55,8 @@ def render(examined: PageData) -> bytes:
     measured = () if report.evaluation is None else report.evaluation.classes
     html = _template().render(
         report=report,
-        left_out=left_out,
+        most_entries=MOST_ENTRIES,
+        is_whole=all(m.top_k <= MOST_ENTRIES for m in examined.maps),
         on_text={(one.name, one.token_class): one for one in measured},
         data=Markup(text.replace("<", "\\u003c")),  # inside a script element
     )

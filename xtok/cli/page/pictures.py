@@ -5,7 +5,6 @@ Widths are in percent of the available space; `page.css` defines the colours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import acos, pi, sqrt
 from typing import TYPE_CHECKING
 
@@ -14,26 +13,27 @@ from markupsafe import Markup, escape
 if TYPE_CHECKING:
     from xtok.inspection.pair_facts import SharedCounts
 
+_RADIUS = 72
+
 
 def overlap(shared: SharedCounts, label: str) -> Markup:
     """Draw two overlapping circles with areas in proportion to the counts."""
     totals = shared.student, shared.teacher
     largest = max(*totals, 1)
-    radii = 72 * sqrt(totals[0] / largest), 72 * sqrt(totals[1] / largest)
-    both = min(shared.both, *totals)
-    distance = _distance(*radii, both / largest * pi * 72**2)
-    left, right = -radii[0], max(distance + radii[1], radii[0])
-    left = min(left, distance - radii[1])
-    width = right - left
-    x = [2 - left, 2 - left + distance]
-    circles = "".join(
-        f'<circle class="{side}" cx="{cx:.2f}" cy="74" r="{r:.2f}"/>'
-        for side, cx, r in zip(("student", "teacher"), x, radii, strict=True)
+    a, b = (_RADIUS * sqrt(total / largest) for total in totals)
+    distance = _distance(a, b, min(shared.both, *totals) / largest * pi * _RADIUS**2)
+    left, right = min(-a, distance - b), max(a, distance + b)
+    student, teacher = (
+        f'cx="{x - left + 2:.2f}" cy="{_RADIUS + 2}" r="{r:.2f}"/>'
+        for x, r in ((0, a), (distance, b))
     )
-    lens = _lens(x, radii, distance) if both else ""
     return Markup(
-        f'<svg class="overlap" viewBox="0 0 {width + 4:.2f} 148" preserveAspectRatio="xMinYMid" '
-        f'role="img" aria-label="{escape(label)}">{circles}{lens}</svg>'
+        f'<svg class="overlap" viewBox="0 0 {right - left + 4:.2f} {2 * _RADIUS + 4}" '
+        f'preserveAspectRatio="xMinYMid" role="img" aria-label="{escape(label)}">'
+        f'<circle class="student" {student}<circle class="teacher" {teacher}'
+        # the teacher's circle within the student's; its position is relative to the teacher's box
+        f'<circle class="both" clip-path="circle({a:.2f}px at {b - distance:.2f}px {b:.2f}px)" '
+        f"{teacher}</svg>"
     )
 
 
@@ -58,23 +58,6 @@ def _common(a: float, b: float, distance: float) -> float:
     height = sqrt(max(0.0, a**2 - first**2))
     angles = acos(max(-1.0, min(1.0, first / a))), acos(max(-1.0, min(1.0, second / b)))
     return a * a * angles[0] + b * b * angles[1] - distance * height
-
-
-def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
-    a, b = radii
-    if distance <= abs(a - b) + 1e-6:
-        inner = 0 if a < b else 1
-        return f'<circle class="both" cx="{x[inner]:.2f}" cy="74" r="{radii[inner]:.2f}"/>'
-    first = (distance**2 + a**2 - b**2) / (2 * distance)
-    height = sqrt(max(0.0, a**2 - first**2))
-    px = x[0] + first
-    # use the large arc if the circle's centre lies within the overlap
-    large = [int(first < 0), int(distance - first < 0)]
-    return (
-        f'<path class="both" d="M{px:.2f} {74 - height:.2f}'
-        f"A{a:.2f} {a:.2f} 0 {large[0]} 1 {px:.2f} {74 + height:.2f}"
-        f'A{b:.2f} {b:.2f} 0 {large[1]} 1 {px:.2f} {74 - height:.2f}Z"/>'
-    )
 
 
 def measure(value: float, largest: float, style: str, label: str) -> Markup:

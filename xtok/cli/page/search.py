@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.table import TokenTable
 
@@ -30,68 +29,27 @@ SHOWN_BYTES = 160
 MOST_PIECES = 16
 """Largest number of pieces of a token on the page."""
 
-_LEAST_SIZE, _SIZE_OF_TOKEN, _SIZE_OF_ROW = 500_000, 2, 5
-"""Characters of the search data: base size, per token, and per token and map."""
+MOST_ENTRIES = 8
+"""Largest number of entries of a row on the page; the presets of `build` have 8."""
 
 PageColumns = dict[str, tuple[int, str]]
 """Bytes per number and base64, by name."""
 
 
-def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, list[str]]:
-    """Pack maps into at most `max_size` characters.
-
-    Tokens and the heaviest entry of each row always fit. If space is short, the pieces of tokens
-    and then the lightest entries, by weight times occurrences in the text, are left out.
-
-    Returns:
-        the columns, and descriptions of the omitted data.
-    """
-    maps, text = examined.maps, examined.text
-    tables = examined.pair.tables
-    if max_size is None:
-        max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
+def pack(examined: PageData) -> PageColumns:
+    """Pack the tokens and their pieces, and the heaviest entries of each row of the maps."""
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
-    of_maps = [_SearchEntries(m, None if text is None else text.tokens[0]) for m in maps]
-
-    def entries_of(kept: int) -> PageColumns:
-        return {
-            f"{name}_{number}": column
-            for number, one in enumerate(of_maps)
-            for name, column in one.columns(kept, partners[0]).items()
-        }
-
-    left_out: list[str] = []
-    columns = _tokens(tables, partners, text)
-    pieces = _pieces(examined.pair, partners)
-    entries = entries_of(0)
-    least, room = _size(entries), max_size - _size(columns)
-    if _size(pieces) + least <= room:
-        columns |= pieces
-        room -= _size(pieces)
-    else:
-        left_out.append("the pieces of tokens")
-    kept = max(len(one.order) for one in of_maps)
-    entries = entries_of(kept)
-    while kept and (size := _size(entries)) > room:  # packed size is nearly linear in entries
-        share = (room - least) / max(1, size - least)
-        kept = max(0, int(0.98 * share * kept)) if share > 0.01 else 0
-        entries = entries_of(kept)
-    if any(max(kept, one.num_first) < len(one.order) for one in of_maps):
-        weight = max(one.weight_without(kept) for one in of_maps)
-        by_text = ", counted by the text" if text else ""
-        left_out.append(
-            f"the lightest entries of rows, {percent(weight, 2)} of the weight{by_text}"
-        )
-    return columns | entries, left_out
+    columns = _tokens(examined.pair.tables, partners, examined.text)
+    columns |= _pieces(examined.pair, partners)
+    for number, m in enumerate(examined.maps):
+        entries = _entries(m, partners[0])
+        columns |= {f"{name}_{number}": packed(column) for name, column in entries.items()}
+    return columns
 
 
 def cut_sizes(table: TokenTable) -> dict[int, int]:
     """Return the full sizes of the tokens that are cut, by id."""
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
-
-
-def _size(columns: PageColumns) -> int:
-    return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
 
 def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
@@ -141,39 +99,18 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
     return columns
 
 
-class _SearchEntries:
-    def __init__(self, m: ProjectionMap, counts: NDArray[np.int64] | None) -> None:
-        self.map = m
-        often = np.ones(m.nnz) if counts is None else counts[m.student_ids] + 0.5
-        self.worth = m.weights * often
-        is_first = np.diff(m.student_ids, prepend=-1) > 0
-        self.order = np.lexsort((-self.worth, ~is_first))
-        self.num_first = int(is_first.sum())
-        self.worth = m.weights if counts is None else m.weights * counts[m.student_ids]
-
-    def _kept(self, kept: int) -> NDArray[np.bool_]:
-        use = np.zeros(self.map.nnz, np.bool_)
-        use[self.order[: max(kept, self.num_first)]] = True
-        return use
-
-    def weight_without(self, kept: int) -> float:
-        total = float(self.worth.sum(dtype=np.float64))
-        rest = float(self.worth[~self._kept(kept)].sum(dtype=np.float64))
-        return rest / total if total else 0.0
-
-    def columns(self, kept: int, partner: NDArray[np.int64]) -> PageColumns:
-        m, use = self.map, self._kept(kept)
-        s, t, weights = m.student_ids[use], m.teacher_ids[use].astype(np.int64), m.weights[use]
-        is_own = partner[s] == t
-        sizes = np.bincount(s, minlength=m.shape[0])
-        return {
-            "kinds": packed(m.row_kind),
-            "sizes": packed(sizes),
-            "slots": packed(m.is_slot[use].astype(np.uint8)),
-            "own": packed(is_own.astype(np.uint8)),
-            "ids": packed(t[~is_own]),
-            "weights": packed(weight_codes(weights)),
-        }
+def _entries(m: ProjectionMap, partner: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    use = ranks(m.student_ids) < MOST_ENTRIES
+    s, t = m.student_ids[use], m.teacher_ids[use].astype(np.int64)
+    is_own = partner[s] == t
+    return {
+        "kinds": m.row_kind,
+        "sizes": np.bincount(s, minlength=m.shape[0]),
+        "slots": m.is_slot[use].astype(np.uint8),
+        "own": is_own.astype(np.uint8),
+        "ids": t[~is_own],
+        "weights": weight_codes(m.weights[use]),
+    }
 
 
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:

@@ -17,8 +17,8 @@ from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
-    from xtok.inspection.describe import Coverage, Description, SideDescription
-    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
+    from xtok.inspection.describe import ClassCoverage, Description, SideDescription
+    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation
     from xtok.inspection.verify import Verification
 
 
@@ -89,9 +89,9 @@ def _kinds(d: Description) -> Columns:
     return Columns(tables)
 
 
-def _classes(coverage: Coverage) -> Table:
+def _classes(coverage: Sequence[ClassCoverage]) -> Table:
     rows = []
-    for c in coverage.classes:
+    for c in coverage:
         of_rows = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
         unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
         shown = of_rows if c.rows else "-" * 3
@@ -160,9 +160,9 @@ def _about(row: ExplainedRow) -> Table:
     return new_table(f"student id {row.student_id}", token, rows=rows)
 
 
-def _pieces(pieces: Sequence[SpelledPiece]) -> str:
-    shown = [quoted(p.token) for p in pieces[:10]]
-    return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
+def _pieces(pieces: Sequence[str]) -> str:
+    more = f" … ({len(pieces)} in all)" if len(pieces) > 10 else ""
+    return "  ".join(map(quoted, pieces[:10])) + more
 
 
 def comparison(c: Comparison) -> Iterator[Table]:

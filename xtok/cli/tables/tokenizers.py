@@ -18,7 +18,7 @@ from xtok.tokenizers.display import percent, quoted, shorten
 if TYPE_CHECKING:
     from xtok.inspection import Check
     from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
-    from xtok.inspection.pair_facts import EventFacts, PairFacts, TextFacts
+    from xtok.inspection.pair_facts import PairFacts, TextFacts
     from xtok.inspection.vocab import VocabTable
 
 
@@ -31,8 +31,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         pair, advice = diagnosis.pair, diagnosis.advice
         if pair is not None:
             console.print(_pair(pair, diagnosis.pair_checks))
-            if pair.text is not None and pair.events is not None:
-                console.print(_on_text(pair.text, pair.events))
+            if pair.text is not None:
+                console.print(_on_text(pair.text))
         for command in () if advice is None else advice.commands:
             console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
         for other in () if advice is None else advice.others:
@@ -64,13 +64,11 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
         ("role in the map", "student (rows)", "teacher (columns)"),
         ("shared tokens", share),
         *([("ids", f"{ids}; {pair.num_ids:,} in all")] if of_one_family else []),
-        ("digits in a token", *(f"at most {n}" for n in pair.digits)),
         (
             "numbers, 2+ ASCII digits",
             f"{numbers.student:,}",
             f"{numbers.teacher:,}, {numbers.both:,} same",
         ),
-        ("spaces in a token", *(f"at most {n}" for n in pair.spaces)),
         *([("spelled in the other's", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
@@ -81,7 +79,7 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     return table
 
 
-def _on_text(text: TextFacts, events: EventFacts) -> Table:
+def _on_text(text: TextFacts) -> Table:
     caption = (
         "Uncertainty: conditional entropy of the other side's token at a shared boundary, the "
         "least that a map in this direction can reach. Leak: share of boundaries with different "
@@ -89,14 +87,17 @@ def _on_text(text: TextFacts, events: EventFacts) -> Table:
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
     forward, backward = text.conditional_entropy
-    leak, kept = events.leak or 0.0, events.kept or 0.0  # measured, since there is text
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
         ("tokens of both sides", *(f"{percent(share)} of the text" for share in text.known)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
-        ("events of bytes", f"leak {percent(leak)}", f"{percent(kept)} of the bits"),
+        (
+            "events of bytes",
+            f"leak {percent(text.event_leak)}",
+            f"{percent(text.event_kept)} of the bits",
+        ),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
 
