@@ -74,13 +74,13 @@ def rows(pair_name: str, texts: list[str]) -> list[str]:
     for name, m in zip(names, maps, strict=True):
         one = [each for each in measured.measures if each.name == name][-1]
         closed, at_starts = (
-            "–" if share is None else f"{share.value:.2f}"
-            for share in (one.chunk_closed, one.closed)
+            "–" if losses.closed is None else f"{losses.closed:.2f}"
+            for losses in (one.over_chunks, one.at_starts)
         )
         lines.append(
-            f"| {pair_name} | `{name}` | {one.chunk_cross_entropy.value:.3f} | "
-            f"{one.chunk_recipe:.3f} | {one.chunk_floor:.3f} | {closed} | {at_starts} | "
-            f"{one.coverage.value:.2%} | {one.top_1.value:.1%} | "
+            f"| {pair_name} | `{name}` | {one.over_chunks.cross_entropy.value:.3f} | "
+            f"{one.over_chunks.recipe:.3f} | {one.over_chunks.floor:.3f} | {closed} | "
+            f"{at_starts} | {one.coverage:.2%} | {one.top_1:.1%} | "
             f"{(m.entries_per_row == 0).sum():,} |"
         )
     lines.append(

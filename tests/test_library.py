@@ -90,7 +90,7 @@ def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: P
     assert [m.name for m in alone.measures] == [of_bytes]
     two = xtok.evaluate(pair, [of_bytes, made], [text])
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
-    assert {m.coverage.value for m in two.measures} == {1.0}
+    assert {m.coverage for m in two.measures} == {1.0}
 
 
 # Rows and entries

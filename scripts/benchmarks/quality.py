@@ -50,7 +50,7 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
                 "pair": label, "option": option,
                 "exact": int(kinds[RowKind.EXACT]), "of other bytes": other_bytes(made),
                 "relaxed": int(kinds[RowKind.RELAXED]), "special": int(kinds[RowKind.ROLE]),
-                "over chunks": measures[option].chunk_cross_entropy.value,
+                "over chunks": measures[option].over_chunks.cross_entropy.value,
             }  # fmt: skip
 
 
@@ -108,10 +108,12 @@ def chunks(options: Namespace) -> Iterator[Row]:
         found = xtok.evaluate(xtok.pair(*sides), [*maps.values()], held_out, names=[*maps])
         for m in found.measures[: -len(maps)]:  # the last group is all text
             of = label, m.name, m.group.partition(".")[0]
-            here, floor = m.chunk_cross_entropy.value, m.chunk_floor
-            values.append(Value(*of, here, m.cross_entropy.value, m.chunk_recipe / here))
+            chunks, starts = m.over_chunks, m.at_starts
+            here, floor = chunks.cross_entropy.value, chunks.floor
+            values.append(Value(*of, here, starts.cross_entropy.value, chunks.recipe / here))
             if m.name == "recipe":
-                values.append(Value(label, "floor", of[2], floor, m.floor, m.chunk_recipe / floor))
+                gain = chunks.recipe / floor
+                values.append(Value(label, "floor", of[2], floor, starts.floor, gain))
         for name in [*maps, "floor"]:
             own = {v.language: str(v) for v in values if (v.pair, v.map) == (label, name)}
             yield {"pair": label, "map": name, **own}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,7 +27,13 @@ from xtok.cli.tables.quality import print_evaluation
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig, Target
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, evaluate, evaluation_of
-from xtok.inspection.measures import EventMapMeasures, MapMeasures, event_verdict, map_verdict
+from xtok.inspection.measures import (
+    EventMapMeasures,
+    MapLosses,
+    MapMeasures,
+    event_verdict,
+    map_verdict,
+)
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
@@ -128,24 +133,26 @@ def test_measures_are_those_of_their_definition(
     one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
     rows, total = rows_of(maps["plain"]), sum(counts.values())
     assert (one.starts, one.documents) == (total, 12)
-    assert one.cross_entropy.value == pytest.approx(mean_loss(rows, counts, width), abs=1e-9)
+    assert one.at_starts.cross_entropy.value == pytest.approx(
+        mean_loss(rows, counts, width), abs=1e-9
+    )
     covered = sum(n for (s, t), n in counts.items() if t in dict(rows.get(s, [])))
-    assert one.coverage.value == pytest.approx(covered / total)
+    assert one.coverage == pytest.approx(covered / total)
     top = sum(n for (s, t), n in counts.items() if rows.get(s) and rows[s][0][0] == t)
-    assert one.top_1.value == pytest.approx(top / total)
+    assert one.top_1 == pytest.approx(top / total)
     best: dict[int, list[tuple[int, float]]] = {}
     for s in {s for s, _ in counts}:
         heaviest = sorted((-n, t) for (x, t), n in counts.items() if x == s)[:4]
         mass = -sum(n for n, _ in heaviest)
         best[s] = [(t, -n / mass) for n, t in heaviest]
-    assert one.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
+    assert one.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
     recipe = mean_loss(rows_of(maps["recipe"]), counts, width)
-    assert one.recipe == pytest.approx(recipe, abs=1e-6)
+    assert one.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
-    assert two.closed == Interval(value=0, low=0, high=0)
-    measured = one.cross_entropy
-    closed = (one.recipe - measured.value) / (one.recipe - one.floor)
-    assert known(one.closed).value == pytest.approx(closed)
+    assert two.at_starts.closed == 0
+    measured = one.at_starts.cross_entropy
+    closed = (one.at_starts.recipe - measured.value) / (one.at_starts.recipe - one.at_starts.floor)
+    assert known(one.at_starts.closed) == pytest.approx(closed)
     assert known(measured.low) < measured.value < known(measured.high)
 
 
@@ -162,8 +169,10 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
         mean = [sum(dict(rows[i]).get(o, 0.0) for i in own) / len(own) for o in others]
         losses.append(sum(-log((1 - 1e-3) * p + 1e-3 / width) for p in mean) / len(mean))
     assert len(losses) >= 4
-    assert measures.chunk_cross_entropy.value == pytest.approx(sum(losses) / len(losses), abs=1e-6)
-    assert measures.cross_entropy.low is None  # one document tells nothing of its spread
+    assert measures.over_chunks.cross_entropy.value == pytest.approx(
+        sum(losses) / len(losses), abs=1e-6
+    )
+    assert measures.at_starts.cross_entropy.low is None  # one document tells nothing of its spread
 
 
 def test_recipe_and_floor_are_those_of_such_maps(
@@ -171,19 +180,22 @@ def test_recipe_and_floor_are_those_of_such_maps(
 ) -> None:
     """A map counted on the very text that is measured, hardly smoothed, is the floor."""
     one, recipe = on_all["plain"], on_all["recipe"]
-    assert one.chunk_recipe == recipe.chunk_recipe
-    assert one.chunk_recipe == pytest.approx(recipe.chunk_cross_entropy.value)
+    assert one.over_chunks.recipe == recipe.over_chunks.recipe
+    assert one.over_chunks.recipe == pytest.approx(recipe.over_chunks.cross_entropy.value)
     at_starts, over_chunks = on_all["best at starts"], on_all["best over chunks"]
-    assert at_starts.cross_entropy.value == pytest.approx(at_starts.floor, abs=1e-4)
-    assert over_chunks.chunk_cross_entropy.value == pytest.approx(one.chunk_floor, abs=1e-4)
-    gained = one.chunk_recipe - one.chunk_cross_entropy.value
-    closed = gained / (one.chunk_recipe - one.chunk_floor)
-    assert known(one.chunk_closed).value == pytest.approx(closed)
+    best = at_starts.at_starts
+    assert best.cross_entropy.value == pytest.approx(best.floor, abs=1e-4)
+    assert over_chunks.over_chunks.cross_entropy.value == pytest.approx(
+        one.over_chunks.floor, abs=1e-4
+    )
+    gained = one.over_chunks.recipe - one.over_chunks.cross_entropy.value
+    closed = gained / (one.over_chunks.recipe - one.over_chunks.floor)
+    assert known(one.over_chunks.closed) == pytest.approx(closed)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(pair, maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py.jsonl", "plain")]
     # Counted on these documents alone; sums are in another order.
-    assert group.chunk_floor == pytest.approx(alone.chunk_floor, rel=1e-12)
+    assert group.over_chunks.floor == pytest.approx(alone.over_chunks.floor, rel=1e-12)
 
 
 def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
@@ -198,7 +210,7 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     assert sum(c.starts for c in classes.values()) == measures[2].starts
     assert {"1 digit", "Latin", "line breaks"} <= classes.keys()
     loss = sum(c.starts * c.loss for c in classes.values()) / measures[2].starts
-    assert loss == pytest.approx(measures[2].cross_entropy.value)
+    assert loss == pytest.approx(measures[2].at_starts.cross_entropy.value)
     first, second = [row for row in evaluation.worst_rows if row.name == "recipe"][:2]
     assert first.excess >= second.excess > 0
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
@@ -233,10 +245,8 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text
     losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
     found = [evaluation_of(two, pair, text, for_loss=loss) for loss in losses]
     rankings = [known(one.ranking) for one in found]
-    by_starts = ("starts", "chunks"), "cross_entropy"
-    assert [(one.names, one.measure) for one in rankings] == [
-        (("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts
-    ]  # fmt: skip
+    by_starts = "starts", "chunks"
+    assert [one.names for one in rankings] == [("chunks", "starts"), by_starts, by_starts]
     lead = known(rankings[0].lead)
     assert 0 < known(lead.low) < lead.value
     assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
@@ -292,7 +302,7 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     found = evaluate(pair, maps["recipe"], [paths[2], tmp_path / "empty.txt"])
     assert [(m.group, m.documents) for m in found.measures] == [("b.txt", 1)]
-    assert found.measures[0].cross_entropy.low is None
+    assert found.measures[0].at_starts.cross_entropy.low is None
 
 
 def test_mistakes_of_a_caller(pair: Pair, corpus: Path) -> None:
@@ -303,7 +313,7 @@ def test_mistakes_of_a_caller(pair: Pair, corpus: Path) -> None:
 def test_small_and_large_figures_are_not_rounded_away(
     evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    most = Interval(value=0.999_96)
+    most = 0.999_96
     measures = tuple(
         replace(m, coverage=most, top_1=most) for m in evaluation.measures if m.group == "en.jsonl"
     )
@@ -340,47 +350,46 @@ def test_evaluate_on_the_command_line(
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
 
-def measured(**figures: float) -> MapMeasures:
-    values = {"cross_entropy": 1.0, "floor": 0.5, "recipe": 1.0, "closed": 0.0, "coverage": 0.97}
-    both = {**values, "top_1": 0.9, **{f"chunk_{name}": values[name] for name in values}, **figures}
-    fields = {field.name for field in dataclasses.fields(MapMeasures)}
-    intervals = "cross_entropy", "closed", "coverage", "top_1"
-    known = {
-        name: Interval(value=value) if name.endswith(intervals) else value
-        for name, value in both.items()
-        if name in fields
+def measured(**closed: float | None) -> MapMeasures:
+    views = {
+        view: MapLosses(
+            cross_entropy=Interval(value=1.0), floor=0.5, recipe=1.0, closed=closed.get(view, 0.0)
+        )
+        for view in ("at_starts", "over_chunks")
     }
-    return MapMeasures(name="m", group="all", documents=2, starts=9, **known)  # type: ignore[arg-type]
+    return MapMeasures(
+        name="m", group="all", documents=2, starts=9, coverage=0.97, top_1=0.9, **views
+    )
 
 
 @pytest.mark.parametrize(
     ("figures", "loss", "empty", "level", "words"),
     [
-        ({"chunk_closed": 0.7}, "p-kl", 0, "good", "m is good: it closes 70% of the gap"),
-        ({"chunk_closed": 0.3}, "p-kl", 0, "care", "m is usable: it closes 30% of the gap"),
-        ({"chunk_closed": -0.15}, "p-kl", 0, "care", "m is usable: it is about as good as"),
+        ({"over_chunks": 0.7}, "p-kl", 0, "good", "m is good: it closes 70% of the gap"),
+        ({"over_chunks": 0.3}, "p-kl", 0, "care", "m is usable: it closes 30% of the gap"),
+        ({"over_chunks": -0.15}, "p-kl", 0, "care", "m is usable: it is about as good as"),
         (
-            {"chunk_closed": -0.3},
+            {"over_chunks": -0.3},
             "p-kl",
             0,
             "bad",
             "m is bad: it predicts the teacher's",
         ),
         (
-            {"chunk_closed": 0.7},
+            {"over_chunks": 0.7},
             "p-kl",
             0.02,
             "bad",
             "m is bad: 2.0% of the text's tokens",
         ),
         (
-            {"closed": 0.01},
+            {"at_starts": 0.01},
             "gold",
             0,
             "good",
             "as well as the recipe (gold: 1.000 nats at",
         ),
-        ({"closed": -0.3}, "h-kl", 0, "bad", "worse than X-Token's recipe (H-KL: "),
+        ({"at_starts": -0.3}, "h-kl", 0, "bad", "worse than X-Token's recipe (H-KL: "),
     ],
 )
 def test_the_verdict_of_a_map(
@@ -393,9 +402,10 @@ def test_the_verdict_of_a_map(
 
 
 def test_the_verdict_where_the_recipe_is_the_best_map() -> None:
-    near = dataclasses.replace(measured(chunk_floor=0.99), chunk_closed=None)
+    near = measured(over_chunks=None)
     assert map_verdict(near).level == "good"
-    worse = dataclasses.replace(near, chunk_cross_entropy=Interval(value=1.03))
+    losses = replace(near.over_chunks, cross_entropy=Interval(value=1.03))
+    worse = replace(near, over_chunks=losses)
     assert map_verdict(worse).level == "bad"
 
 
@@ -421,4 +431,4 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     pair = xtok.pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
     prior = build(*pair.tokenizers, BuildConfig.for_loss("p-kl"))
     [measures] = evaluate(pair, prior, text).measures
-    assert known(measures.closed).value > 0.3
+    assert known(measures.at_starts.closed) > 0.3

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, loss_name
+from xtok.config import Loss
 
 _RESAMPLES = 1000
 LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
@@ -24,12 +23,19 @@ class Interval:
     high: float | None = None
 
 
-def interval(value: Any, drawn: NDArray[np.float64], num_documents: int) -> Interval:
-    """Return a figure with its interval from values of resampled documents."""
-    if num_documents < 2:
-        return Interval(value=float(value))
-    low, high = np.nanquantile(drawn, [0.025, 0.975]).tolist()
-    return Interval(value=float(value), low=low, high=high)
+def mean_of(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
+    """Return the mean of losses with its interval over documents.
+
+    Args:
+        sums: the losses of each document, float64 `[documents]`.
+        counts: number of losses of each document, float64 `[documents]`.
+    """
+    value = float(sums.sum() / max(1, counts.sum()))
+    if len(sums) < 2:
+        return Interval(value=value)
+    drawn, number = resample(np.stack([sums, counts], axis=1)).T
+    low, high = np.quantile(drawn / np.maximum(1, number), [0.025, 0.975]).tolist()
+    return Interval(value=value, low=low, high=high)
 
 
 def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -50,14 +56,13 @@ class Ranking:
     """The ranking of maps for a loss over all text."""
 
     loss: Loss
-    measure: str  # the field of `MapMeasures` to rank by
     names: tuple[str, ...]  # of the maps, best first
     lead: Interval | None  # of the best map over the second, in nats; None for one map
     verdict: str
 
 
 def rank(
-    loss: Loss, names: Sequence[str], sums: NDArray[np.float64], counts: NDArray[np.int64]
+    loss: Loss, names: Sequence[str], sums: NDArray[np.float64], counts: NDArray[np.float64]
 ) -> Ranking:
     """Rank maps for a loss by their mean cross-entropy.
 
@@ -65,24 +70,18 @@ def rank(
         loss: the loss.
         names: names of the maps.
         sums: each map's losses per document, float64 `[maps, documents]`.
-        counts: number of losses per document, int64 `[documents]`.
+        counts: number of losses per document, float64 `[documents]`.
     """
-    loss = loss_name(loss)
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]
-    measure, where = "cross_entropy", "at shared token boundaries"
-    if loss == "p-kl":
-        measure, where = "chunk_cross_entropy", "over chunks"
+    where = "over chunks" if loss == "p-kl" else "at shared token boundaries"
     values = [float(one.sum() / max(1, counts.sum())) for one in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
     verdict = f"For {LOSS_NAMES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
     if others:
         other = others[0]
-        difference = sums[other] - sums[best]
-        drawn = resample(np.stack([difference, counts], axis=1))
-        value = difference.sum() / counts.sum()
-        lead = interval(value, drawn[:, 0] / drawn[:, 1], len(counts))
+        lead = mean_of(sums[other] - sums[best], counts)
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         if (lead.value if lead.low is None else lead.low) <= 0:
             which = f"this text shows no difference between {names[best]} and {names[other]}"
@@ -93,5 +92,4 @@ def rank(
             f"For {LOSS_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
             f"{values[other]:.3f} for {names[other]} ({spread})."
         )
-    names = tuple(names[n] for n in order)
-    return Ranking(loss=loss, measure=measure, names=names, lead=lead, verdict=verdict)
+    return Ranking(loss=loss, names=tuple(names[n] for n in order), lead=lead, verdict=verdict)

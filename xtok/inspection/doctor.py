@@ -17,7 +17,7 @@ from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.first_rows import first_rows, row_checks
-from xtok.inspection.pair_facts import PairFacts, pair_facts
+from xtok.inspection.pair_facts import PairFacts, TextFacts, pair_facts
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import escape, listed, plural, quoted
@@ -61,13 +61,7 @@ class TokenizerDiagnosis:
     """Results of `doctor` for one tokenizer."""
 
     model_id: str
-    backend: str  # the reader of its files
-    text_changes: Mapping[str, str]  # by normalizer
-    vocab_size: int  # the width of the model's logits
-    width_source: str
-    tokenizer_vocab_size: int  # largest id + 1
     not_round_tripping: tuple[NotRoundTripping, ...]  # by cause
-    roles: Mapping[str, tuple[str, ...]]  # names of the first tokens, by role
     turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
     # ids of a tool message and the next prompt; None if the template rejects tool messages
     tool_suffix_ids: tuple[int, ...] | None
@@ -96,19 +90,18 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One line: failed checks, number of warnings and, for a pair, the advice."""
-        models = self.tokenizers[0].model_id
-        if self.pair is not None:
-            models = f"{self.pair.student} → {self.pair.teacher}"
         checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
         warnings = sum(check.level == "warning" for check in checks)
+        result = f"no check failed, {plural(warnings, 'warning')}"
         if self.failed:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
-        else:
-            result = f"no check failed, {plural(warnings, 'warning')}"
-        advice = "" if self.advice is None else f". {self.advice.sentence} {WHEN_TO_DISTIL}"
-        if self.pair is not None and self.advice is None:
-            advice = ". No loss is recommended, because text does not round-trip."
-        return f"{'failed' if self.failed else 'ok'}: {models}: {result}{advice}"
+        level = "failed" if self.failed else "ok"
+        if self.pair is None:
+            return f"{level}: {self.tokenizers[0].model_id}: {result}"
+        advice = "No loss is recommended, because text does not round-trip."
+        if self.advice is not None:
+            advice = f"{self.advice.sentence} {WHEN_TO_DISTIL}"
+        return f"{level}: {self.pair.student} → {self.pair.teacher}: {result}. {advice}"
 
 
 def doctor(
@@ -140,17 +133,24 @@ def doctor(
         ValueError: for texts with one model.
     """
     templates = ChatTemplates.or_default(templates)
-    pair, sides = _loaded(student_model, teacher_model)
+    pair, tokenizers = _loaded(student_model, teacher_model)
     if texts and pair is None:
         raise ValueError("texts need two models")
-    facts, checks = None, list[Check]()
+    trials = []
+    for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
+        with naming_template(f"{side}_template"):
+            trials.append(ChatTrial(tokenizer, template))
+    facts, pair_checks = None, tuple[Check, ...]()
     if pair is not None:
-        facts, checks = _checked_pair(pair, texts, templates, field, progress)
-    trials = [*_trials(sides, templates)]
+        text = PairText.read(pair, texts, field=field, progress=progress) if texts else None
+        facts = pair_facts(pair, text, progress=progress)
+        pair_checks = (
+            _turn_end_check(pair, *trials),
+            *(_text_checks(pair, facts.text, texts, templates, field) if facts.text else ()),
+            *(Check("upper case", "warning", note) for note in case_notes(pair)),
+        )
     distinct = {(one.tokenizer, one.template): one for one in trials}.values()
     diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
-    if pair is not None:
-        checks = [_turn_end_check(pair, *trials), *checks]
     # Every loss compares the two sides over the bytes of a text.
     failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
     is_advised = facts is not None and _PROBE_TEXT not in failed
@@ -158,15 +158,8 @@ def doctor(
         tokenizers=diagnosed,
         pair=facts,
         advice=advise(facts, names) if facts is not None and is_advised else None,
-        pair_checks=tuple(checks),
+        pair_checks=pair_checks,
     )
-
-
-def _trials(tokenizers: Sequence[Tokenizer], templates: ChatTemplates) -> Iterator[ChatTrial]:
-    for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
-        with naming_template(f"{side}_template"):
-            trial = ChatTrial(tokenizer, template)
-        yield trial
 
 
 def _loaded(
@@ -182,84 +175,59 @@ def _loaded(
     return pair, pair.tokenizers
 
 
-def _checked_pair(
-    pair: Pair, texts: Paths, templates: ChatTemplates, field: str, progress: Progress
-) -> tuple[PairFacts, list[Check]]:
-    checks: list[Check] = []
-    text = None
-    if texts:
-        checks += row_checks(pair, first_rows(texts, field), templates.templates)
-        text = PairText.read(pair, texts, field=field, progress=progress)
-        checks += _context_checks(texts, field)
-    facts = pair_facts(pair, text, progress=progress)
-    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
-    return facts, [*_text_checks(facts), *checks]
-
-
-def _text_checks(facts: PairFacts) -> Iterator[Check]:
-    if facts.text is None:
-        return
-    if facts.text.left_out is None:
+def _text_checks(
+    pair: Pair, text: TextFacts, texts: Paths, templates: ChatTemplates, field: str
+) -> Iterator[Check]:
+    if text.left_out is None:
         yield Check("text", "ok", "both sides spell all of it alike")
     else:
-        level: Level = "note" if facts.text.grade == "note" else "warning"
-        yield Check("text", level, facts.text.left_out.sentence)
-
-
-def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
+        level: Level = "note" if text.grade == "note" else "warning"
+        yield Check("text", level, text.left_out.sentence)
+    yield from row_checks(pair, first_rows(texts, field), templates.templates)
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
         message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
         yield Check("teacher_context", "ok", f"{message}reads {ratio:.1f} times as many bytes")
 
 
-def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
+def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
     """Check that both sides end an answer with the same token.
 
     If a base model and an instruct model differ, the teacher gives the student's end of turn almost
     no probability, and answers become longer and longer.
     """
     name = "ends of turn"
-    ours, theirs = trials
-    shown = [one.shown_end for one in trials]
     if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
-        return Check(name, "ok", f"{shown[0]} / {shown[1]}")
-    message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}, so the "
-    message += (
-        "student does not learn to stop: give both sides one chat template, or set eos_token "
+        return Check(name, "ok", f"{ours.shown_end} / {theirs.shown_end}")
+    message = (
+        f"the student's answers end with {ours.shown_end}, the teacher's with {theirs.shown_end}, "
+        "so the student does not learn to stop: give both sides one chat template, or set "
+        "eos_token in the student's tokenizer_config.json"
     )
-    message += "in the student's tokenizer_config.json"
     return Check(name, "warning", message)
 
 
 def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiagnosis:
-    tokenizer = chat.tokenizer
-    vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    with progress(f"checking {vocabulary.model_id}", len(table.text_ids)) as advance:
+    tokenizer, table = chat.tokenizer, chat.tokenizer.table
+    model_id = tokenizer.vocabulary.model_id
+    with progress(f"checking {model_id}", len(table.text_ids)) as advance:
         lost = _round_trips(tokenizer, advance)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
         examples = ", ".join(f"'{token}'" for token in one.examples)  # already shortened
         round_trip.append(f"{one.count:,} {one.cause}: {examples}")
-    checks = (
-        *_vocabulary_checks(tokenizer),
-        Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
-        *_role_checks(tokenizer),
-        *_probe_checks(tokenizer),
-        *chat.checks(tools=tools),
-    )
     return TokenizerDiagnosis(
-        model_id=vocabulary.model_id,
-        backend=vocabulary.backend or "unknown",
-        text_changes=dict(tokenizer.text_changes),
-        vocab_size=vocabulary.vocab_size,
-        width_source=vocabulary.width_source,
-        tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
+        model_id=model_id,
         not_round_tripping=lost,
-        roles={role: _first_few(table, ids) for role, ids in table.roles.items()},
         turn_ends=tuple(map(table.name, chat.turn_ends or ())),
         tool_suffix_ids=chat.tool_suffix_ids,
-        checks=checks,
+        checks=(
+            *_vocabulary_checks(tokenizer),
+            Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
+            *_role_checks(tokenizer),
+            *_probe_checks(tokenizer),
+            *chat.checks(tools=tools),
+        ),
     )
 
 
@@ -270,23 +238,27 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("backend", "warning", note)
     if difference := _other_reading(tokenizer):
         yield Check("backend", "note", difference)
-    if not tokenizer.text_changes:
-        how = _difference(_SPACE.encode(), _decoded(tokenizer, [_SPACE])[0])
-        message = f"none, but {how}" if how else "none"
-        yield Check("normalizer", "note" if how else "ok", message)
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", ": ".join(change))
-    num_unused = len(tokenizer.table.ids_of_type(TokenType.UNUSED))
-    message = (
-        f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "
-        f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, {num_unused:,} ids without a token"
-    )
-    known = vocabulary.width_source != "tokenizer"
-    unknown = "" if known else "; the model's width is unknown"
-    yield Check("width", "ok" if known else "note", message + unknown)
+    if not tokenizer.text_changes:
+        how = _difference(_SPACE.encode(), _decoded(tokenizer, [_SPACE])[0])
+        yield Check("normalizer", "note" if how else "ok", f"none, but {how}" if how else "none")
+    yield _width_check(tokenizer)
     shown = examples_of(empty, None, "id") if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
     yield _duplicates(tokenizer.table)
+
+
+def _width_check(tokenizer: Tokenizer) -> Check:
+    vocabulary = tokenizer.vocabulary
+    message = (
+        f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "
+        f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, "
+        f"{len(tokenizer.table.ids_of_type(TokenType.UNUSED)):,} ids without a token"
+    )
+    if vocabulary.width_source == "tokenizer":
+        return Check("width", "note", f"{message}; the model's width is unknown")
+    return Check("width", "ok", message)
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
@@ -307,18 +279,14 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         rows = zip(texts, *(one.encode_batch(texts) for one in (tokenizer, reading)), strict=True)
     except TokenizerError:
         return "no other reader for these files, so ids are not compared"
-    differing = [(text, ours, theirs) for text, ours, theirs in rows if ours != theirs]
+    differing = [row for row in rows if row[1] != row[2]]
     if not differing:
         return ""
-    text, ours, theirs = min(differing, key=lambda one: len(one[0]))
+    text, ours, theirs = min(differing, key=lambda row: len(row[0]))
     return (
         f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
-        f"{quoted(escape(text.encode()))} is {_beginning(ours)} here, {_beginning(theirs)} there"
+        f"{quoted(escape(text.encode()))} is [{listed(ours, 6)}] here, [{listed(theirs, 6)}] there"
     )
-
-
-def _beginning(ids: Sequence[int]) -> str:
-    return f"[{listed(ids, 6)}]"
 
 
 def _duplicates(table: TokenTable) -> Check:
@@ -388,14 +356,14 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}, the end of documents")
     else:
         yield Check("eos", "failed", "none: no token ends a document")
-    both = set(pad) & set(eos)
     if not pad:
         message = "none: set one before batching, such as an unused or reserved id"
-    elif both:
+        yield Check("pad", "warning", message)
+    elif both := set(pad) & set(eos):
         message = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
+        yield Check("pad", "warning", message)
     else:
-        message = ", ".join(map(table.shown, pad))
-    yield Check("pad", "ok" if pad and not both else "warning", message)
+        yield Check("pad", "ok", ", ".join(map(table.shown, pad)))
 
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
@@ -403,11 +371,10 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     back = zip(texts, _decoded(tokenizer, texts), strict=True)
     *of_kinds, of_variants = [_difference(text.encode(), decoded) for text, decoded in back]
     wrong = [f"{kind}: {how}" for kind, how in zip(_PROBE, of_kinds, strict=True) if how]
-    size = sum(len(text.encode()) for text in _PROBE.values())
     if wrong:
-        message = "\n".join(["does not round-trip", *wrong])
-        yield Check(_PROBE_TEXT, "failed", message)
+        yield Check(_PROBE_TEXT, "failed", "\n".join(["does not round-trip", *wrong]))
     else:
+        size = sum(len(text.encode()) for text in _PROBE.values())
         yield Check(_PROBE_TEXT, "ok", f"{size} bytes round-trip: {', '.join(_PROBE)}")
     if of_variants:
         level: Level = "warning" if tokenizer.text_changes else "failed"

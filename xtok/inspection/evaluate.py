@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +38,13 @@ from xtok.building.sort_cut import cut_rows
 from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
 from xtok.errors import XtokError
 from xtok.inspection import distinct_names
-from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
+from xtok.inspection.bootstrap import Ranking, mean_of, rank
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.inspection.measures import (
     SMALLEST_GAP,
     EventMapMeasures,
+    MapLosses,
     MapMeasures,
-    Measures,
     Verdict,
     empty_share,
     event_verdict,
@@ -144,11 +145,12 @@ def evaluation_of(
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
         measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
+    # the last group is all text
     verdicts = [
         map_verdict(one, for_loss or "p-kl", empty_share(of_tokens[one.name], text))
-        for one in _over_all_text(measured.get("measures", ()))
+        for one in measured.get("measures", ())[-len(maps) :]
     ]
-    verdicts += map(event_verdict, _over_all_text(measured.get("event_measures", ())))
+    verdicts += map(event_verdict, measured.get("event_measures", ())[-len(maps) :])
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -160,13 +162,6 @@ def evaluation_of(
         notes=(*_counted_on(maps, text.sources), *text.notes, *_not_measured(documents)),
         verdicts=tuple(verdicts),
     )
-
-
-M = TypeVar("M", bound=Measures)
-
-
-def _over_all_text(measures: Sequence[M]) -> list[M]:
-    return [*{one.name: one for one in measures}.values()]
 
 
 def _event_map_fields(
@@ -211,43 +206,104 @@ def _map_fields(
     by_row: Occurrences,
     for_loss: Loss | None,
 ) -> dict[str, Any]:
-    shape = by_row.shape
-    losses = {name: _losses(text, m.edges, shape) for name, m in maps.items()}
-    of_recipes = {
-        top_k: _sums(text, _losses(text, recipe, shape), "recipe")
-        for top_k, recipe in recipes.items()
-    }
-    sums = {
-        name: of_recipes[m.top_k] | _sums(text, losses[name], "cross_entropy") | _hits(text, m)
-        for name, m in maps.items()
-    }
+    views = [_View(text, by_row.shape, over_chunks=over) for over in (False, True)]
+    losses = {name: [view.losses(m.edges) for view in views] for name, m in maps.items()}
+    of_recipes = {k: [view.losses(recipe) for view in views] for k, recipe in recipes.items()}
+    is_covered = {name: weights_at(m.edges, text.keys) > 0 for name, m in maps.items()}
+    s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
-    floors: dict[int, Any] = {}  # finally of the last group, all text
+    floors: dict[int, list[NDArray[np.float64]]] = {}  # finally of the last group, all text
     for group, chosen in _groups(text):
-        floors = {top_k: _floor(text, chosen, top_k, shape) for top_k in recipes}
-        of_floors = {top_k: _sums(text, floor, "floor") for top_k, floor in floors.items()}
-        measures += [
-            _measures(name, group, sums[name] | of_floors[m.top_k], chosen)
-            for name, m in maps.items()
-        ]
-    prefix = _OVER_CHUNKS if by_row.by_chunk else _AT_STARTS
+        counts = text.amounts(chosen)
+        floors = {k: [view.losses(view.best_map(chosen, k)) for view in views] for k in recipes}
+        for name, m in maps.items():
+            of_maps = zip(losses[name], of_recipes[m.top_k], floors[m.top_k], strict=True)
+            at_starts, over_chunks = (
+                view.measures(chosen, *three) for view, three in zip(views, of_maps, strict=True)
+            )
+            measures.append(
+                MapMeasures(
+                    name=name,
+                    group=group,
+                    documents=int(chosen.sum()),
+                    starts=int(counts.sum()),
+                    coverage=share_of(counts, is_covered[name]),
+                    top_1=share_of(counts, m.heaviest_teacher_ids[s] == t),
+                    at_starts=at_starts,
+                    over_chunks=over_chunks,
+                )
+            )
+    number = int(by_row.by_chunk)
     classes, worst = [], []
     for name, m in maps.items():
-        loss, floor = losses[name][prefix], floors[m.top_k][prefix]
-        at_starts, wanted = (weights_at(m.edges, keys) for keys in (text.keys, by_row.keys))
-        classes.append(by_row.classes(name, loss, floor, at_starts > 0))
-        worst.append(by_row.worst(name, loss - floor, wanted))
+        loss, floor = losses[name][number], floors[m.top_k][number]
+        classes += by_row.classes(name, loss, floor, is_covered[name])
+        worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
     ranking = None
     if for_loss is not None:
-        of_loss = np.stack([one[f"{prefix}cross_entropy"] for one in sums.values()])
-        counts = text.num_chunks if by_row.by_chunk else text.per_document(np.ones(len(text.keys)))
-        ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64))
+        sums = np.stack([views[number].sums(one[number]) for one in losses.values()])
+        ranking = rank(for_loss, list(maps), sums, views[number].counts)
     return {
         "measures": tuple(measures),
-        "classes": tuple(chain(*classes)),
-        "worst_rows": tuple(chain(*worst)),
+        "classes": tuple(classes),
+        "worst_rows": tuple(worst),
         "ranking": ranking,
     }
+
+
+@dataclass(frozen=True)
+class _View:
+    """Maps compared with text at its shared token boundaries, or over its chunks."""
+
+    text: PerDocument
+    shape: tuple[int, int]
+    over_chunks: bool
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """Number of losses of each document."""
+        if self.over_chunks:
+            return self.text.num_chunks
+        return self.text.per_document(np.ones(len(self.text.keys)))
+
+    def losses(self, edges: Edges) -> NDArray[np.float64]:
+        """Return the loss of each pair at a boundary, or of each chunk."""
+        if self.over_chunks:
+            return self.text.chunk_losses(edges, self.shape)
+        return losses_of(weights_at(edges, self.text.keys), self.shape[1])
+
+    def best_map(self, chosen: NDArray[np.bool_], top_k: int) -> Edges:
+        """Return the best map for the chosen documents."""
+        if self.over_chunks:
+            return self.text.hindsight(chosen, top_k, self.shape[0])
+        counts = self.text.amounts(chosen)
+        used = counts > 0
+        return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
+
+    def sums(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum losses over each document."""
+        return (self.text.over_chunks if self.over_chunks else self.text.per_document)(losses)
+
+    def measures(
+        self,
+        chosen: NDArray[np.bool_],
+        losses: NDArray[np.float64],
+        recipe: NDArray[np.float64],
+        floor: NDArray[np.float64],
+    ) -> MapLosses:
+        """Return the mean losses over the chosen documents."""
+        is_measured = chosen & (self.text.num_chunks > 0)  # others would change the interval
+        counts = self.counts[is_measured]
+        of_map, of_recipe, of_floor = (self.sums(x)[is_measured] for x in (losses, recipe, floor))
+        mean = mean_of(of_map, counts)
+        to_recipe, to_floor = (float(x.sum() / max(1, counts.sum())) for x in (of_recipe, of_floor))
+        gap = to_recipe - to_floor
+        return MapLosses(
+            cross_entropy=mean,
+            recipe=to_recipe,
+            floor=to_floor,
+            closed=(to_recipe - mean.value) / gap if gap >= SMALLEST_GAP else None,
+        )
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
@@ -304,90 +360,3 @@ def _measured(text: PerDocument) -> dict[str, None]:
 
 _ALL = "all"
 """The group of all text."""
-_AT_STARTS, _OVER_CHUNKS = "", "chunk_"
-"""Prefixes of a map's figures at shared boundaries and over chunks."""
-_Losses: TypeAlias = dict[str, NDArray[np.float64]]
-"""A map's losses at each pair at a boundary and over each chunk, by prefix."""
-
-
-def _losses(
-    text: PerDocument, edges: Edges, shape: tuple[int, int], in_chunks: Edges | None = None
-) -> _Losses:
-    return {
-        _AT_STARTS: losses_of(weights_at(edges, text.keys), shape[1]),
-        _OVER_CHUNKS: text.chunk_losses(edges if in_chunks is None else in_chunks, shape),
-    }
-
-
-def _floor(
-    text: PerDocument, chosen: NDArray[np.bool_], top_k: int, shape: tuple[int, int]
-) -> _Losses:
-    counts = text.amounts(chosen)
-    keys, used = text.keys, counts > 0
-    at_starts = heaviest(pair_edges(keys[used], counts[used]), top_k)
-    return _losses(text, at_starts, shape, text.hindsight(chosen, top_k, shape[0]))
-
-
-def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[np.float64]]:
-    return {
-        f"{_AT_STARTS}{figure}": text.per_document(losses[_AT_STARTS]),
-        f"{_OVER_CHUNKS}{figure}": text.over_chunks(losses[_OVER_CHUNKS]),
-    }
-
-
-def _hits(text: PerDocument, m: ProjectionMap) -> dict[str, NDArray[np.float64]]:
-    s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
-    return {
-        "starts": text.per_document(np.ones(len(s))),
-        "chunks": text.num_chunks,
-        "coverage": text.per_document(weights_at(m.edges, text.keys) > 0),
-        "top_1": text.per_document(m.heaviest_teacher_ids[s] == t),
-    }
-
-
-def _measures(
-    name: str, group: str, sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.bool_]
-) -> MapMeasures:
-    measured = chosen & (sums["chunks"] > 0)  # other documents would change the interval
-    table = np.stack(list(sums.values()), axis=1)[measured]
-    totals = dict(zip(sums, table.sum(axis=0), strict=True))
-    whole = _figures(totals)
-    drawn = _figures(dict(zip(sums, resample(table).T, strict=True)))
-
-    def figure(name: str) -> Interval:
-        return interval(whole[name], drawn[name], len(table))
-
-    def closed(prefix: str) -> Interval | None:
-        gap = whole[f"{prefix}recipe"] - whole[f"{prefix}floor"]
-        return figure(f"{prefix}closed") if gap >= SMALLEST_GAP else None
-
-    return MapMeasures(
-        name=name,
-        group=group,
-        documents=int(chosen.sum()),
-        starts=int(totals["starts"]),
-        cross_entropy=figure("cross_entropy"),
-        coverage=figure("coverage"),
-        top_1=figure("top_1"),
-        floor=float(whole["floor"]),
-        recipe=float(whole["recipe"]),
-        closed=closed(_AT_STARTS),
-        chunk_cross_entropy=figure("chunk_cross_entropy"),
-        chunk_floor=float(whole["chunk_floor"]),
-        chunk_recipe=float(whole["chunk_recipe"]),
-        chunk_closed=closed(_OVER_CHUNKS),
-    )
-
-
-def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-    """Turn sums over documents, numbers or float64 `[samples]`, into figures."""
-    starts, chunks = (np.maximum(sums[name], 1) for name in ("starts", "chunks"))
-    figures = {
-        name: total / (chunks if name.startswith(_OVER_CHUNKS) else starts)
-        for name, total in sums.items()
-    }
-    for prefix in (_AT_STARTS, _OVER_CHUNKS):
-        loss, floor, recipe = (figures[prefix + n] for n in ("cross_entropy", "floor", "recipe"))
-        gap = np.where(recipe > floor, recipe - floor, np.nan)
-        figures[f"{prefix}closed"] = (recipe - loss) / gap
-    return figures

@@ -37,19 +37,27 @@ class Measures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapMeasures(Measures):
-    """Measures of a projection map, losses in nats; recipe and floor have the map's `top_k`."""
+class MapLosses:
+    """Mean losses in nats: of a map, and of two maps with as many entries per row."""
 
-    cross_entropy: Interval  # at shared token boundaries
-    coverage: Interval  # share of the starts with a weight above 0
-    top_1: Interval  # share of the starts where the row's heaviest entry is right
-    floor: float
+    cross_entropy: Interval
     recipe: float
-    closed: Interval | None  # from the recipe to the floor; None if they are too close
-    chunk_cross_entropy: Interval  # averaged over chunks, as P-KL does
-    chunk_floor: float  # of the map counted on this text within chunks
-    chunk_recipe: float
-    chunk_closed: Interval | None
+    floor: float  # of the best map for this text
+    closed: float | None  # share of the gap from recipe to floor; None if they are too close
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapMeasures(Measures):
+    """Measures of a projection map."""
+
+    coverage: float  # share of the starts with a weight above 0
+    top_1: float  # share of the starts where the row's heaviest entry is right
+    at_starts: MapLosses
+    over_chunks: MapLosses  # averaged over chunks, as P-KL does
+
+    def losses(self, loss: Loss) -> MapLosses:
+        """Return the losses that decide for a training loss."""
+        return self.over_chunks if loss == "p-kl" else self.at_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +95,19 @@ def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verd
         loss: P-KL is judged over chunks, other losses at shared token boundaries.
         empty: share of the text's student tokens with an empty row.
     """
-    prefix, where = ("chunk_", "over chunks") if loss == "p-kl" else ("", "at shared boundaries")
-    value: float = getattr(m, f"{prefix}cross_entropy").value
-    recipe: float = getattr(m, f"{prefix}recipe")
-    floor: float = getattr(m, f"{prefix}floor")
-    interval: Interval | None = getattr(m, f"{prefix}closed")
-    closed = 0.0 if interval is None else interval.value
-    is_worse = closed < LEAST_CLOSED or (interval is None and value > recipe + SMALLEST_GAP)
+    where = "over chunks" if loss == "p-kl" else "at shared boundaries"
+    losses = m.losses(loss)
+    value, recipe, closed = losses.cross_entropy.value, losses.recipe, losses.closed or 0.0
+    is_close = losses.closed is None
+    is_worse = closed < LEAST_CLOSED or (is_close and value > recipe + SMALLEST_GAP)
     usual = "a map counted on text usually closes 70% of the gap to the best map"
     gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
     numbers = f"{LOSS_NAMES[loss]}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, the "
-    numbers += f"best map {floor:.3f}; coverage {percent(m.coverage.value)}"
+    numbers += f"best map {losses.floor:.3f}; coverage {percent(m.coverage)}"
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
         (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),
-        (interval is None, "good", "it is close to the best map, as is X-Token's recipe"),
+        (is_close, "good", "it is close to the best map, as is X-Token's recipe"),
         (closed >= GOOD_CLOSED, "good", gap),
         # Gold and H-KL need exact rows, which are no better than the recipe.
         (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -24,12 +24,12 @@ from xtok.cli.page import pictures
 from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
-from xtok.inspection.bootstrap import LOSS_NAMES, Interval
+from xtok.inspection.bootstrap import LOSS_NAMES
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.display import percent, plural, printable, shorten
 
 if TYPE_CHECKING:
-    from xtok.inspection.measures import MapMeasures
+    from xtok.inspection.measures import MapLosses
     from xtok.inspection.report import PageData
 
 _LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}
@@ -106,7 +106,5 @@ def _name(text: str) -> str:
     return shorten(printable(text))
 
 
-def _largest(measures: Sequence[MapMeasures], prefix: str) -> float:
-    fields = f"{prefix}cross_entropy", f"{prefix}recipe", f"{prefix}floor"
-    values = [getattr(m, field) for m in measures for field in fields]
-    return max(v.value if isinstance(v, Interval) else v for v in values)
+def _largest(losses: Iterable[MapLosses]) -> float:
+    return max(max(one.cross_entropy.value, one.recipe, one.floor) for one in losses)

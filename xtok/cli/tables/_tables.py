@@ -74,10 +74,8 @@ def weight(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
 
 
-def with_interval(interval: Interval | None) -> str:
+def with_interval(interval: Interval) -> str:
     """Format a figure with half of its interval."""
-    if interval is None:
-        return "–"
     if interval.low is None or interval.high is None:
         return f"{interval.value:.3f}"
     return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"

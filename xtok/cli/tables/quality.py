@@ -53,14 +53,11 @@ _EVENTS = (
 
 def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
     ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
-    is_p_kl = ranking is not None and ranking.loss == "p-kl"
-    order = ("chunk_", "") if is_p_kl else ("", "chunk_")
     heads, about = ["leak", "student", "teacher", "kept"], _EVENTS
     if not of_events:
-        heads, about = [], _MAPS
-        for prefix in order:
-            heads += ["over chunks" if prefix else "at starts", "closed"]
-        heads += ["coverage", "top-1"]
+        first, second = ["at starts", "closed"], ["over chunks", "closed"]
+        heads = [*(second + first if evaluation.by_chunk else first + second), "coverage", "top-1"]
+        about = _MAPS
     caption = f"{about} {evaluation.num_bytes:,} bytes of text"
     table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
     table.columns[0].min_width = 8
@@ -70,35 +67,36 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
     for group, grouped in groupby(measured, key=attrgetter("group")):
         measures: list[Any] = list(grouped)
         if ranking is not None:
-            of_loss = attrgetter(ranking.measure)
-            measures.sort(key=lambda m: of_loss(m).value)
+            measures.sort(key=lambda m: m.losses(ranking.loss).cross_entropy.value)
         table.add_section()
         table.add_row(cell(group))
-        rows = _events(measures, numbers) if of_events else _maps(measures, numbers, order)
-        for row in rows:
+        rows = _events if of_events else partial(_maps, by_chunk=evaluation.by_chunk)
+        for row in rows(measures, numbers):
             table.add_row(*row)
     return table
 
 
 def _maps(
-    measures: Sequence[MapMeasures], numbers: Mapping[str, str], order: Sequence[str]
+    measures: Sequence[MapMeasures], numbers: Mapping[str, str], *, by_chunk: bool
 ) -> Iterator[Sequence[str]]:
+    losses = {
+        numbers[m.name]: (m.over_chunks, m.at_starts) if by_chunk else (m.at_starts, m.over_chunks)
+        for m in measures
+    }
     for label in ("recipe", "floor"):
-        maps_of: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
-        for m in measures:
-            values = tuple(f"{getattr(m, prefix + label):.3f}" for prefix in order)
-            maps_of.setdefault(values, []).append(numbers[m.name])
-        for values, of_maps in maps_of.items():
-            which = f" of {', '.join(of_maps)}" if len(maps_of) > 1 else ""
-            yield f"  {label}{which}", *(word for value in values for word in (value, ""))
-    for m in measures:
+        of_maps: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
+        for number, views in losses.items():
+            values = tuple(f"{getattr(view, label):.3f}" for view in views)
+            of_maps.setdefault(values, []).append(number)
+        for (first, second), maps in of_maps.items():
+            which = f" of {', '.join(maps)}" if len(of_maps) > 1 else ""
+            yield f"  {label}{which}", first, "", second
+    for m, (number, views) in zip(measures, losses.items(), strict=True):
         cells = []
-        for prefix in order:
-            cells.append(with_interval(getattr(m, f"{prefix}cross_entropy")))
-            closed = getattr(m, f"{prefix}closed")
-            cells.append("–" if closed is None else f"{closed.value:.2f}")
-        coverage = percent(m.coverage.value, 2), percent(m.top_1.value)
-        yield f"  map {numbers[m.name]}", *cells, *coverage
+        for view in views:
+            cells.append(with_interval(view.cross_entropy))
+            cells.append("–" if view.closed is None else f"{view.closed:.2f}")
+        yield f"  map {number}", *cells, percent(m.coverage, 2), percent(m.top_1)
 
 
 def _events(
