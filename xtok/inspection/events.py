@@ -1,4 +1,4 @@
-"""Overview of an event map, and the events of tokens."""
+"""Overview of an event map, and the event of a token."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ class EventOfToken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventExplanation:
-    """The events of tokens of an event map."""
-
-    student: str
-    teacher: str
-    tokens: tuple[EventOfToken, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class EventDescription:
     """Overview of an event map."""
 
@@ -79,31 +70,15 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
     )
 
 
-def explain_events(m: EventMap, tokens: Sequence[str | bytes | int]) -> EventExplanation:
-    """List the tokens that share an event with student tokens.
-
-    Args:
-        m: the event map.
-        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
-
-    Raises:
-        XtokError: if the student has no such token.
-    """
-    rows, columns = require_table(m.student), require_table(m.teacher)
-    explained = []
-    for i in dict.fromkeys(i for token in tokens for i in m.student.ids_of(token)):
-        link = int(m.student_link[i])
-        explained.append(
-            EventOfToken(
-                student_id=i,
-                token=rows.name(i),
-                link_id=link if link >= 0 else None,
-                link=columns.name(link) if link >= 0 else None,
-                event=_event(m, int(m.student_event[i])),
-            )
-        )
-    return EventExplanation(
-        student=m.student.model_id, teacher=m.teacher.model_id, tokens=tuple(explained)
+def event_of_token(m: EventMap, student_id: int) -> EventOfToken:
+    """Return the event of a student token, with the tokens that share it."""
+    link = int(m.student_link[student_id])
+    return EventOfToken(
+        student_id=student_id,
+        token=require_table(m.student).name(student_id),
+        link_id=link if link >= 0 else None,
+        link=require_table(m.teacher).name(link) if link >= 0 else None,
+        event=_event(m, int(m.student_event[student_id])),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.relaxed import relaxed_form
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
-_SHOWN = 10
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +41,18 @@ class ExplainedRow:
     kind: str  # the name of a `RowKind`, in lower case
     why: str
     entries: tuple[ExplainedEntry, ...]
-    forward: tuple[str, ...] | None  # its pieces; None without the teacher's tokenizer
-    reverse: tuple[str, ...] | None  # first teacher tokens with it as a piece
-    reverse_count: int | None  # number of all of them; None without the student's tokenizer
+    pieces: tuple[str, ...] | None  # teacher tokens; None without the teacher's tokenizer
 
 
 def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
-    """Explain one row; with tokenizers, also spell its token in pieces."""
+    """Explain one row; with the teacher's tokenizer, also spell its token in pieces."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
-    forward = reverse = None
-    why = ""
+    why, pieces = "", None
     if rows is not None and columns is not None:
         why = _why(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and rows[student_id]:
-            forward = tuple(map(columns.name, pair.pieces(np.array([student_id])).ids.tolist()))
-        if pair.student_tokenizer is not None and rows[student_id]:
-            reverse = tuple(map(columns.name, _holders(student_id, pair, rows, columns)))
+            pieces = tuple(map(columns.name, pair.pieces(np.array([student_id])).ids.tolist()))
     return ExplainedRow(
         student_id=student_id,
         **_about(rows, student_id),
@@ -67,9 +62,7 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
             ExplainedEntry(**vars(e), relation=_relation(e, rows, columns, student_id))
             for e in row.entries
         ),
-        forward=forward,
-        reverse=None if reverse is None else reverse[:_SHOWN],
-        reverse_count=None if reverse is None else len(reverse),
+        pieces=pieces,
     )
 
 
@@ -142,17 +135,6 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
 """The first relation that holds between the student's bytes and the teacher's, and its name."""
 
 
-def _holders(student_id: int, pair: Pair, rows: TokenTable, columns: TokenTable) -> list[int]:
-    """Return the teacher tokens with a student token as a piece, by its place among the pieces."""
-    holders = [t for t, whole in enumerate(columns.tokens()) if rows[student_id] in whole]
-    spelled, counts = pair.reversed.pieces(np.array(holders, np.int64))
-    pieces = [ids.tolist() for ids in np.split(spelled, np.cumsum(counts)[:-1])]
-    places = {
-        t: p.index(student_id) for t, p in zip(holders, pieces, strict=False) if student_id in p
-    }
-    return sorted(places, key=lambda t: (places[t], t))
-
-
 def find_ids(
     student: Vocabulary, tokens: Sequence[str | bytes | int]
 ) -> tuple[list[int], XtokError | None]:
@@ -170,13 +152,13 @@ def find_ids(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Explained rows of a map."""
+class Explanation(Generic[R]):
+    """Explained rows of a projection map, or tokens of a map of another kind."""
 
     student: str  # model id of the rows
     teacher: str
-    rows: tuple[ExplainedRow, ...]
-    rows_matching: int | None  # number of rows to list from; None for rows of tokens
+    rows: tuple[R, ...]
+    rows_matching: int | None = None  # number of rows to list from; None for rows of tokens
 
 
 def explain(
@@ -187,7 +169,7 @@ def explain(
     worst: int | None = None,
     token_class: str | None = None,
     kind: str | None = None,
-) -> Explanation:
+) -> Explanation[ExplainedRow]:
     """Explain rows of a map: the rows of tokens, or the worst rows.
 
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP

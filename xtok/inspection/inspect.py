@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xtok.config import Config, option
 from xtok.errors import XtokError
@@ -12,16 +12,16 @@ from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.describe import Description, describe
 from xtok.inspection.events import (
     EventDescription,
-    EventExplanation,
+    EventOfToken,
     describe_events,
-    explain_events,
+    event_of_token,
 )
-from xtok.inspection.explain import Explanation, explain, find_ids
+from xtok.inspection.explain import ExplainedRow, Explanation, explain, find_ids
 from xtok.inspection.spellings import (
+    SpelledToken,
     SpellingDescription,
-    SpellingExplanation,
     describe_spellings,
-    explain_spellings,
+    spelled_token,
 )
 from xtok.maps.events import EventMap
 from xtok.maps.file import KINDS
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 Shown: TypeAlias = (
     Description
-    | Explanation
-    | Comparison
     | EventDescription
-    | EventExplanation
     | SpellingDescription
-    | SpellingExplanation
+    | Comparison
+    | Explanation[ExplainedRow]
+    | Explanation[EventOfToken]
+    | Explanation[SpelledToken]
 )
 
 
@@ -171,6 +171,12 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
 
 def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], config: InspectConfig) -> Shown:
     most = 5 if config.num_examples is None else config.num_examples
-    if isinstance(m, EventMap):
-        return explain_events(m, ids) if ids else describe_events(m, num_examples=most)
-    return explain_spellings(m, ids) if ids else describe_spellings(m, num_examples=most)
+    if not ids:
+        if isinstance(m, EventMap):
+            return describe_events(m, num_examples=most)
+        return describe_spellings(m, num_examples=most)
+    rows: list[Any] = [
+        event_of_token(m, i) if isinstance(m, EventMap) else spelled_token(m, "student", i)
+        for i in dict.fromkeys(ids)
+    ]
+    return Explanation(student=m.student.model_id, teacher=m.teacher.model_id, rows=tuple(rows))

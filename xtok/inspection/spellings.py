@@ -1,4 +1,4 @@
-"""Overview of a spelling map, and the spellings of tokens."""
+"""Overview of a spelling map, and the spelling of a token."""
 
 from __future__ import annotations
 
@@ -37,15 +37,6 @@ class SpellingDescription:
     examples: tuple[SpelledToken, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpellingExplanation:
-    """The spellings of tokens of a spelling map."""
-
-    student: str
-    teacher: str
-    tokens: tuple[SpelledToken, ...]
-
-
 def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
     """Describe a spelling map: shared, spelled and left-out tokens.
 
@@ -64,24 +55,6 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
         spelled={side: SpellingFacts.of(m, side) for side in SIDES},
         pieces={side: count_by_size(getattr(m, f"{side}_counts")) for side in SIDES},
         examples=tuple(examples),
-    )
-
-
-def explain_spellings(m: SpellingMap, tokens: Sequence[str | bytes | int]) -> SpellingExplanation:
-    """Show the spelling of student tokens in the teacher's tokens.
-
-    Args:
-        m: the spelling map.
-        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
-
-    Raises:
-        XtokError: if the student has no such token.
-    """
-    ids = dict.fromkeys(i for token in tokens for i in m.student.ids_of(token))
-    return SpellingExplanation(
-        student=m.student.model_id,
-        teacher=m.teacher.model_id,
-        tokens=tuple(spelled_token(m, "student", i) for i in ids),
     )
 
 

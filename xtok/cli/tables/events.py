@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.cli.tables._tables import header, new_table
+from xtok.cli.tables._tables import new_table
 from xtok.cli.tables.maps import SIDE_ROWS
 from xtok.maps.nemo_tables import N_MAX
 from xtok.tokenizers.display import quoted
 
 if TYPE_CHECKING:
-    from xtok.inspection.events import Event, EventDescription, EventExplanation, EventOfToken
-    from xtok.inspection.spellings import SpelledToken, SpellingDescription, SpellingExplanation
+    from xtok.inspection.events import Event, EventDescription, EventOfToken
+    from xtok.inspection.spellings import SpelledToken, SpellingDescription
 
 
 def description(d: EventDescription) -> Iterator[Table]:
@@ -31,25 +31,20 @@ def description(d: EventDescription) -> Iterator[Table]:
         yield new_table(*heads, rows=largest, right=(0,))
 
 
-def explanation(explanation: EventExplanation) -> Iterator[Table]:
-    """Show the event of a single token in full, and several events as lines of a table."""
-    if len(explanation.tokens) == 1:
-        yield _event_of(explanation.tokens[0])
-        return
-    rows = [
-        (f"{quoted(one.token)} #{one.student_id}", f"{one.event.number:,}", *_tokens(one.event, 3))
-        for one in explanation.tokens
+def events_of_tokens(rows: Sequence[EventOfToken]) -> Iterator[Table]:
+    """Show the event of each token, its link, and the tokens that share it."""
+    most = 10 if len(rows) == 1 else 3
+    lines = [
+        (
+            f"{quoted(one.token)} #{one.student_id}",
+            f"{one.event.number:,}{' (no partner)' * one.event.is_rest}",
+            "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}",
+            *_tokens(one.event, most),
+        )
+        for one in rows
     ]
-    yield new_table("token", "event", "student tokens", "teacher tokens", rows=rows, right=(1,))
-
-
-def _event_of(one: EventOfToken) -> Table:
-    number = f"{one.event.number:,}" + (", of tokens without a partner" * one.event.is_rest)
-    linked = "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}"
-    student, teacher = _tokens(one.event)
-    rows = [("event", number), ("linked to", linked)]
-    rows += [("student tokens", student), ("teacher tokens", teacher)]
-    return new_table(f"student id {one.student_id}", header(quoted(one.token)), rows=rows)
+    heads = "token", "event", "linked to", "student tokens", "teacher tokens"
+    yield new_table(*heads, rows=lines, right=(1,))
 
 
 def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
@@ -61,12 +56,8 @@ def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
     return student, teacher
 
 
-def spelled(explanation: SpellingExplanation) -> Iterator[Table]:
+def spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
     """Show the spelling of each token."""
-    yield _spelled(explanation.tokens)
-
-
-def _spelled(tokens: Sequence[SpelledToken]) -> Table:
     rows = [
         (
             one.side,
@@ -76,7 +67,7 @@ def _spelled(tokens: Sequence[SpelledToken]) -> Table:
         )
         for one in tokens
     ]
-    return new_table("of", "token", "id", "pieces", rows=rows, right=(2,))
+    yield new_table("of", "token", "id", "pieces", rows=rows, right=(2,))
 
 
 def spellings(d: SpellingDescription) -> Iterator[Table]:
@@ -96,4 +87,4 @@ def spellings(d: SpellingDescription) -> Iterator[Table]:
     ]
     yield new_table("spellings", "student", "teacher", rows=rows)
     if d.examples:
-        yield _spelled(d.examples)
+        yield from spelled(d.examples)

@@ -31,7 +31,7 @@ def description(d: Description) -> Iterator[RenderableType]:
         yield _rows(d.examples)
 
 
-def explanation(explanation: Explanation) -> Iterator[Table]:
+def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
     """Show one row in full, and several rows as lines of a table that fits one screen."""
     rows, matching = explanation.rows, explanation.rows_matching
     if len(rows) == 1 and matching is None:
@@ -124,8 +124,8 @@ def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Tab
         lines = [*map(_entry, shown)] or ["(nothing)"]
         if len(shown) < len(row.entries):
             lines.append(f"and {len(row.entries) - len(shown)} more")
-        if row.forward and len(row.forward) > 1:
-            lines.append(f"forward {_pieces(row.forward)}")
+        if row.pieces and len(row.pieces) > 1:
+            lines.append(f"pieces {_pieces(row.pieces)}")
         token = quoted(row.token, row.student_id)
         rows.append((token, str(row.student_id), row.kind, "\n".join(lines)))
     caption = None
@@ -151,11 +151,8 @@ def _about(row: ExplainedRow) -> Table:
         (row.kind, row.why),
     ]
     rows.append(("entries", "\n".join(map(_entry, row.entries)) or "(nothing)"))
-    if row.forward is not None:
-        rows.append(("forward", _pieces(row.forward) or "the teacher cannot spell it"))
-    if row.reverse is not None:
-        more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
-        rows.append(("reverse", (_pieces(row.reverse) or "no teacher token") + more))
+    if row.pieces is not None:
+        rows.append(("pieces", _pieces(row.pieces) or "the teacher cannot spell it"))
     token = header(quoted(row.token, row.student_id))
     return new_table(f"student id {row.student_id}", token, rows=rows)
 
