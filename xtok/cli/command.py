@@ -26,7 +26,7 @@ import typer
 
 from xtok.cli import console
 from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_words
-from xtok.cli.stdout import print_result, reserved_stdout, result_stream
+from xtok.cli.stdout import print_result, redirected, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
 from xtok.tokenizers.sides import SIDES
@@ -60,10 +60,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.BadParameter(message) from error
         for config in made.values():
             values |= vars(config)
-        preset = _preset_fields(configs.values()) - typed_names
         notes = [
             *words.notes,
-            *_preset_notes(options, values, preset),
+            *_preset_notes(options, configs.values(), values, typed_names),
             *_effect_notes(options, typed_names, values),
         ]
         arguments = {**values, **made, "context": context}
@@ -225,17 +224,17 @@ def _with_flags(message: str, options: Mapping[str, Option]) -> str:
     return message
 
 
-def _preset_fields(configs: Iterable[Any]) -> set[str]:
-    return {f.name for config in configs if hasattr(config, "for_loss") for f in fields(config)}
-
-
 def _preset_notes(
-    options: Mapping[str, Option], values: Mapping[str, Any], preset: Collection[str]
+    options: Mapping[str, Option],
+    configs: Iterable[Any],
+    values: Mapping[str, Any],
+    typed_names: Collection[str],
 ) -> list[str]:
+    presets = [f for config in configs if hasattr(config, "for_loss") for f in fields(config)]
     chosen = [
-        options[name].as_typed(values[name])
-        for name in options
-        if name in preset and values[name] != options[name].field.default
+        options[f.name].as_typed(values[f.name])
+        for f in presets
+        if f.name not in typed_names and values[f.name] != f.default
     ]
     return [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
 
@@ -288,21 +287,18 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    words, parameter = nemo_words(context), error.parameter
+    """Return the hint with the options of this command that set the error's parameter."""
+    parameter = error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
         return error.hint_with(" and ".join(sides or ["STUDENT", "TEACHER"]))
-    if parameter in options and not options[parameter].details.hidden:
-        return error.hint_with(words.as_typed(options[parameter].flag))
-    flags = [words.as_typed(flag) for flag in _flags_that_set(parameter, context)]
-    return error.hint_with(" or ".join(flags) or f"{parameter}= in Python")
-
-
-def _flags_that_set(parameter: str, context: typer.Context) -> list[str]:
-    name = parameter.replace("_", "-")
-    shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
-    flags = [flag for one in shown for flag in one.opts]
-    return [flag for flag in flags if flag == f"--{name}" or flag.endswith(f"-{name}")]
+    shown = {name: one for name, one in options.items() if not one.details.hidden}
+    ending = f"-{parameter.replace('_', '-')}"
+    flags = [one.flag for one in shown.values() if one.flag.endswith(ending)]
+    if parameter in shown:
+        flags = [shown[parameter].flag]
+    words = nemo_words(context).as_typed(" or ".join(flags))
+    return error.hint_with(words or f"{parameter}= in Python")
 
 
 def run(app: typer.Typer) -> None:
@@ -350,9 +346,9 @@ def _null() -> TextIO:
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
     """Run a command; with `quiet`, drop its stderr, except errors."""
-    with _one_line_errors():
+    with _one_line_errors(), open(os.devnull, "wb") as null:
         try:
-            with _quiet_stderr() if quiet else nullcontext(), reserved_stdout():
+            with redirected(sys.stderr, 2, null) if quiet else nullcontext(), reserved_stdout():
                 yield
         except KeyboardInterrupt as interrupt:
             raise SystemExit(INTERRUPTED) from interrupt
@@ -372,18 +368,3 @@ def _one_line_errors() -> Iterator[None]:
             f"{error.filename or 'the output'}: {error.strerror or error}",
             hint="check the path, its permissions, and the free space",
         ) from error
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Silence stderr, including the C and Rust code of other libraries."""
-    sys.stderr.flush()
-    null, saved = os.open(os.devnull, os.O_WRONLY), os.dup(2)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(null)
-        os.close(saved)

@@ -38,6 +38,20 @@ def print_path(path: Path) -> None:
 
 
 @contextmanager
+def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
+    """Redirect a stream to a file, also for C and Rust code; yield a copy of its descriptor."""
+    stream.flush()
+    saved = os.dup(number)
+    os.dup2(file.fileno(), number)
+    try:
+        yield saved
+    finally:
+        stream.flush()
+        os.dup2(saved, number)
+        os.close(saved)
+
+
+@contextmanager
 def reserved_stdout() -> Iterator[None]:
     """Keep stdout for `result_stream`; other output to stdout appears on stderr at the end.
 
@@ -46,24 +60,21 @@ def reserved_stdout() -> Iterator[None]:
     """
     global _result
     try:
-        stdout = sys.stdout.fileno()
+        number = sys.stdout.fileno()
     except (OSError, ValueError):  # a test replaced it in Python
         yield
         return
     _escape_log_messages()
-    sys.stdout.flush()
-    result = open(  # noqa: SIM115 - closed below, after stdout is restored
-        os.dup(stdout), "w", encoding=sys.stdout.encoding, errors="backslashreplace"
-    )
-    with _scratch_file() as others, result:
-        _result = result
-        os.dup2(others.fileno(), stdout)
+    encoding = sys.stdout.encoding
+    with _scratch_file() as others:
         try:
-            yield
+            with (
+                redirected(sys.stdout, number, others) as stdout,
+                open(stdout, "w", -1, encoding, "backslashreplace", closefd=False) as _result,
+            ):
+                yield
         finally:
             _result = None
-            sys.stdout.flush()
-            os.dup2(result.fileno(), stdout)
             _show_printed(others)
 
 
