@@ -52,7 +52,7 @@ def check(found: TokenizerDiagnosis, name: str) -> Check:
 
 
 def lost(found: TokenizerDiagnosis) -> dict[str, int]:
-    return {one.cause: one.count for one in found.not_round_tripping}
+    return {**found.not_round_tripping}
 
 
 def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:

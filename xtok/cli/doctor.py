@@ -22,7 +22,8 @@ def doctor(
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
         "With two models: measure the pair on this text or these conversations, and compare the "
-        "first rows with the models' own libraries: "
+        "first rows with the models' own libraries: ",
+        needs={"teacher": True},
     ),
     field: str = TEXT_FIELD,
     templates: ChatTemplates,
@@ -51,22 +52,15 @@ def doctor(
     """
     if student is None:
         raise typer.BadParameter("give a model, or two: STUDENT [TEACHER]")
-    if text and teacher is None:
-        raise typer.BadParameter("--text needs two models")
     if text:
         first_rows(text, field)  # fails early
-    loaded = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
-    server = check_server(teacher_url, loaded[teacher]) if teacher_url and teacher else None
+    names = (student,) if teacher is None else (student, teacher)
+    loaded = {name: loading.tokenizer(name, vocab_size) for name in names}
+    server = check_server(teacher_url, loaded[names[-1]]) if teacher_url else None
     diagnosis = xtok.doctor(
-        loaded[student],
-        None if teacher is None else loaded[teacher],
-        text,
-        names=None if teacher is None else (student, teacher),
-        templates=templates,
-        tools=tools,
-        field=field,
-        progress=console.progress_bar,
-    )
+        loaded[student], loaded.get(teacher or ""), text, names=names, templates=templates,
+        tools=tools, field=field, progress=console.progress_bar,
+    )  # fmt: skip
     show({**vars(diagnosis), "server": server}, lambda _: print_diagnosis(diagnosis), json=json)
     if server and not json:
         print_server(server)

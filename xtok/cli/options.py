@@ -115,10 +115,10 @@ CHAT_TEMPLATE = option(
 )
 
 
-def text_option(help: str, *, required: bool = False) -> Any:
+def text_option(help: str, *, required: bool = False, **about: Any) -> Any:
     """Return an option for text files; the help ends with their formats."""
     default: Any = ... if required else []
-    return option(default, f"{help}{_FILES}", metavar="FILE", parser=expanded, panel=MAIN)
+    return option(default, f"{help}{_FILES}", metavar="FILE", parser=expanded, panel=MAIN, **about)
 
 
 @dataclass(frozen=True, kw_only=True)

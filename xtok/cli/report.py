@@ -51,7 +51,7 @@ def report(
     map_paths, pair_models = maps_and_models(arguments, models)
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
-    names = pair_models.both() if text or pair_models.names() else None
+    names = pair_models.both() if text or pair_models.names() else ()
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")

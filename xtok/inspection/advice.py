@@ -71,7 +71,7 @@ _WHY_OTHER_TEXT = "text like your training data, but not the measured text"
 
 
 def advise(
-    pair: PairFacts, names: tuple[str, str] | None = None, maps: Sequence[ProjectionMap] = ()
+    pair: PairFacts, names: Sequence[str] = (), maps: Sequence[ProjectionMap] = ()
 ) -> Advice:
     """Recommend a loss for a pair.
 

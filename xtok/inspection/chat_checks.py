@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class ChatTrial:
         rendered = ", ".join(role for role in chats if role not in failed) or "no role"
         lines = [f"renders {rendered}", *(f"{role}: {error}" for role, error in failed.items())]
         level: Level = "note" if failed else "ok"
-        if {"user", "assistant"} & set(failed):
+        if {"user", "assistant"} & failed.keys():
             level = "failed"
         return Check("roles", level, "\n".join(lines))
 
@@ -123,16 +124,15 @@ class ChatTrial:
         calls = {"content present": _CALL, "empty": _EMPTY_CALL, "absent": _TOOL_CALL}
         results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}
         lines = [f"{kind}: {result}" for kind, result in results.items()]
-        level: Level = "warning"
-        if not any(result.startswith("changed") for result in results.values()):
-            level = "note"
+        is_changed = any(result.startswith("changed") for result in results.values())
         if set(results.values()) == {"kept"}:
-            lines, level = ["kept"], "ok"
-        elif level == "warning" and self._suits_loops():
+            yield Check(name, "ok", "kept")
+        elif is_changed and self._suits_loops():
             lines.append("a loop that appends tool messages works with empty content")
-        elif level == "warning" and tools:
-            level = "failed"
-        yield Check(name, level, "\n".join(lines))
+            yield Check(name, "warning", "\n".join(lines))
+        else:
+            changed: Level = "failed" if tools else "warning"
+            yield Check(name, changed if is_changed else "note", "\n".join(lines))
         if self.tool_suffix_ids is not None:
             text = "".join(map(self._table.name, self.tool_suffix_ids))
             yield Check("tool suffix", "ok", f"{len(self.tool_suffix_ids)} ids, '{text}'")
@@ -171,8 +171,6 @@ class ChatTrial:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:
             return error.message
-        if full[: len(first)] == first:
-            return "kept"
-        pairs = enumerate(zip(first, full, strict=False))
-        place = next((i for i, (a, b) in pairs if a != b), len(full))
-        return f"changed from token {place} of {len(first)}"
+        pairs = enumerate(zip_longest(first, full[: len(first)]))
+        place = next((i for i, (a, b) in pairs if a != b), None)
+        return "kept" if place is None else f"changed from token {place} of {len(first)}"

@@ -48,20 +48,11 @@ _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotRoundTripping:
-    """Tokens that do not round-trip for one cause, with escaped examples."""
-
-    cause: str
-    count: int
-    examples: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenizerDiagnosis:
     """Results of `doctor` for one tokenizer."""
 
     model_id: str
-    not_round_tripping: tuple[NotRoundTripping, ...]  # by cause
+    not_round_tripping: Mapping[str, int]  # number of tokens by cause
     turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
     # ids of a tool message and the next prompt; None if the template rejects tool messages
     tool_suffix_ids: tuple[int, ...] | None
@@ -109,7 +100,7 @@ def doctor(
     teacher_model: ModelLike | None = None,
     texts: Paths = (),
     *,
-    names: tuple[str, str] | None = None,
+    names: Sequence[str] = (),
     templates: ChatTemplates | None = None,
     tools: bool = False,
     field: str = "text",
@@ -140,25 +131,23 @@ def doctor(
     for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
         with naming_template(f"{side}_template"):
             trials.append(ChatTrial(tokenizer, template))
-    facts, pair_checks = None, tuple[Check, ...]()
-    if pair is not None:
-        text = PairText.read(pair, texts, field=field, progress=progress) if texts else None
-        facts = pair_facts(pair, text, progress=progress)
-        pair_checks = (
-            _turn_end_check(pair, *trials),
-            *(_text_checks(pair, facts.text, texts, templates, field) if facts.text else ()),
-            *(Check("upper case", "warning", note) for note in case_notes(pair)),
-        )
     distinct = {(one.tokenizer, one.template): one for one in trials}.values()
     diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
+    if pair is None:
+        return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
+    text = PairText.read(pair, texts, field=field, progress=progress) if texts else None
+    facts = pair_facts(pair, text, progress=progress)
+    checks = [_turn_end_check(pair, *trials)]
+    if facts.text is not None:
+        checks += _text_checks(pair, facts.text, texts, templates, field)
+    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
     # Every loss compares the two sides over the bytes of a text.
     failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
-    is_advised = facts is not None and _PROBE_TEXT not in failed
     return Diagnosis(
         tokenizers=diagnosed,
         pair=facts,
-        advice=advise(facts, names) if facts is not None and is_advised else None,
-        pair_checks=pair_checks,
+        advice=None if _PROBE_TEXT in failed else advise(facts, names),
+        pair_checks=tuple(checks),
     )
 
 
@@ -212,13 +201,13 @@ def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiag
     model_id = tokenizer.vocabulary.model_id
     with progress(f"checking {model_id}", len(table.text_ids)) as advance:
         lost = _round_trips(tokenizer, advance)
-    round_trip = [f"{sum(one.count for one in lost):,} tokens"]
-    for one in lost:
-        examples = ", ".join(f"'{token}'" for token in one.examples)  # already shortened
-        round_trip.append(f"{one.count:,} {one.cause}: {examples}")
+    round_trip = [f"{sum(map(len, lost.values())):,} tokens"]
+    for cause, ids in lost.items():
+        examples = ", ".join(f"'{table.shown(i)}'" for i in ids[:_EXAMPLES])
+        round_trip.append(f"{len(ids):,} {cause}: {examples}")
     return TokenizerDiagnosis(
         model_id=model_id,
-        not_round_tripping=lost,
+        not_round_tripping={cause: len(ids) for cause, ids in lost.items()},
         turn_ends=tuple(map(table.name, chat.turn_ends or ())),
         tool_suffix_ids=chat.tool_suffix_ids,
         checks=(
@@ -302,11 +291,9 @@ def _duplicates(table: TokenTable) -> Check:
     return Check("duplicates", "note", message)
 
 
-def _round_trips(
-    tokenizer: Tokenizer, advance: Callable[[int], object]
-) -> tuple[NotRoundTripping, ...]:
-    table, tokens = tokenizer.table, tokenizer.table.tokens()
-    texts: dict[int, str] = {}
+def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
+    """Return the ids of tokens that do not round-trip, by cause."""
+    tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):
         text = utf8_text(token)
@@ -318,26 +305,19 @@ def _round_trips(
     left = iter(texts.items())
     while batch := dict(islice(left, _TOKENS_AT_ONCE)):
         for token_id, spelled in zip(batch, tokenizer.library_ids([*batch.values()]), strict=True):
-            if spelled == [token_id]:
-                continue
-            if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
-                cause = "the normalizer changes it"
-            elif table.types[token_id] == TokenType.BYTE:
-                cause = "a byte token; the tokenizer uses another token for this character"
-            elif len(spelled) == 1:
-                cause = "another id has these bytes"
-            else:
-                cause = "the tokenizer never emits it"
-            causes[cause].append(token_id)
+            if spelled != [token_id]:
+                causes[_cause(tokenizer.table, token_id, spelled)].append(token_id)
         advance(len(batch))
-    return tuple(
-        NotRoundTripping(cause=cause, count=len(lost), examples=_first_few(table, lost))
-        for cause, lost in causes.items()
-    )
+    return dict(causes)
 
 
-def _first_few(table: TokenTable, ids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(table.shown(i) for i in ids[:_EXAMPLES])
+def _cause(table: TokenTable, token_id: int, spelled: Sequence[int]) -> str:
+    """Return the reason for which the library spells a token in other ids."""
+    if b"".join([table[i] for i in spelled]) != table[token_id]:
+        return "the normalizer changes it"
+    if table.types[token_id] == TokenType.BYTE:
+        return "a byte token; the tokenizer uses another token for this character"
+    return "another id has these bytes" if len(spelled) == 1 else "the tokenizer never emits it"
 
 
 def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:

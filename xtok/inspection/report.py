@@ -80,7 +80,7 @@ def examine(
     texts: Sequence[str | Path] = (),
     pair: Pair | None = None,
     names: Sequence[str] = (),
-    models: tuple[str, str] | None = None,
+    models: Sequence[str] = (),
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:

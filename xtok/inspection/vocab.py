@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from os import PathLike
@@ -14,6 +14,7 @@ import numpy as np
 from xtok._lib.io import atomic_output, check_output, write
 from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import offsets_of
+from xtok.inspection.describe import describe_side
 from xtok.tokenizers import ModelLike, load_tokenizer, pair
 from xtok.tokenizers.display import safe_json
 from xtok.tokenizers.pairs import Pair
@@ -45,7 +46,7 @@ class VocabTable:
     model: str
     teacher: str | None
     vocab_size: int  # V, the width of the model's logits
-    types: dict[str, int]  # number of ids by type
+    types: Mapping[str, int]  # number of ids by type
     tokens: tuple[VocabToken, ...]
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -129,12 +130,11 @@ def vocab(
     theirs: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
     if both is not None:
         theirs = _of_teacher(both, ids, progress)
-    counts = np.bincount(table.types, minlength=1 + max(TokenType))
     return VocabTable(
         model=known.model_id,
         teacher=None if both is None else both.teacher.model_id,
         vocab_size=known.vocab_size,
-        types={t.name.lower(): int(counts[t]) for t in TokenType if counts[t]},
+        types=describe_side(known).token_types,
         tokens=tuple(
             VocabToken(
                 id=i,
