@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from xtok.cli.page import pictures
+from xtok.cli.page.pictures import overlap
 from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
@@ -81,7 +81,7 @@ def _template() -> Template:
     environment.globals |= {
         "losses": _LOSSES,
         "marks": _MARKS,
-        "pictures": pictures,
+        "overlap": overlap,
         "groupby": groupby,
         "by_group": attrgetter("group"),
         "largest_of": _largest,
@@ -91,6 +91,7 @@ def _template() -> Template:
         "count": lambda number: f"{number:,}",
         "percent": percent,
         "magnitude": log1p,
+        "part_of": lambda value, whole: max(0.0, min(1.0, value / whole)) if whole else 0.0,
         "safe_text": printable,
         "token": lambda token: visible(shorten(token)),
         "name": _name,

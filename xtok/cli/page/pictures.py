@@ -1,7 +1,4 @@
-"""The pictures of the page as SVG: overlaps, bars and ranges.
-
-Widths are in percent of the available space; `page.css` defines the colours.
-"""
+"""The overlap of two vocabularies as SVG; `page.css` defines the colours."""
 
 from __future__ import annotations
 
@@ -58,30 +55,3 @@ def _common(a: float, b: float, distance: float) -> float:
     height = sqrt(max(0.0, a**2 - first**2))
     angles = acos(max(-1.0, min(1.0, first / a))), acos(max(-1.0, min(1.0, second / b)))
     return a * a * angles[0] + b * b * angles[1] - distance * height
-
-
-def measure(value: float, largest: float, style: str, label: str) -> Markup:
-    """Draw an amount as a bar; `largest` fills the available width."""
-    share = 100 * max(0.0, min(1.0, value / largest if largest else 0.0))
-    return Markup(
-        f'<svg class="measure" width="100%" height="6" role="img" aria-label="{escape(label)}">'
-        f'<rect class="{style}" width="{share:.3f}%" height="6" rx="2"/></svg>'
-    )
-
-
-def span(
-    floor: float, recipe: float, value: float, largest: float, style: str, label: str
-) -> Markup:
-    """Draw a map's value between the floor and the recipe, on a scale from 0 to `largest`."""
-
-    def at(value: float) -> str:
-        return f"{2 + 96 * max(0.0, min(1.0, value / largest if largest else 0.0)):.3f}%"
-
-    return Markup(
-        f'<svg class="span" width="100%" height="24" role="img" aria-label="{escape(label)}">'
-        f'<line class="axis" x1="2%" x2="98%" y1="12" y2="12"/>'
-        f'<line class="between" x1="{at(floor)}" x2="{at(recipe)}" y1="12" y2="12"/>'
-        f'<line class="floor" x1="{at(floor)}" x2="{at(floor)}" y1="4" y2="20"/>'
-        f'<line class="recipe" x1="{at(recipe)}" x2="{at(recipe)}" y1="4" y2="20"/>'
-        f'<circle class="{style}" cx="{at(value)}" cy="12" r="5.5"/></svg>'
-    )
