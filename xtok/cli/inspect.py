@@ -20,6 +20,7 @@ from xtok.cli.options import (
 )
 from xtok.cli.tables.inspection import print_inspection
 from xtok.config import option
+from xtok.inspection.explain import find_ids
 from xtok.inspection.inspect import InspectConfig
 
 
@@ -70,9 +71,12 @@ def inspect(
     )
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
-    inspection = xtok.inspect(
+    ids, error = find_ids(any_map.student, [*tokens, *token_id])
+    if error is not None and not ids:
+        raise error
+    shown = xtok.inspect(
         any_map,
-        [*tokens, *token_id],
+        ids,
         config,
         pair=pair,
         against=None if against is None else map_options.load(against),
@@ -80,6 +84,6 @@ def inspect(
         field=field,
         names=[str(map_path), str(against)],
     )
-    show(inspection.shown, print_inspection, json=json)
-    if inspection.error is not None:
-        raise inspection.error
+    show(shown, print_inspection, json=json)
+    if error is not None:  # of some tokens
+        raise error

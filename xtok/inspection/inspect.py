@@ -16,7 +16,7 @@ from xtok.inspection.events import (
     describe_events,
     event_of_token,
 )
-from xtok.inspection.explain import ExplainedRow, Explanation, explain, find_ids
+from xtok.inspection.explain import ExplainedRow, Explanation, explain
 from xtok.inspection.spellings import (
     SpelledToken,
     SpellingDescription,
@@ -84,14 +84,6 @@ class InspectConfig(Config):
         return bool(self.worst or self.token_class or self.kind)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """The part of a map that was asked for, and an error that names the unknown tokens."""
-
-    shown: Shown
-    error: XtokError | None = None
-
-
 def inspect(
     any_map: AnyMapLike,
     tokens: Sequence[str | bytes | int] = (),
@@ -102,10 +94,10 @@ def inspect(
     texts: Paths = (),
     field: str = "text",
     names: Sequence[str] = (),
-) -> Inspection:
+) -> Shown:
     """Show an overview of a map, rows of it, or its differences from another map.
 
-    >>> xtok.inspect(xtok.build("bytes", "bytes"), ["a"]).shown.rows[0].kind
+    >>> xtok.inspect(xtok.build("bytes", "bytes"), ["a"]).rows[0].kind
     'exact'
 
     Args:
@@ -119,31 +111,25 @@ def inspect(
         names: names of the maps in errors.
 
     Raises:
-        XtokError: if none of the tokens exists, two parts are asked for at once, or the map has no
+        XtokError: if a token does not exist, two parts are asked for at once, or the map has no
             such part.
     """
     config = InspectConfig.or_default(config)
     m = read_map(any_map)
     _check(m, config, bool(tokens), against is not None)
-    ids, error = find_ids(m.student, tokens)
-    if error is not None and not ids:
-        raise error
+    ids = [i for token in tokens for i in m.student.ids_of(token)]
     if not isinstance(m, ProjectionMap):
-        return Inspection(shown=_other_kind(m, ids, config), error=error)
+        return _other_kind(m, ids, config)
     if against is not None:
         most = 10 if config.num_examples is None else config.num_examples
-        shown: Shown = compare(
-            m, against, texts, pair=pair, num_examples=most, names=names, field=field
-        )
-    elif ids or config.is_list:
-        shown = explain(
+        return compare(m, against, texts, pair=pair, num_examples=most, names=names, field=field)
+    if ids or config.is_list:
+        return explain(
             m, ids, pair=pair, worst=config.worst, token_class=config.token_class, kind=config.kind
         )
-    else:
-        most = 0 if config.classes else 5
-        most = most if config.num_examples is None else config.num_examples
-        shown = describe(m, num_examples=most, classes=config.classes)
-    return Inspection(shown=shown, error=error)
+    most = 0 if config.classes else 5
+    most = most if config.num_examples is None else config.num_examples
+    return describe(m, num_examples=most, classes=config.classes)
 
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:

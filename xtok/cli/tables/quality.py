@@ -157,13 +157,9 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     for row in evaluation.worst_rows:
         lines = []
         for token, share, in_map in row.wanted:
-            leak = " leaks" if in_map == 0 else ""
-            lines.append(
-                f"{quoted(token)} {percent(share)}{leak if of_events else f', {weight(in_map)}'}"
-            )
-        name, excess = (
-            f"{quoted(row.token)} #{row.student_id}",
-            percent(row.excess, 2) if of_events else weight(row.excess),
-        )
+            about = " leaks" * (in_map == 0) if of_events else f", {weight(in_map)}"
+            lines.append(f"{quoted(token)} {percent(share)}{about}")
+        name = f"{quoted(row.token)} #{row.student_id}"
+        excess = percent(row.excess, 2) if of_events else weight(row.excess)
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)
