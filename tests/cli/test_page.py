@@ -38,7 +38,7 @@ from xtok.errors import XtokError
 from xtok.inspection import distinct_names
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import PageData, Report, examine
-from xtok.inspection.sentences import BUILT_IN, pick_sentences
+from xtok.inspection.sentences import BUILT_IN
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
@@ -221,23 +221,6 @@ def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
         assert [i for c in shown for i, _ in c.student] == [*sentence.alignment.student_ids]
         assert [i for c in shown for i, _ in c.teacher] == [*sentence.alignment.teacher_ids]
         assert all((c.kind == "same") == (len(c.student) == len(c.teacher) == 1) for c in shown)
-
-
-def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
-    texts = [
-        ("Die Größe des Leuchtturms überrascht alle.", "a.txt"),
-        ("Another line of letters from the same alphabet.", "a.txt"),
-        ("Маяк стоит на скале и светит кораблям.", "a.txt"),
-        ("灯台は海の前に立っていて、夜になると光を送ります。", "b.txt"),
-        ("A second file in letters that are known by now.", "c.txt"),
-        (f"{'-' * 60}\n{'x' * 500}", "d.txt"),
-    ]
-    picked = pick_sentences((f"begin\n\n{text}\n", file) for text, file in texts)
-    assert [(s.label, s.language) for s in picked] == [
-        ("Latin, a.txt", ""), ("Cyrillic, a.txt", ""), ("Japanese, b.txt", "ja"),
-        ("Latin, c.txt", ""),
-    ]  # fmt: skip
-    assert pick_sentences([]) == BUILT_IN
 
 
 # The pictures

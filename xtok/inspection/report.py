@@ -106,8 +106,8 @@ def examine(
     named = dict(zip(distinct_names(names), loaded, strict=True))
     evaluation = text = None
     if texts:
-        wanted = CountPlan(per_document=True, excerpts=True)
-        text = PairText.read(pair, texts, wanted, field=field, progress=progress)
+        plan = CountPlan(per_document=True)
+        text = PairText.read(pair, texts, plan, field=field, progress=progress)
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     facts = pair_facts(pair, text, progress=progress)
     verdicts = {} if evaluation is None else {one.name: one for one in evaluation.verdicts}
@@ -117,7 +117,7 @@ def examine(
     if len(loaded) == 2:
         comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
     if pair.teacher_tokenizer is not None:
-        sentences = aligned_sentences(pair, text.excerpts if text else ())
+        sentences = aligned_sentences(pair)
     report = Report(
         pair=facts,
         advice=advise(facts, models, loaded),

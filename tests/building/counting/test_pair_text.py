@@ -25,7 +25,7 @@ from pyarrow import parquet
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
-from xtok.building.counting import encode, pair_text, texts
+from xtok.building.counting import encode, texts
 from xtok.building.counting.pair_text import CountPlan, PairText, TextTotals
 from xtok.config import Target
 from xtok.errors import XtokError
@@ -197,16 +197,6 @@ def test_batches_threads_and_compression_change_nothing(
     for path in (packed, in_groups):
         read = figures(PairText.read(pair, path, wanted))
         assert read == {**figures(once), "sources": [source(path)]}
-
-
-def test_excerpts_are_the_middles_of_the_first_documents(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pair_text, "EXCERPT", 3)
-    names = ("a.jsonl", "b.jsonl")
-    paths = [write_documents(tmp_path / name, ["abcde", "fg", "h", "i"]) for name in names]
-    text = PairText.read(pair, paths, CountPlan(excerpts=True))
-    assert text.excerpts == tuple((e, name) for name in names for e in ("bcd", "fg", "h"))
 
 
 def test_progress_goes_through_every_byte_on_disk(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,11 +38,6 @@ from xtok.tokenizers.display import plural
 from xtok.tokenizers.pairs import Pair
 
 HELD_OUT = 16  # one of this many documents is held out to choose alpha
-
-# Maximum number of characters of an excerpt, and of documents of a shard with excerpts
-EXCERPT = 2000
-
-EXCERPTS = 1 << 25  # maximum number of characters of all excerpts
 
 
 @dataclass
@@ -94,7 +88,6 @@ class CountPlan:
     target: Target = "start"  # pairs to count, as in `BuildConfig`
     hold_out: bool = False  # count one of sixteen documents, chosen by a hash, separately
     per_document: bool = False  # chunks of each document; they take as much memory as the text
-    excerpts: bool = False  # parts of documents, to show
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,7 +165,6 @@ class PairText:
     held_out: Counts  # counts of the held-out documents
     field: str = "text"  # field or column of the text
     per_document: PerDocument | None = None
-    excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, and their file names
     first_difference: Difference | None = None  # between the sides' spellings
 
     @staticmethod
@@ -260,15 +252,11 @@ class TextCounter:
         self._first_difference: Difference | None = None
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
         self._documents = DocumentCounter() if plan.per_document else None
-        self._excerpts: list[tuple[str, str]] = []
-        self._shown, self._characters = Counter[int](), 0  # excerpts of each shard; characters
 
     def add(self, batch: Batch, sides: Sequence[FlatIds]) -> None:
         """Count documents, as ids of each tokenizer."""
         for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
-        if self.plan.excerpts:
-            self._add_excerpts(batch)
         if self._aligner is None:
             return
         aligned = self._aligner.align(*sides)
@@ -299,15 +287,6 @@ class TextCounter:
             is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
         return is_held
 
-    def _add_excerpts(self, batch: Batch) -> None:
-        for text, file in zip(batch.texts, batch.groups, strict=True):
-            if self._shown[batch.shard] == EXCERPT or self._characters >= EXCERPTS:
-                return
-            excerpt = text[max(0, len(text) - EXCERPT) // 2 :][:EXCERPT]
-            self._excerpts.append((excerpt, file))
-            self._shown[batch.shard] += 1
-            self._characters += len(excerpt)
-
     def result(self, sources: tuple[SourceFile, ...] = (), field: str = "text") -> PairText:
         """Return all counts."""
         return PairText(
@@ -319,7 +298,6 @@ class TextCounter:
             held_out=self.held_out.counts(),
             field=field,
             per_document=self._documents.result() if self._documents else None,
-            excerpts=tuple(self._excerpts),
             first_difference=self._first_difference,
         )
 
