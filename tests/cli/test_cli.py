@@ -209,8 +209,6 @@ def test_inspect_shows_the_map_at_80_columns_or_as_json(cli: Cli, maps: Path) ->
     )
     assert found["student"]["model_id"] == "small-digits"
     assert sum(found["rows_by_kind"].values()) == found["student"]["vocab_size"]
-    assert sum(found["rows_by_entries"].values()) == found["student"]["vocab_size"]
-    assert sum(int(n) * c for n, c in found["rows_by_entries"].items()) == found["nnz"]
     assert 0 < found["slot_share"] < 1
     assert len(found["examples"]) == 2
     weights = [entry["weight"] for entry in found["examples"][1]["entries"]]

@@ -55,7 +55,6 @@ class Description:
     top_k: int
     enable_scale_trick: bool
     rows_by_kind: Mapping[str, int]
-    rows_by_entries: Mapping[int, int]
     rows_with_slot: int
     slot_share: float  # the slots' weight as a share of all weight
     columns_used: int  # teacher ids in at least one row
@@ -95,7 +94,6 @@ def describe(
         top_k=m.top_k,
         enable_scale_trick=m.enable_scale_trick,
         rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
-        rows_by_entries=count_by_size(m.entries_per_row),
         rows_with_slot=len(slots),
         slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
         columns_used=columns_used,

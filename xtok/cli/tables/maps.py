@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -73,20 +72,12 @@ SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
 }
 
 
-def _kinds(d: Description) -> Columns:
-    kinds = dict(d.rows_by_kind)
+def _kinds(d: Description) -> Table:
+    kinds, total = dict(d.rows_by_kind), sum(d.rows_by_kind.values())
     if d.enable_scale_trick:
         kinds["with a scale slot"] = d.rows_with_slot
-    sizes = {str(size): n for size, n in d.rows_by_entries.items()}
-    if len(sizes) > 8:
-        first, rest = list(sizes.items())[:7], list(sizes.items())[7:]
-        sizes = {**dict(first), f"{rest[0][0]} or more": sum(n for _, n in rest)}
-    total = sum(d.rows_by_kind.values())
-    tables = []
-    for heading, counts in (("rows by kind", kinds), ("rows by entries", sizes)):
-        rows = [(label, f"{n:,}", percent(n / total, 2)) for label, n in counts.items()]
-        tables.append(new_table(heading, "rows", "share", rows=rows, right=(1, 2)))
-    return Columns(tables)
+    rows = [(label, f"{n:,}", percent(n / total, 2)) for label, n in kinds.items()]
+    return new_table("rows by kind", "rows", "share", rows=rows, right=(1, 2))
 
 
 def _classes(coverage: Sequence[ClassCoverage]) -> Table:
