@@ -33,12 +33,13 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
             console.print(_pair(pair, diagnosis.pair_checks))
             if pair.text is not None:
                 console.print(_on_text(pair.text))
-        for command in () if advice is None else advice.commands:
-            console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
-        for other in () if advice is None else advice.others:
-            console.print(cell(f"also: {other}"))
-        if advice is not None and advice.note:
-            console.print(cell(advice.note))
+        if advice is not None:
+            for command in advice.commands:
+                console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
+            for other in advice.others:
+                console.print(cell(f"also: {other}"))
+            if advice.note:
+                console.print(cell(advice.note))
         if diagnosis.failed:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
