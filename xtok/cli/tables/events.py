@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -72,19 +72,17 @@ def spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 
 def spellings(d: SpellingDescription) -> Iterator[Table]:
     """Show the numbers of shared, spelled and left-out tokens on each side."""
-    sides = d.student, d.teacher
-    rows = [(label, *map(show, sides)) for label, show in SIDE_ROWS.items()]
-    facts = d.spelled["student"], d.spelled["teacher"]
-    rows.append(("shared", *(f"{one.shared:,}" for one in facts)))
+    facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
+    counts: dict[str, Iterable[int]] = {"shared": (one.shared for one in facts)}
     for number in range(2, N_MAX + 1):
-        counts = (sizes.get(number, 0) for sizes in d.pieces.values())
-        rows.append((f"{number} pieces", *(f"{count:,}" for count in counts)))
-    more = (sum(n for size, n in sizes.items() if size > N_MAX) for sizes in d.pieces.values())
-    rows.append(("more, left out by NeMo-RL", *(f"{count:,}" for count in more)))
-    reasons = dict.fromkeys([*facts[0].left_out, *facts[1].left_out])
-    rows += [
-        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in facts)) for why in reasons
-    ]
+        counts[f"{number} pieces"] = [of_side.get(number, 0) for of_side in sizes]
+    counts["more, left out by NeMo-RL"] = (
+        sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes
+    )
+    for why in dict.fromkeys(why for one in facts for why in one.left_out):
+        counts[f"left out: {why}"] = [one.left_out.get(why, 0) for one in facts]
+    rows = [[label, show(d.student), show(d.teacher)] for label, show in SIDE_ROWS.items()]
+    rows += [[label, *(f"{n:,}" for n in of_sides)] for label, of_sides in counts.items()]
     yield new_table("spellings", "student", "teacher", rows=rows)
     if d.examples:
         yield from spelled(d.examples)
