@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,21 +53,17 @@ class SideReport:
     is_compared: bool  # False without a library, or for a format that no library has
     num_texts: int
     num_chats: int
-    num_tokens: int = 0  # of the conversations
-    num_targets: int = 0
-    roles: Counter[str] = field(default_factory=Counter)  # messages of each role
-    notes: Counter[str] = field(default_factory=Counter)  # conversations with each note
+    rendered: list[Conversation]  # without those that a template rejects
 
-    def rendered(
-        self, chat: ChatRecord, tokenizer: Tokenizer, template: str | Path | None
-    ) -> Conversation:
-        """Render a conversation, and count its tokens, messages and notes."""
-        shown = chat.render(tokenizer, template)
-        self.num_tokens += len(shown.ids)
-        self.num_targets += int(shown.assistant_mask.sum())
-        self.roles.update(span.role for span in shown.message_spans)
-        self.notes.update(shown.notes)
-        return shown
+    @property
+    def roles(self) -> Counter[str]:
+        """The number of messages of each role."""
+        return Counter(span.role for chat in self.rendered for span in chat.message_spans)
+
+    @property
+    def notes(self) -> Counter[str]:
+        """The number of conversations with each note."""
+        return Counter(note for chat in self.rendered for note in chat.notes)
 
     @property
     def findings(self) -> Iterator[Result]:
@@ -105,13 +101,13 @@ def compare_side(
     differences = library_differences(
         tokenizer, [*texts.values()], None if rows is None else [rows[n] for n in texts]
     )
-    report = SideReport(differences, library is not None, len(texts), len(chats))
+    report = SideReport(differences, library is not None, len(texts), len(chats), [])
     for number, chat in enumerate(chats):
         try:
-            shown = report.rendered(chat, tokenizer, template)
+            report.rendered.append(chat.render(tokenizer, template))
             if library is not None:
                 theirs = _by_library(library, tokenizer, template, chat)
-                differences += _chat_differences(number, shown, chat, theirs)
+                differences += _chat_differences(number, report.rendered[-1], chat, theirs)
         except XtokError as error:
             if error.message not in differences:
                 differences.append(error.message)
@@ -284,9 +280,10 @@ def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
         return
     counted = [plural(report.num_texts, "text")] if report.num_texts else []
     if report.num_chats:
+        is_target = np.concatenate([chat.assistant_mask for chat in report.rendered])
         counted.append(plural(report.num_chats, "conversation"))
         counted += [plural(n, "message") + f" of {role}" for role, n in report.roles.items()]
-        counted.append(f"{report.num_targets:,} of {report.num_tokens:,} tokens are targets")
+        counted.append(f"{is_target.sum():,} of {len(is_target):,} tokens are targets")
     same = "equal to the library's" if report.is_compared else "not compared, without a library"
     yield Check(name, "ok" if report.is_compared else "note", f"{', '.join(counted)}: {same}")
 
