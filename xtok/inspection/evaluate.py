@@ -239,16 +239,11 @@ def _map_fields(
         loss, floor = losses[name][number], floors[m.top_k][number]
         classes += by_row.classes(name, loss, floor, is_covered[name])
         worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
-    ranking = None
-    if for_loss is not None:
-        sums = np.stack([views[number].sums(one[number]) for one in losses.values()])
-        ranking = rank(for_loss, list(maps), sums, views[number].counts)
-    return {
-        "measures": tuple(measures),
-        "classes": tuple(classes),
-        "worst_rows": tuple(worst),
-        "ranking": ranking,
-    }
+    fields = {"measures": tuple(measures), "classes": tuple(classes), "worst_rows": tuple(worst)}
+    if for_loss is None:
+        return fields
+    sums = np.stack([views[number].sums(one[number]) for one in losses.values()])
+    return {**fields, "ranking": rank(for_loss, list(maps), sums, views[number].counts)}
 
 
 @dataclass(frozen=True)

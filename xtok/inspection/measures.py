@@ -127,7 +127,9 @@ def event_verdict(m: EventMapMeasures) -> Verdict:
     return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
 
 
-def empty_share(m: ProjectionMap, text: PairText) -> float:
-    """Return the share of the text's student tokens that have an empty row."""
+def empty_share(m: ProjectionMap, text: PairText | None) -> float:
+    """Return the share of the text's student tokens that have an empty row; 0 without text."""
+    if text is None:
+        return 0.0
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)
     return float(text.tokens[0][empty].sum() / max(1, np.sum(text.tokens[0])))

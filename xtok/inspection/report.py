@@ -110,9 +110,7 @@ def examine(
         text = PairText.read(pair, texts, plan, field=field, progress=progress)
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     facts = pair_facts(pair, text, progress=progress)
-    verdicts = {} if evaluation is None else {one.name: one for one in evaluation.verdicts}
-    reports = [_map_report(name, m, pair, facts, verdicts.get(name)) for name, m in named.items()]
-    empty = [0.0 if text is None else empty_share(m, text) for m in loaded]
+    reports = [_map_report(name, m, pair, facts, evaluation) for name, m in named.items()]
     comparison, sentences = None, tuple[AlignedSentence, ...]()
     if len(loaded) == 2:
         comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
@@ -121,7 +119,9 @@ def examine(
     report = Report(
         pair=facts,
         advice=advise(facts, models, loaded),
-        findings=_findings(facts, [one.description for one in reports], empty),
+        findings=_findings(
+            facts, [one.description for one in reports], [empty_share(m, text) for m in loaded]
+        ),
         maps=tuple(reports),
         evaluation=evaluation,
         comparison=comparison,
@@ -132,9 +132,11 @@ def examine(
 
 
 def _map_report(
-    name: str, m: ProjectionMap, pair: Pair, facts: PairFacts, verdict: Verdict | None
+    name: str, m: ProjectionMap, pair: Pair, facts: PairFacts, evaluation: Evaluation | None
 ) -> MapReport:
     verification = verify(m)
+    verdicts = () if evaluation is None else evaluation.verdicts
+    verdict = next((one for one in verdicts if one.name == name), None)
     return MapReport(
         name=name,
         sha256=mapfile.sha256(m),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -72,17 +72,19 @@ def spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 
 def spellings(d: SpellingDescription) -> Iterator[Table]:
     """Show the numbers of shared, spelled and left-out tokens on each side."""
-    facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
-    counts: dict[str, Iterable[int]] = {"shared": (one.shared for one in facts)}
-    for number in range(2, N_MAX + 1):
-        counts[f"{number} pieces"] = [of_side.get(number, 0) for of_side in sizes]
-    counts["more, left out by NeMo-RL"] = (
-        sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes
-    )
-    for why in dict.fromkeys(why for one in facts for why in one.left_out):
-        counts[f"left out: {why}"] = [one.left_out.get(why, 0) for one in facts]
     rows = [[label, show(d.student), show(d.teacher)] for label, show in SIDE_ROWS.items()]
-    rows += [[label, *(f"{n:,}" for n in of_sides)] for label, of_sides in counts.items()]
+    rows += [[label, *(f"{n:,}" for n in of_sides)] for label, of_sides in _numbers(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)
     if d.examples:
         yield from spelled(d.examples)
+
+
+def _numbers(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
+    facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
+    yield "shared", [one.shared for one in facts]
+    for number in range(2, N_MAX + 1):
+        yield f"{number} pieces", [of_side.get(number, 0) for of_side in sizes]
+    more = [sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes]
+    yield "more, left out by NeMo-RL", more
+    for why in dict.fromkeys(why for one in facts for why in one.left_out):
+        yield f"left out: {why}", [one.left_out.get(why, 0) for one in facts]
