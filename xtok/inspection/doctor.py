@@ -135,19 +135,14 @@ def doctor(
     diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
     if pair is None:
         return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
-    text = PairText.read(pair, texts, field=field, progress=progress) if texts else None
-    facts = pair_facts(pair, text, progress=progress)
-    checks = [_turn_end_check(pair, *trials)]
-    if facts.text is not None:
-        checks += _text_checks(pair, facts.text, texts, templates, field)
-    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
+    facts, checks = _checked_pair(pair, texts, templates, field, progress)
     # Every loss compares the two sides over the bytes of a text.
     failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
     return Diagnosis(
         tokenizers=diagnosed,
         pair=facts,
         advice=None if _PROBE_TEXT in failed else advise(facts, names),
-        pair_checks=tuple(checks),
+        pair_checks=(_turn_end_check(pair, *trials), *checks),
     )
 
 
@@ -164,15 +159,28 @@ def _loaded(
     return pair, pair.tokenizers
 
 
-def _text_checks(
-    pair: Pair, text: TextFacts, texts: Paths, templates: ChatTemplates, field: str
-) -> Iterator[Check]:
+def _checked_pair(
+    pair: Pair, texts: Paths, templates: ChatTemplates, field: str, progress: Progress
+) -> tuple[PairFacts, list[Check]]:
+    text, checks = None, list[Check]()
+    if texts:
+        checks += row_checks(pair, first_rows(texts, field), templates.templates)
+        text = PairText.read(pair, texts, field=field, progress=progress)
+        checks += _context_checks(texts, field)
+    facts = pair_facts(pair, text, progress=progress)
+    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
+    return facts, [*(_text_checks(facts.text) if facts.text else ()), *checks]
+
+
+def _text_checks(text: TextFacts) -> Iterator[Check]:
     if text.left_out is None:
         yield Check("text", "ok", "both sides spell all of it alike")
     else:
         level: Level = "note" if text.grade == "note" else "warning"
         yield Check("text", level, text.left_out.sentence)
-    yield from row_checks(pair, first_rows(texts, field), templates.templates)
+
+
+def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
         message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
