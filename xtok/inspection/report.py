@@ -182,10 +182,8 @@ def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
     total = of_text + of_special
     level: Grade = "bad" if share > MOST_EMPTY else "care" if of_text else "note"
     in_text = f" ({percent(share, 2)} of the text)" if share and of_text else ""
-    words = (
-        f"of the rows are empty: {of_text:,} of text tokens{in_text}, {of_special:,} of special "
-    )
-    words += "tokens"
+    of_tokens = f"{of_text:,} of text tokens{in_text}, {of_special:,} of special tokens"
+    words = f"of the rows are empty: {of_tokens}"
     if total and pair.roles_alone:
         roles = listed(pair.roles_alone, 4).replace("_", " ")
         words += f"; roles without a counterpart: {roles}"
