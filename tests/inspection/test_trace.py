@@ -52,7 +52,7 @@ def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> 
     assert calls == {
         "match_bytes": 2,  # each way, for events
         "match_roles": 2,
-        "differing_ids": 3,  # all of them, once; up to the first, of the pair and of its aligner
+        "differing_ids": 1,  # all of them, once
         "find_texts": 1,
         "read": 1,
         "pair_facts": 1,
