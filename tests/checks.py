@@ -1,4 +1,4 @@
-"""What many tests check: how a command or a file fails, and within what time."""
+"""Common checks: how a command or a file fails, and within what time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def known(value: T | None) -> T:
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """Return what a call says is wrong; it says in a line what to do about it, too."""
+    """Return the message of the `XtokError` that a call raises; check that it has a hint."""
     with pytest.raises(XtokError) as caught:
         call()
     assert "\n" not in caught.value.message + caught.value.hint
@@ -45,12 +45,12 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def not_loaded(model: str | Path, **options: Any) -> str:
-    """Return why a tokenizer cannot be loaded."""
+    """Return the error message of a tokenizer that cannot be loaded."""
     return error_of(lambda: load_tokenizer(str(model), **options))
 
 
 def related_by_bytes(projection: ProjectionMap) -> None:
-    """Check that text rows are filled, with what is a part of the token, or has it as a part."""
+    """Check that each text row has entries, and that each is a part of its token or contains it."""
     table, columns = known(projection.student.table), known(projection.teacher.table).tokens()
     rows = table.tokens()
     assert (projection.entries_per_row[table.text_ids] > 0).all()
@@ -61,7 +61,7 @@ def related_by_bytes(projection: ProjectionMap) -> None:
 
 
 def identity(projection: ProjectionMap) -> None:
-    """Check that each token that is used has a row of itself, or of the token of its bytes."""
+    """Check that the row of each used token has one entry: a token with the same bytes."""
     table = known(projection.student.table)
     tokens, same = table.tokens(), table.canonical_ids()
     used = np.flatnonzero(table.types != TokenType.UNUSED).tolist()
@@ -86,7 +86,7 @@ def fails(done: Done, message: str, hint: str = "") -> None:
 
 
 def printed_json(done: Done) -> Any:
-    """Return what a command prints with `--json`."""
+    """Return the object that a command prints with `--json`."""
     return json.loads(works(done).stdout)
 
 
@@ -95,12 +95,12 @@ def fits_80_columns(text: str) -> bool:
 
 
 def is_printable(text: str) -> bool:
-    """Tell whether a text has nothing that a terminal obeys, but ends of lines."""
+    """Return whether a text contains no control characters except line ends."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
 def usage_error(*args: str) -> str:
-    """Return what a command line that is wrong prints on a wide terminal."""
+    """Return the stderr of a wrong command line on a wide terminal."""
     done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
     assert (done.exit_code, done.stdout) == (2, "")
     assert re.fullmatch(r"(note: .*\n)*error: .+\nhint: run xtok( [a-z-]+)? --help\n", done.stderr)
@@ -117,9 +117,9 @@ program()
 
 
 def killed(code: str, stop: str, args: list[str], folder: Path, forks: Forks | None = None) -> Done:
-    """Run `xtok`, with code that sends it a signal: `os.kill(os.getpid(), stop)`.
+    """Run `xtok` with code that sends it a signal: `os.kill(os.getpid(), stop)`.
 
-    It runs in a fork, or in a process of its own, to be stopped while it imports or ends.
+    Without `forks` it runs as a separate process, which a signal can stop during imports.
     """
     program = KILLED.format(code=code)
     if forks is None:
@@ -128,7 +128,7 @@ def killed(code: str, stop: str, args: list[str], folder: Path, forks: Forks | N
 
 
 def on_a_full_disk(forks: Forks, size: int, args: list[str], folder: Path) -> Done:
-    """Run `xtok` where the system's own limit on a file's size stands for the disk."""
+    """Run `xtok` with a limit on the size of a file, which fails like a full disk."""
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
     code += "from xtok.__main__ import program; program()"
     return forks.run(["-c", code, *args], folder, program="python")
@@ -138,7 +138,7 @@ def mutant(data: bytes, chance: random.Random) -> bytes:
     """Cut a file, flip bits, write a huge or negative number, or repeat or drop a part."""
     place = chance.randrange(len(data))
     if chance.random() < 0.5:
-        place = place % 400  # headers have the lengths
+        place = place % 400  # a header contains the lengths
     kind = chance.randrange(5)
     if kind == 0:
         return data[:place]

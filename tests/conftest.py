@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-# The models of tests are too small for threads of PyTorch, and two processes test at once. Where a
-# test asks for threads, one that waits leaves its core to the others. Read by PyTorch's import.
+# The models of tests are too small for PyTorch's threads, and two processes run tests. If a test
+# requests threads, a waiting thread must not use a core. PyTorch reads both when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -34,11 +34,11 @@ from xtok.tokenizers.pairs import Pair
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
 
-# A shell starts what runs in the background with Ctrl-C ignored, and children take that over.
+# A shell starts background jobs with SIGINT ignored, and their children inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no failure; and where a result decides, the same examples are tried each time.
-# Fixtures of functions are the same for all examples, which is what these tests want.
+# No deadlines, because a busy machine is no failure; in CI, the same examples in every run.
+# All examples of a test share its function-scoped fixtures, as these tests expect.
 settings.register_profile(
     "xtok", deadline=None, derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -48,7 +48,7 @@ settings.load_profile("xtok")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long tests, those of whole programs; one process loads the real tokenizers."""
+    """Start with the tests of whole programs, the longest; load real tokenizers in one process."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     for item in items:
         if {"load_real", "hub_folder"} & {*getattr(item, "fixturenames", ())}:
@@ -60,7 +60,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what xtok keeps in a folder of the session's, and not in the user's."""
+    """Keep xtok's cache in a folder of this session."""
     os.environ["XTOK_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 
@@ -94,7 +94,7 @@ def ranks(small: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
+    """A tokenizer with NFKC normalization, like the tokenizer of Claude 2."""
     folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
     small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
     return load_tokenizer(str(folder))
@@ -109,13 +109,13 @@ Aligners = dict[tuple[str, str], TokenAligner]
 
 @pytest.fixture(scope="session")
 def tokenizers(request: pytest.FixtureRequest) -> Tokenizers:
-    """One of each of `KINDS`."""
+    """One tokenizer of each of `KINDS`."""
     return {name: request.getfixturevalue(name) for name in KINDS}
 
 
 @pytest.fixture(scope="session")
 def aligners(tokenizers: Tokenizers) -> Aligners:
-    """One of each two of `KINDS`."""
+    """An aligner for each pair of `KINDS`."""
     sides = tokenizers.items()
     return {(a, b): TokenAligner(xtok.pair(s, t)) for a, s in sides for b, t in sides}
 
@@ -139,7 +139,7 @@ def map_to_digits(pair: Pair) -> ProjectionMap:
 def back_map(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The file of the map that `project` builds from a teacher, `byte_level`, to `digits`."""
+    """The file of the back map that `project` builds from teacher `byte_level` to `digits`."""
     path = tmp_path_factory.mktemp("map") / "back.safetensors"
     built(byte_level, digits, BACK_MAP).save(path)
     return path
@@ -147,25 +147,25 @@ def back_map(
 
 @pytest.fixture(scope="session")
 def back(pair: Pair) -> Pair:
-    """The pair of `back_map`, a student `digits` and a teacher `byte_level`."""
+    """The pair of `back_map`: student `digits`, teacher `byte_level`."""
     return pair.reversed
 
 
 @pytest.fixture(scope="session")
 def models(small: Path) -> list[str]:
-    """The paths of these two."""
+    """The paths of the two tokenizers of `back`."""
     return [str(small / "small-digits"), str(small / "small-byte-level")]
 
 
 @pytest.fixture(scope="session")
 def stored(byte_level: Tokenizer) -> list[stored_teachers.Row]:
-    """Rows of this teacher's, with their text."""
+    """Rows of a teacher's predictions, with their text."""
     return stored_teachers.rows_of(byte_level, stored_teachers.TEXTS, with_text=True)
 
 
 @pytest.fixture
 def cache_file(stored: list[stored_teachers.Row], tmp_path: Path) -> Path:
-    """These as three row groups of two rows each."""
+    """A neutral cache of `stored`: three row groups of two rows each."""
     return stored_teachers.write_neutral(tmp_path / "a.parquet", stored)
 
 
@@ -183,14 +183,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_documents(tmp_path_factory.mktemp("corpus") / "a.jsonl", (lines * 2)[:120])
 
 
+Real = Callable[[str], str]
+
+
 @pytest.fixture(scope="session")
-def real() -> Callable[[str], str]:
-    """The path of a fetched tokenizer; the test is skipped where it was not fetched."""
+def real() -> Real:
+    """The path of a fetched tokenizer; a test is skipped if the tokenizer is missing."""
 
     def find(name: str) -> str:
         path = REAL / name
         if not path.exists():
-            pytest.skip(f"{name} is not there: run scripts/fetch_tokenizers.py")
+            pytest.skip(f"{name} is missing: run scripts/fetch_tokenizers.py")
         return str(path)
 
     return find
@@ -200,22 +203,18 @@ Load = Callable[[str], Tokenizer]
 
 
 @pytest.fixture(scope="session")
-def load_real(real: Callable[[str], str]) -> Load:
+def load_real(real: Real) -> Load:
     """Load a fetched tokenizer, once per session."""
-    loaded: dict[str, Tokenizer] = {}
 
+    @cache
     def load(name: str) -> Tokenizer:
-        if name not in loaded:
-            loaded[name] = load_tokenizer(real(name))
-        return loaded[name]
+        return load_tokenizer(real(name))
 
     return load
 
 
 @pytest.fixture(scope="session")
-def hub_folder(
-    real: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def hub_folder(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """One of `hub_folders.NAMES`, written once per session."""
     parent = tmp_path_factory.mktemp("hub")
 

@@ -25,7 +25,7 @@ AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
 """Prefixes of the variables that Python or a library reads once, when it is imported."""
 IMPORTED = "numba", "torch", "transformers.models.auto.tokenization_auto"
 Programs = dict[int, tuple[int, socket.socket]]
-"""The programs that run, by their descriptors: a process, and who asked for it."""
+"""The running programs by their descriptors: the process, and the client that waits for it."""
 ASKED = ".asked"  # the socket, in the folder of the programs
 
 
@@ -82,7 +82,7 @@ class Forks:
 
 
 def _ask(folder: Path, request: Sequence[object], files: list[int]) -> int:
-    """Return the exit code of a program, which is given standard streams."""
+    """Run a program with these standard streams; return its exit code."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(folder / ASKED))
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], files)
@@ -122,7 +122,7 @@ def _serve() -> None:
 
 
 def _answer(programs: Programs, ready: list[Any]) -> None:
-    """Send the codes of programs that have ended; end those that nobody waits for any more."""
+    """Send the exit codes of ended programs; kill programs whose client has gone."""
     import signal
 
     for descriptor, (pid, client) in [*programs.items()]:
@@ -132,12 +132,12 @@ def _answer(programs: Programs, ready: list[Any]) -> None:
                 client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
             os.close(descriptor)
             del programs[descriptor]
-        elif client in ready:  # it is closed: as of a server that a test has started and ended
+        elif client in ready:  # closed: the test has ended its server, for example
             os.kill(pid, signal.SIGKILL)
 
 
 def _warm_up() -> None:
-    """Import what commands import, and load the kernels that they count with."""
+    """Import the modules of all commands, and load the kernels that count."""
     import importlib
     import pkgutil
 
@@ -153,7 +153,7 @@ def _warm_up() -> None:
             importlib.import_module(module.name)
     CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
     xtok.build("bytes", "bytes", for_loss="p-kl")
-    console.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
+    console.EVERY = 3600.0  # no progress lines, however busy the machine
 
 
 def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, str]) -> NoReturn:

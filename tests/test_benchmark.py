@@ -12,7 +12,7 @@ from typing import Any
 import benchmark
 import pytest
 from benchmarks import commands, hidden, projecting, storing
-from conftest import REAL, ROOT
+from conftest import ROOT, Real
 from tiny_models import save_model
 
 from xtok import load_tokenizer
@@ -95,11 +95,10 @@ def test_steps_of_two_models(
     ],
 )
 def test_cases_on_real_tokenizers(
-    capsys: pytest.CaptureFixture[str], case: str, only: str, expected: dict[str, Any]
+    real: Real, capsys: pytest.CaptureFixture[str], case: str, only: str, expected: dict[str, Any]
 ) -> None:
     for name in ("claude-2", "mistral-v3.model", "deepseek-v3", "qwen.tiktoken"):
-        if not (REAL / name).exists():
-            pytest.skip(f"{name} is not there: run scripts/fetch_tokenizers.py")
+        real(name)
     first = rows(capsys, case, "--size=0.02", f"--only={only}")[0]
     assert expected.items() <= first.items()
 
@@ -107,10 +106,9 @@ def test_cases_on_real_tokenizers(
 @pytest.mark.real
 @pytest.mark.usefixtures("few_synthetic_texts")
 def test_the_cost_of_projecting(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    real: Real, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (REAL / "qwen.tiktoken").exists():
-        pytest.skip("qwen.tiktoken is not there: run scripts/fetch_tokenizers.py")
+    real("qwen.tiktoken")
     constants = {"PAIRS": (("mistral-v3", "qwen"),), "CANDIDATES": (16, 64), "CHARACTERS": 300}
     for name, value in constants.items():
         monkeypatch.setattr(storing, name, value)
@@ -125,10 +123,10 @@ def test_the_cost_of_projecting(
 @pytest.mark.real
 @pytest.mark.usefixtures("few_synthetic_texts")
 def test_projecting_beside_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
-) -> None:
-    if not (REAL / "qwen.tiktoken").exists():
-        pytest.skip("qwen.tiktoken is not there: run scripts/fetch_tokenizers.py")
+    real: Real, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, small: Path,
+) -> None:  # fmt: skip
+    real("qwen.tiktoken")
     source = small / "small-byte-level"
     save_model(tmp_path / "teacher", load_tokenizer(str(source)), source, seed=0, sharp=0.5)
     line = json.dumps({"text": (ROOT / "tests/small_corpus/german.txt").read_text("utf-8")})
