@@ -38,6 +38,7 @@ from xtok.cli.options import read_loss
 from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
+from xtok.conversation.formats import FORMATS
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
 from xtok.teachers.formats.caches import open_cache, read_cache
@@ -555,6 +556,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "supports it"),
     (lambda: chat([{"role": "user", "content": None}]),
      "message 0 is not plain text, which the format chatml does not allow", FORMAT),
+    (lambda: chat([{"role": "assistant", "content": "a <image>"}]),
+     "message 0 is the assistant's and has the image placeholder <image>, which the format "
+     "chatml does not allow", FORMAT),
     (lambda: chat([{"role": "user", "content": "a\ud83d"}]),
      "message 0 contains '\\ud83d', half of a surrogate pair",
      "write the whole pair, or the character itself"),
@@ -601,6 +605,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
          template="mistral"),
      "the format mistral of small.model raises: there is no user message that the system text "
      "could be in", OTHER),
+    (lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
+     "the vocabulary has no padding token for the format llama3",
+     "pass pad_id to collate; the format uses <|finetune_right_pad_id|>, "
+     "<|finetune_right_pad|>"),
     (lambda: suffix("{{ m.content + ' t' }}", ASK, ANSWER, {"role": "tool", "content": "he cat"}),
      "message 1, the assistant's, does not end with a token", SUFFIX),
     (lambda: suffix(DROPS, {"role": "tool", "content": ""}),

@@ -11,6 +11,7 @@ import pytest
 
 import xtok
 from xtok import BuildConfig, SortCutConfig, XtokError, losses
+from xtok.conversation.batching import collate
 from xtok.errors import TokenizerError
 from xtok.maps.records import InvariantError
 from xtok.training.topk_collator import TopKCollator
@@ -39,6 +40,8 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, and must be at"),
         (lambda: bytes_map()[97.9], TypeError, "'float' object"),  # type: ignore[index]
         (lambda: xtok.vocab("bytes", "\ud800"), XtokError, "has no token"),
+        (lambda: collate([{"ids": [1]}], pad_id=0, padding_side="Left"),  # type: ignore[arg-type]
+         ValueError, "padding_side is 'Left'"),
         (lambda: xtok.generate(xtok.pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
          TypeError, "must be a GenerateConfig"),
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,

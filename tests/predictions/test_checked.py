@@ -259,6 +259,22 @@ def test_candidates_and_the_own_token_sum_to_one_at_most(row: Row, projected: An
     assert "position 1: " in error_of(lambda: projected("neutral", value))
 
 
+def test_own_values_that_contradict_their_candidates_in_most_rows(row: Row, projected: Any) -> None:
+    value = answer_of(row, "neutral")
+    listed = [
+        dict(zip(ids, logprobs, strict=True)).get(token)
+        for ids, logprobs, token in zip(
+            value["topk_ids"], value["topk_logprobs"], value["input_ids"], strict=True
+        )
+    ]
+    value["realized_logprob"] = [None, *listed[1:]]
+    projected("neutral", value)
+    value["realized_logprob"][1] -= 0.7  # programs round differently: one row is accepted
+    projected("neutral", value)
+    value["realized_logprob"][2:] = [x - 0.7 for x in listed[2:]]
+    assert "different log-probability" in error_of(lambda: projected("neutral", value))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("k", "4"), ("k", "many"), ("vocab_size", "50"), ("normalized", "topk")],

@@ -13,6 +13,8 @@ import pytest
 from make_tokenizers import copied, unigram_model
 from random_texts import texts
 from small_tokenizers import CORPUS, byte_level_bpe
+from tokenizers import AddedToken, normalizers
+from tokenizers import Tokenizer as Rust
 from transformers import AutoTokenizer
 
 import xtok
@@ -258,6 +260,20 @@ def test_doctor_compares_folders_with_their_file(write: Write) -> None:
     for name, file in {"xlm-r": "sentencepiece.bpe.model", "legacy": "tokenizer.model"}.items():
         [note] = backend_notes(write(name, name))
         assert note.startswith(f"{file} alone gives other ids for ")
+
+
+def test_added_tokens_that_a_normalizer_makes_the_same_are_noted(
+    small: Path, tmp_path: Path
+) -> None:
+    rust = Rust.from_file(str(small / "small-digits" / "tokenizer.json"))
+    rust.normalizer = normalizers.Lowercase()
+    rust.add_tokens([AddedToken(name, normalized=True) for name in ("Hello", "other")])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    assert not load_tokenizer(tmp_path).notes
+    rust.add_tokens([AddedToken("hello", normalized=True)])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    [note] = load_tokenizer(tmp_path).notes
+    assert "equal after normalization: 'Hello', 'hello'" in note
 
 
 def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:

@@ -83,6 +83,9 @@ def changed_json(folder: Path, small: Path, last: int | None = None, **changed: 
     return folder
 
 
+TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
     ("normalizer", "message"),
@@ -92,6 +95,7 @@ def changed_json(folder: Path, small: Path, last: int | None = None, **changed: 
             {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"},
             "retry-limit-in-match",
         ),
+        ({"type": "Sequence", "normalizers": [TENFOLD] * 9}, "1000000000 times"),
     ],
 )
 def test_a_tokenizer_json_that_costs_too_much(

@@ -1,6 +1,8 @@
 """Render conversations to ids with target masks and spans, and read ids back."""
 
 from xtok.conversation._tracking import json_types as json_types
+from xtok.conversation.batching import collate as collate
+from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.reading import ReadBack as ReadBack
 from xtok.conversation.reading import read_back as read_back
 from xtok.conversation.rendering import BEGINS_IN_PROMPT as BEGINS_IN_PROMPT

@@ -46,6 +46,7 @@ class HuggingFaceBackend(Backend):
             tokenizer = copy.deepcopy(tokenizer)  # leave the caller's tokenizer unchanged
             tokenizer.backend_tokenizer.model.dropout = None
         self._hf, self._model, rust = tokenizer, model, tokenizer.backend_tokenizer
+        _check_growth(rust, model)
         self._rust = _within_text(rust)
         self._added = rust.get_added_tokens_decoder()
         decoder = list(components(rust.decoder))
@@ -58,6 +59,7 @@ class HuggingFaceBackend(Backend):
         self.drops_text = self._drops_text()
         self.keeps_text = not (self.drops_text or _stripping(self._rust))
         self.text_changes = tuple(_text_changes(self._rust, decoder))
+        self.notes = (*self.notes, *_notes_on_added(self._rust, model))
 
     def entries(self) -> Iterable[TokenEntry]:
         ids = self._hf.backend_tokenizer.get_vocab(with_added_tokens=True)
@@ -224,6 +226,21 @@ def _within_text(rust: RustTokenizer) -> RustTokenizer:
     return within
 
 
+def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
+    alike: dict[str, list[str]] = {}
+    for token in rust.get_added_tokens_decoder().values():
+        if token.normalized and rust.normalizer is not None:
+            form = rust.normalizer.normalize_str(token.content)
+            alike.setdefault(form, []).append(token.content)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"{model} has added tokens that are equal after normalization: "
+                f"{listed(sorted(map(repr, names)))}; its library uses one of them at random "
+                "each time it is loaded"
+            )
+
+
 def _stripping(rust: RustTokenizer) -> list[str]:
     """Return the added text tokens that absorb spaces next to them."""
     added = rust.get_added_tokens_decoder().values()
@@ -247,6 +264,22 @@ def _is_at_start(spec: Spec) -> bool:
     """Whether it replaces the start of a text, like the dummy prefix of SentencePiece."""
     pattern: str = spec.get("pattern", {}).get("Regex", "") if spec["type"] == "Replace" else ""
     return pattern.startswith(r"\A")
+
+
+_MAX_GROWTH = 100  # normalizers in use stay below 10, such as `…` → `...`
+
+
+def _check_growth(rust: RustTokenizer, model: str) -> None:
+    for component in (rust.normalizer, rust.decoder):
+        growth = 1.0
+        for spec in components(component):
+            if spec["type"] == "Replace":
+                old, new = spec["pattern"].get("String"), len(spec["content"])
+                # A regular expression may match "" between any two characters.
+                growth *= max(1, new / len(old)) if old else 1 + new
+        if growth > _MAX_GROWTH:
+            problem = f"the replacements of {model} can make a text {growth:.0f} times longer"
+            raise damaged(problem, "its tokenizer.json is damaged")
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xtok.conversation.batching import pad
+
 _T = TypeVar("_T")
 
 IGNORED = -100
@@ -77,8 +79,4 @@ def to_device(value: _T, device: torch.device | str) -> _T:
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
     """Pad arrays `[T_i, …]` on the right to a tensor `[B, T, …]`; T is at least 1."""
-    longest = max(1, *map(len, rows))
-    stacked = np.full((len(rows), longest, *rows[0].shape[1:]), fill, np.result_type(*rows))
-    for place, row in zip(stacked, rows, strict=True):
-        place[: len(row)] = row
-    return torch.from_numpy(stacked)
+    return torch.from_numpy(pad(rows, fill, padding_side="right"))

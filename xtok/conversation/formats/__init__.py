@@ -27,6 +27,8 @@ class PromptFormat:
     template: str  # Jinja
     roles: Mapping[str, str]  # supported roles, with their names in the format
     needs: Sequence[str] = ()  # required control or added tokens
+    pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
+    image_placeholders: Sequence[str] = ("<image>",)  # not allowed in answers
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
         """Return the format's own variables.
@@ -34,6 +36,22 @@ class PromptFormat:
         `space` is " " for SentencePiece vocabularies with byte tokens, which add a leading space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
+
+    def pad_id(self, table: TokenTable) -> int:
+        """Return the padding id.
+
+        Raises:
+            XtokError: if the vocabulary has no padding token.
+        """
+        ids = {name: i for i, name in table.control_names.items()}
+        known = [ids[name] for name in self.pad_tokens if name in ids]
+        known += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
+        if not known:
+            raise XtokError(
+                f"the vocabulary has no padding token for the format {self.name}",
+                hint=f"pass pad_id to collate; the format uses {', '.join(self.pad_tokens)}",
+            )
+        return known[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
         """Check that the format supports the messages and the vocabulary.
@@ -59,6 +77,10 @@ class PromptFormat:
                 fix = f"use one of its roles ({', '.join(self.roles)})"
             elif not isinstance(content, str) or message.get("tool_calls"):
                 problem = "is not plain text"
+            elif role == "assistant" and (
+                image := next((p for p in self.image_placeholders if p in content), None)
+            ):
+                problem = f"is the assistant's and has the image placeholder {image}"
             else:
                 continue
             raise XtokError(
@@ -67,7 +89,7 @@ class PromptFormat:
             )
 
 
-_CONSTANT = re.compile(r"\{%- set (roles|needs) = (.+) %\}")
+_CONSTANT = re.compile(r"\{%- set (roles|needs|pad_tokens|image_placeholders) = (.+) %\}")
 _ALIASES = {"qwen2p0": "chatml", "qwen2p5": "chatml", "llama3p1": "llama3", "llama3p2": "llama3"}
 
 

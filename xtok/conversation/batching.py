@@ -1,0 +1,131 @@
+"""Collate samples of different lengths, and split batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from xtok.conversation import Conversation
+
+PaddingSide = Literal["left", "right"]
+
+
+def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
+    """Stack arrays `[T_i, …]` into `[B, T, …]`, padded to the longest; T is at least 1."""
+    if padding_side not in get_args(PaddingSide):
+        raise ValueError(f"padding_side is {padding_side!r}, expected left or right")
+    arrays = [np.asarray(row) for row in rows]
+    longest = max(1, *map(len, arrays))
+    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, np.result_type(*arrays))
+    for place, array in zip(padded, arrays, strict=True):
+        start = longest - len(array) if padding_side == "left" else 0
+        place[start : start + len(array)] = array
+    return padded
+
+
+def collate(
+    samples: Sequence[Conversation | Mapping[str, Any]],
+    *,
+    pad_id: int,
+    pad_values: Mapping[str, Any] | None = None,
+    padding_side: PaddingSide = "left",
+) -> dict[str, Any]:
+    """Stack B samples into a batch, with each field padded to its longest value.
+
+    Fields with arrays (NumPy, or CPU tensors), or with integer lists as long as the ids, are per
+    token: `[T_i, …]` becomes `[B, T, …]`. Other fields become lists of B values.
+
+    Args:
+        samples: conversations, or mappings with `ids` or `input_ids`, such as the rows of
+            `xtok render`; all with the same fields. An existing `attention_mask` is kept.
+        pad_id: id for padding; `PromptFormat.pad_id` returns the id of a format.
+        pad_values: padding by field. Default: -100 for `labels`, otherwise False or 0.
+        padding_side: `left`, for generation, or `right`.
+
+    Returns:
+        The fields, and `attention_mask`, bool `[B, T]`, False at padding.
+    """
+    rows = [_sample_fields(sample) for sample in samples]
+    key = _ids_key(rows)
+    fill = {key: pad_id, "labels": -100, **(pad_values or {})}
+    batch: dict[str, Any] = {}
+    for name in rows[0]:
+        batch[name] = [row[name] for row in rows]
+        if name == key or all(_is_per_token(row[name], len(row[key])) for row in rows):
+            batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
+    batch["attention_mask"] = pad(
+        [_attention_mask(row, key) for row in rows], False, padding_side=padding_side
+    )
+    return batch
+
+
+def _sample_fields(sample: Conversation | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    names = ("ids", "assistant_mask", "message_spans", "text")
+    return {name: getattr(sample, name) for name in names}
+
+
+def _ids_key(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows or any(row.keys() != rows[0].keys() for row in rows):
+        raise ValueError("a batch needs samples with the same fields")
+    for key in ("ids", "input_ids"):
+        if key in rows[0]:
+            return key
+    raise ValueError("a batch needs samples with `ids` or `input_ids`")
+
+
+def _attention_mask(row: Mapping[str, Any], key: str) -> NDArray[np.bool_]:
+    mask = np.asarray(row.get("attention_mask", [1] * len(row[key])), np.bool_)
+    if mask.shape != (len(row[key]),):
+        raise ValueError(f"an attention_mask and its {key} differ in length")
+    return mask
+
+
+def _is_per_token(value: Any, num_tokens: int) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) == num_tokens and all(
+            isinstance(item, (int, np.integer)) for item in value
+        )
+    return getattr(value, "ndim", 0) > 0
+
+
+def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dict[str, Any]]:
+    """Split a batch into B samples without padding; the inverse of `collate`.
+
+    Args:
+        batch: the mask `[B, T]`, 1 at tokens, padded on either side; and other fields. Arrays
+            `[B, T, …]` and lists of B lists of T integers are cut by the mask; other arrays and
+            lists of B are split into their items.
+        mask: name of the mask.
+
+    Returns:
+        B samples without the mask; rows of arrays are views.
+    """
+    kept = np.asarray(batch.get(mask))
+    if kept.ndim != 2 or not np.isin(kept, (0, 1)).all():
+        raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
+    edges = np.diff(kept.astype(np.int8), axis=1, prepend=0, append=0)
+    for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
+        raise ValueError(f"{mask} has a hole in row {row}: padding is at one end")
+    starts, lengths = (edges == 1).argmax(axis=1), kept.astype(bool).sum(axis=1)
+    samples: list[dict[str, Any]] = [{} for _ in kept]
+    for name, rows in batch.items():
+        if name == mask:
+            continue
+        if len(rows) != len(kept):
+            raise ValueError(f"{name} has {len(rows)} rows, expected {len(kept)}, as {mask}")
+        is_padded = _is_padded(rows, kept.shape)
+        for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
+            sample[name] = row[start : start + length] if is_padded else row
+    return samples
+
+
+def _is_padded(rows: Any, shape: tuple[int, ...]) -> bool:
+    if isinstance(rows, (list, tuple)):
+        return all(isinstance(r, (list, tuple)) and _is_per_token(r, shape[1]) for r in rows)
+    return tuple(getattr(rows, "shape", ())[:2]) == shape
