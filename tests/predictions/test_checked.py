@@ -261,7 +261,7 @@ def test_candidates_and_the_own_token_sum_to_one_at_most(row: Row, projected: An
 
 def test_own_values_that_contradict_their_candidates_in_most_rows(row: Row, projected: Any) -> None:
     value = answer_of(row, "neutral")
-    listed = [
+    listed: list[Any] = [
         dict(zip(ids, logprobs, strict=True)).get(token)
         for ids, logprobs, token in zip(
             value["topk_ids"], value["topk_logprobs"], value["input_ids"], strict=True

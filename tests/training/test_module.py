@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from xtok import ProjectionModule, XtokError
 from xtok.maps.projection_map import RowKind
-from xtok.training.sparse import project_token_likelihoods
+from xtok.training.sparse import project as project_by_column
 
 SLOTTED = replace(GOOD, scale_slot=SLOT)
 W = torch.tensor(
@@ -38,15 +37,6 @@ def test_exact_product() -> None:
     )
 
 
-def test_columns_are_computed_alone_in_the_order_given() -> None:
-    module = ProjectionModule(GOOD)
-    columns = torch.tensor([5, 1, 2])
-    torch.testing.assert_close(
-        module(PROBS[None], columns), torch.tensor([[[0.3, 0.025, 0], [0.5, 0.0625, 0]]])
-    )
-    assert module(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
 def test_nothing_to_project(shape: tuple[int, ...]) -> None:
     probs = torch.zeros(shape, requires_grad=True)
@@ -56,39 +46,20 @@ def test_nothing_to_project(shape: tuple[int, ...]) -> None:
     assert known(probs.grad).shape == shape
 
 
-@pytest.mark.parametrize("columns", [None, torch.tensor([7, 0, 3])])
-def test_gradients(columns: Tensor | None) -> None:
+def test_gradients() -> None:
     m = random_map(9, 11)
     p = ProjectionModule(m)
     probs = torch.rand(2, 3, 9, dtype=torch.float64, requires_grad=True)
     weights = p.weights.double().requires_grad_()
 
     def project(probs: Tensor, weights: Tensor) -> Tensor:
-        projected: Tensor = project_token_likelihoods(
-            probs, p.student_ids, p.offsets, weights, columns
-        )
-        return projected
+        flat = project_by_column(probs.flatten(0, 1), p.student_ids, p.offsets[:-1], weights)
+        return flat.view(2, 3, -1)
 
     assert torch.autograd.gradcheck(project, (probs, weights))
     dense = torch.zeros(9, 11, dtype=torch.float64)
     dense[m.student_ids.tolist(), m.teacher_ids.tolist()] = torch.from_numpy(m.weights).double()
-    expected = probs @ (dense if columns is None else dense[:, columns])
-    torch.testing.assert_close(project(probs, weights), expected)
-
-
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = ProjectionModule(random_map(30, 20), learnable=True)
-    probs = torch.rand(13, 30)
-    whole = p(probs)
-    whole.square().sum().backward()
-    assert p.logits is not None
-    expected = p.logits.grad
-    p.logits.grad = None
-    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 60)
-    parts = p(probs)
-    parts.square().sum().backward()
-    torch.testing.assert_close(parts, whole)
-    torch.testing.assert_close(p.logits.grad, expected)
+    torch.testing.assert_close(project(probs, weights), probs @ dense)
 
 
 def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
@@ -97,19 +68,6 @@ def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
     assert torch.equal(module(padded), module(PROBS))
     with pytest.raises(XtokError, match="student's logits"):
         module(PROBS[:, :3])
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ([0, 6], r"must be distinct ids in 0\.\.5"), ([-1], r"must be distinct ids in 0\.\.5"),
-        ([2, 2], r"must be distinct ids in 0\.\.5"), ([[1]], r"expected int64 \[k\]"),
-        ([0.5], r"torch.float32 \[1\], expected int64"),
-    ],
-)  # fmt: skip
-def test_columns_that_are_none(columns: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ProjectionModule(GOOD)(PROBS, torch.tensor(columns))
 
 
 def test_float32_under_autocast() -> None:
@@ -195,14 +153,13 @@ def test_to_moves_everything() -> None:
     assert {t.device.type for t in moved.state_dict().values()} == {"meta"}
 
 
-@pytest.mark.parametrize("columns", [None, torch.tensor([5, 1])])
-def test_compiled(columns: Tensor | None) -> None:
+def test_compiled() -> None:
     module = ProjectionModule(SLOTTED, learnable=True)
     compiled = torch.compile(module, backend="aot_eager")
     results = []
     for form in (module, compiled):
         probs = PROBS.clone().requires_grad_()
-        projected = form(probs, columns)
+        projected = form(probs)
         projected.square().sum().backward()
         results.append((projected, probs.grad))
     torch.testing.assert_close(results[0], results[1])

@@ -43,7 +43,7 @@ _MAX_STEMS = 1 << 23
 """Maximum size of the cache of byte strings (300 MB). A full cache is cleared."""
 
 
-class Places(NamedTuple):
+class TokenPlaces(NamedTuple):
     """The places of student tokens in teacher tokens, and the chunks of both sides' tokens."""
 
     place: NDArray[np.int64]  # [S], the teacher token at the first byte, −1 if the texts differ
@@ -172,7 +172,7 @@ class Projector:
             np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
 
-    def places(self, student: FlatIds, teacher: FlatIds) -> Places:
+    def places(self, student: FlatIds, teacher: FlatIds) -> TokenPlaces:
         """Locate the student's tokens in the teacher's tokens of the same documents."""
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
@@ -188,10 +188,10 @@ class Projector:
         is_aligned = np.zeros(size, np.bool_)
         place[s], inside[s] = t[at], begins - t_begins[at]
         is_aligned[s] = np.isin(t_begins, begins)[at]
-        return Places(place, inside, is_aligned, ours_in, theirs_in, len(is_shared))
+        return TokenPlaces(place, inside, is_aligned, ours_in, theirs_in, len(is_shared))
 
     def _credit(
-        self, student: FlatIds, teacher: FlatIds, predictions: TopK, places: Places
+        self, student: FlatIds, teacher: FlatIds, predictions: TopK, places: TokenPlaces
     ) -> NDArray[np.float32]:
         """Return each student token's share of its chunk's log-probability, or NaN."""
         *_, ours_in, theirs_in, size = places

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from xtok._lib.ragged import offsets_of
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.sparse import check_columns, check_width, project_token_likelihoods
+from xtok.training.sparse import check_width, project, work_dtype
 
 
 class ProjectionModule(nn.Module):
@@ -86,38 +86,34 @@ class ProjectionModule(nn.Module):
         num_rows = self.shape[0]
         with torch.autocast(self.logits.device.type, enabled=False):
             logits = self.logits.float()
+            nothing = torch.zeros(num_rows, device=logits.device)
             slot = torch.where(self.is_slot, torch.sigmoid(logits), 0.0)
-            row_slot = torch.zeros(num_rows, device=logits.device)
-            left = 1 - row_slot.index_add(0, self.student_ids, slot)
-            masked = logits.detach().masked_fill(self.is_slot, -torch.inf)
-            largest = torch.full((num_rows,), -torch.inf, device=logits.device)
-            largest = largest.scatter_reduce(0, self.student_ids, masked, "amax")
-            powers = (logits - largest[self.student_ids]).exp()
-            powers = torch.where(self.is_slot, 0.0, powers)
-            sums = torch.zeros_like(row_slot).index_add(0, self.student_ids, powers)
-            shares = powers / sums[self.student_ids]
-            return torch.where(self.is_slot, slot, shares * left[self.student_ids])
+            left = 1 - nothing.index_add(0, self.student_ids, slot)
+            others = logits.masked_fill(self.is_slot, -torch.inf)
+            largest = torch.full_like(nothing, -torch.inf)
+            largest = largest.scatter_reduce(0, self.student_ids, others.detach(), "amax")
+            powers = (others - largest[self.student_ids]).exp()
+            sums = nothing.index_add(0, self.student_ids, powers)
+            shares = powers / sums[self.student_ids] * left[self.student_ids]
+            return torch.where(self.is_slot, slot, shares)
 
-    def forward(self, student_probs: Tensor, columns: Tensor | None = None) -> Tensor:
+    def forward(self, student_probs: Tensor) -> Tensor:
         """Project student probabilities to the teacher's vocabulary, in float32 under any autocast.
 
         Args:
             student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
-            columns: int64 `[k]`, distinct teacher ids to compute; all if None.
 
         Returns:
-            float32 `[..., V_teacher]` or `[..., k]` (float64 for float64).
+            float32 `[..., V_teacher]` (float64 for float64).
 
         Raises:
             XtokError: if the probabilities are narrower than the map.
-            ValueError: if `columns` is invalid.
         """
         check_width("student", student_probs.shape[-1], self.shape[0])
-        if columns is not None:
-            check_columns(columns, self.shape[1])
-        return project_token_likelihoods(  # type: ignore[no-any-return]
-            student_probs, self.student_ids, self.offsets, self.entry_weights(), columns
-        )
+        flat = student_probs.reshape(-1, student_probs.shape[-1]).to(work_dtype(student_probs))
+        weights = self.entry_weights().to(flat.dtype)
+        projected = project(flat, self.student_ids, self.offsets[:-1], weights)
+        return projected.reshape(*student_probs.shape[:-1], self.shape[1])
 
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, without entries that became 0.

@@ -21,7 +21,7 @@ from xtok.training.losses.in_chunks import (
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 from xtok.training.module import ProjectionModule
-from xtok.training.sparse import entry_gradient, multiply, restrict, sparse_pair
+from xtok.training.sparse import project, restrict
 
 
 def p_kl(
@@ -61,40 +61,34 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
         compared = compared.only(columns)
     entries = restrict(module.student_ids, module.offsets, columns.to(both.student.device))
     weights = module.entry_weights()[entries.picked]
-    forward, backward = sparse_pair(entries, weights.detach().to(both.dtype))
-    to_weights = torch.zeros_like(weights, dtype=both.dtype) if weights.requires_grad else None
+    of_entries = weights.detach().to(both.dtype).requires_grad_(weights.requires_grad)
+    to_weights = torch.zeros_like(of_entries) if weights.requires_grad else None
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         p = block.probabilities(width, temperature)
         used = p.index_select(1, entries.used)
-        projected = mean_over(inside.ours, multiply(forward, used.t()).t())
         logits = inside.teacher_logits[:, : len(columns)]
         log_r = mean_over(inside.theirs, log_probabilities(logits, temperature))
-        lost, to_means = _compare(projected, log_r, reverse=config.reverse_kl)
-        back = to_values(inside.ours, to_means).t().contiguous()
-        to_probs = multiply(backward, back).t()
-        mean = (used * to_probs).sum(1, keepdim=True)
+        with torch.enable_grad():
+            means = mean_over(inside.ours, used).requires_grad_()
+            projected = project(means, entries.rows, entries.starts, of_entries)
+            lost = _divergence(projected, log_r, reverse=config.reverse_kl)
+            inputs = [means] if to_weights is None else [means, of_entries]
+            to_means, *to_entries = torch.autograd.grad(lost, inputs)
         if to_weights is not None:
-            to_weights.add_(entry_gradient(entries, used.t().contiguous(), back))
-        return lost, (p * -mean).index_add_(1, entries.used, used.mul_(to_probs))
+            to_weights.add_(to_entries[0])
+        back = to_values(inside.ours, to_means).mul_(used)
+        mean = back.sum(1, keepdim=True)
+        return lost.detach(), (p * -mean).index_add_(1, entries.used, back)
 
     part = chunk_part(ours, theirs, compare, compared, max(len(columns), len(entries.used)))
     learned = [] if to_weights is None else [(weights, to_weights)]
     return Plan([part], both.chunks.total, both.dtype, temperature, learned=learned)
 
 
-def _compare(projected: Tensor, log_r: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Return the sum of losses of c chunks, and its gradient to `projected`, `[c, k]`."""
-    sums = projected.sum(1, keepdim=True) + EPSILON
-    q = projected / sums
-    log_q = (q + EPSILON).log()
+def _divergence(projected: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
+    """Return the sum of losses of c chunks, from mean projected probabilities `[c, k]`."""
+    q = projected / (projected.sum(1, keepdim=True) + EPSILON) + EPSILON
     if reverse:
-        difference = log_q - log_r
-        lost = ((q + EPSILON) * difference).sum()
-        to_q = difference.add_(1)
-    else:
-        r = log_r.exp()
-        lost = (r * (log_r - log_q)).sum()
-        to_q = r.div_(q + EPSILON).neg_()
-    to_q -= (to_q * q).sum(1, keepdim=True)
-    return lost, to_q.div_(sums)
+        return (q * (q.log() - log_r)).sum()
+    return (log_r.exp() * (log_r - q.log())).sum()
