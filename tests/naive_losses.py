@@ -196,6 +196,7 @@ def csd(
     reverse: bool = False,
     jsd_beta: float | None = None,
     beta: float = 1.0,
+    alpha: float = 0.0,
 ) -> Tensor:
     student, teacher = (
         x[..., : len(of)] for x, of in zip((student, teacher), spelled, strict=True)
@@ -221,7 +222,7 @@ def csd(
             [int(of[row, i]) for i in side]
             for of, side in zip(targets, (ours, theirs), strict=True)
         )
-        last = row, ours[-1], theirs[-1]
+        last, first = (row, ours[-1], theirs[-1]), (row, ours[0], theirs[0])
         if len(own) == len(other) == 1:
             found.append(compare(*split(shared), last, (nothing, nothing)))
             continue
@@ -236,7 +237,12 @@ def csd(
             path(logits, of, row, side[:-1], temperature)
             for logits, of, side in zip((student, teacher), targets, (ours, theirs), strict=True)
         ]
-        found.append(beta * compare(*split(events), last, paths))
+        loss = compare(*split(events), last, paths)
+        if alpha:
+            taken = [u for u, _ in events]
+            left = [(u, v) for u, v in shared if u != own[0] and v != other[0] and u not in taken]
+            loss = loss + alpha * compare(*split(left), first, (nothing, nothing))
+        found.append(beta * loss)
     return mean_over_chunks(found, temperature)
 
 

@@ -28,6 +28,14 @@ _CASES: dict[str, tuple[dict[str, Any], CSDConfig | ALMConfig]] = {
         CSDConfig(reverse_kl=True, temperature=2.0),
     ),
     "CSD, JSD": ({f"{_V3}loss_fn": "jsd", f"{_V3}jsd_beta": 0.3}, CSDConfig(jsd_beta=0.3)),
+    "CSD, KL, both places, β = 2, α = 0.5": (
+        {
+            f"{_V3}position_0_kl": True,
+            f"{_V3}mismatch_loss_beta": 2.0,
+            f"{_V3}mismatch_pos0_alpha": 0.5,
+        },
+        CSDConfig(beta=2.0, alpha=0.5),
+    ),
     "ALM": ({f"{_V3}pure_alm": True}, ALMConfig()),
 }
 

@@ -109,7 +109,8 @@ def naive(
 
 OPTIONS: list[dict[str, Any]] = [
     {}, {"reverse_kl": True}, {"jsd_beta": 0.3}, {"beta": 0.25, "temperature": 2.5},
-    {"beta": 2.0}, {"jsd_beta": 0.5, "temperature": 2.0},
+    {"alpha": 0.5, "beta": 2.0}, {"alpha": 1.0, "reverse_kl": True},
+    {"alpha": 0.1, "jsd_beta": 0.5, "temperature": 2.0},
 ]  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def test_a_map_without_completions() -> None:
     assert count_completed(index, targets, starting(aligned)) == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
 def test_gradients_and_blocks(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher, targets, aligned = batch(ROWS, seed=1)
 
@@ -352,6 +353,7 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
     ("options", "message"),
     [
         ({"beta": -1}, "beta is -1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
         ({"jsd_beta": 1}, "jsd_beta is 1,"),
         ({"jsd_beta": "a"}, "jsd_beta is 'a'"),
         ({"jsd_beta": True}, "jsd_beta is True"),

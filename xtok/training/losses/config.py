@@ -51,6 +51,9 @@ class CSDConfig(ChunkLossConfig):
         below=1,
     )
     beta: float = option(1.0, "Weight of chunks that are not one token on each side.", min=0)
+    alpha: float = option(
+        0.0, "Weight of shared tokens at the first position of these chunks.", min=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import log, log1p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,8 +57,9 @@ def csd(
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 
     D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) +
-    (1 − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. The draft's comparison of shared tokens at the
-    first position of the other chunks is left out.
+    (1 − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. `alpha` α adds βα times a comparison of shared
+    tokens at the first position of chunks that are not 1:1; there, the chunk's first tokens and
+    completions belong to the rest.
 
     As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions do not count. The rest of 1:1
     chunks is a sum, which is more accurate than NeMo-RL's 1 − Σ q.
@@ -82,10 +83,13 @@ def plan_csd(
     if not both.chunks.total:
         return Plan((), 0, both.dtype)
     events = index.events(*tokens)
-    firsts = [side.positions[side.starts[events.singles]] for side in tokens]
-    compare = partial(_compare_shared, index=index, config=config)
-    shared = Part(firsts[0], compare, Read(both.teacher, firsts[1]), both.teacher.shape[2])
-    parts = [shared, _completed_part(both, index.widths, config, tokens, events)]
+    step = _Shared(both, index, config, tokens)
+    parts = [
+        step.part(events.singles),
+        _completed_part(both, index.widths, config, tokens, events),
+    ]
+    if weight := config.alpha * config.beta:
+        parts.append(step.part(events.others, step.excluded(events), weight))
     explain = partial(check_targets, tokens, index.widths)
     return Plan(parts, events.num_chunks, both.dtype, config.temperature, explain)
 
@@ -97,26 +101,74 @@ def count_completed(index: SpellingIndex, targets: Targets, chunks: Chunks) -> i
     return index.events(*both_tokens(chunks, targets, index.widths)).num_chunks
 
 
-def _compare_shared(
-    block: LogitBlock, rows: Rows, *, index: SpellingIndex, config: CSDConfig
-) -> tuple[Tensor, Tensor]:
-    """Compare the shared tokens and the rest at the chunks of one token on each side."""
-    ours, theirs = index.student_rest, index.teacher_rest
-    log_p = block.log_probabilities(index.widths[0], config.temperature)
-    log_q = log_probabilities(rows.teacher_logits[:, : index.widths[1]], config.temperature)
-    log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
-    p = block.probabilities(index.widths[0], config.temperature)
-    value, slope = (x.index_fill_(1, ours, 0) for x in _divergence(log_p, log_t, config))
-    p_others = p.index_select(1, ours)
-    p_rest, q_rest = p_others.sum(1), log_q.index_select(1, theirs).exp_().sum(1)
-    is_empty, p_rest = p_rest < LEAST, p_rest.clamp(min=LEAST)
-    of_rest = _divergence(p_rest.log(), q_rest.clamp(min=LEAST).log(), config)
-    # The gradient is Σ_e slope_e · (the share of a token in e − its probability).
-    slope_of_rest = of_rest[1].masked_fill(is_empty, 0)
-    lost = value.sum() + of_rest[0].sum()
-    sums = (slope.sum(1) + slope_of_rest)[:, None]
-    back = slope.addcmul_(p, sums, value=-1)
-    return lost, back.index_add_(1, ours, p_others.mul_((slope_of_rest / p_rest)[:, None]))
+class _Shared(NamedTuple):
+    """The comparison of shared tokens and the rest at the first positions of chunks."""
+
+    both: ChunkedLogits
+    index: SpellingIndex
+    config: CSDConfig
+    tokens: Sequence[ChunkTokens]
+
+    def part(
+        self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
+    ) -> Part:
+        """Compare some chunks; `excluded` are sorted cells of the rest: chunk, student token."""
+
+        def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
+            cells = None
+            if excluded is not None:
+                [entries] = rows.entries
+                row = torch.searchsorted(rows.numbers, excluded[0][entries])
+                row = row.clamp_(max=len(rows.numbers) - 1)
+                is_there = rows.numbers[row] == excluded[0][entries]
+                cells = row[is_there], excluded[1][entries][is_there]
+            lost, back = self.compare(block, rows.teacher_logits, cells)
+            return lost * weight, back.mul_(weight)
+
+        firsts = [side.positions[side.starts[chunks]] for side in self.tokens]
+        teacher = self.both.teacher
+        places = [] if excluded is None else excluded[:1]
+        return Part(firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], places)
+
+    def excluded(self, events: Events) -> tuple[Tensor, Tensor]:
+        """Return the first tokens and the completions of the chunks that are not 1:1."""
+        width = self.index.widths[0]
+        numbers = torch.arange(len(events.others), device=events.others.device)
+        ours, theirs = (side.ids[side.starts[events.others]] for side in self.tokens)
+        tokens = torch.cat([ours, self.index.teacher_partner[theirs], events.student])
+        chunks = torch.cat([numbers, numbers, events.place])
+        is_shared = (tokens >= 0) & (self.index.student_partner[tokens] >= 0)
+        cells = torch.unique((chunks * width + tokens)[is_shared])
+        return cells // width, cells % width
+
+    def compare(
+        self, block: LogitBlock, teacher_logits: Tensor, excluded: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of losses and its gradient; `excluded` cells belong to the rest."""
+        index, temperature = self.index, self.config.temperature
+        ours, theirs = index.student_rest, index.teacher_rest
+        log_p = block.log_probabilities(index.widths[0], temperature)
+        log_q = log_probabilities(teacher_logits[:, : index.widths[1]], temperature)
+        log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
+        p = block.probabilities(index.widths[0], temperature)
+        value, slope = (x.index_fill_(1, ours, 0) for x in _divergence(log_p, log_t, self.config))
+        p_others = p.index_select(1, ours)
+        p_rest, q_rest = p_others.sum(1), log_q.index_select(1, theirs).exp_().sum(1)
+        if excluded is not None:
+            value[excluded], slope[excluded] = 0, 0
+            p_rest.index_add_(0, excluded[0], p[excluded])
+            q_rest.index_add_(0, excluded[0], log_t[excluded].exp())
+        is_empty, p_rest = p_rest < LEAST, p_rest.clamp(min=LEAST)
+        of_rest = _divergence(p_rest.log(), q_rest.clamp(min=LEAST).log(), self.config)
+        # The gradient is Σ_e slope_e · (the share of a token in e − its probability).
+        slope_of_rest = of_rest[1].masked_fill(is_empty, 0)
+        lost = value.sum() + of_rest[0].sum()
+        sums, ratio = (slope.sum(1) + slope_of_rest)[:, None], (slope_of_rest / p_rest)[:, None]
+        back = slope.addcmul_(p, sums, value=-1)
+        back.index_add_(1, ours, p_others.mul_(ratio))
+        if excluded is not None:
+            back[excluded] += p[excluded] * ratio[excluded[0], 0]
+        return lost, back
 
 
 def _completed_part(
