@@ -283,9 +283,12 @@ def _swapped(path: Path, pair: Pair) -> XtokError:
 def _check_json(path: Path, schema: Any) -> None:
     for column in schema:
         if not _is_json(column.type):
-            problem = f"the column {column.name!r} has the type {column.type}, which JSON does not "
-            hint = "drop the column, or convert it to strings or numbers"
-            raise cache_error(path, f"{problem}support", hint)
+            raise cache_error(
+                path,
+                f"the column {column.name!r} has the type {column.type}, which JSON does not "
+                "support",
+                "drop the column, or convert it to strings or numbers",
+            )
 
 
 def _is_json(kind: Any) -> bool:

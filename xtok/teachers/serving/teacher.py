@@ -233,14 +233,17 @@ class TeacherServer:
         if not problem:
             return
         if student is not None and await self.difference(student) == "":
-            problem = f"the sides are swapped: the server at {self.url} has the tokenizer of "
-            problem += f"{student.vocabulary.model_id}, but the teacher is {teacher}"
-            hint = "give the student first, then the model that the server serves"
-            raise XtokError(problem, hint=hint)
-        problem = f"the server at {self.url} has a different tokenizer than {teacher}: {problem}"
-        hint = f"give the served model ({self.model}) as the teacher, or the address of the "
-        hint += "teacher's server with {option}"
-        raise XtokError(problem, hint=hint, parameter="teacher_url")
+            raise XtokError(
+                f"the sides are swapped: the server at {self.url} has the tokenizer of "
+                f"{student.vocabulary.model_id}, but the teacher is {teacher}",
+                hint="give the student first, then the model that the server serves",
+            )
+        raise XtokError(
+            f"the server at {self.url} has a different tokenizer than {teacher}: {problem}",
+            hint=f"give the served model ({self.model}) as the teacher, or the address of the "
+            "teacher's server with {option}",
+            parameter="teacher_url",
+        )
 
     async def _check_again(self) -> None:
         """Check the tokenizer before a score is used, if a different server may have sent it.
