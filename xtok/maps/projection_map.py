@@ -206,8 +206,10 @@ class ProjectionMap(StoredMap):
         Raises:
             ImportError: if SciPy is not installed.
         """
-        from scipy import sparse
-
+        try:
+            from scipy import sparse
+        except ImportError as error:
+            raise ImportError("to_scipy needs SciPy: pip install scipy") from error
         ids = self.student_ids, self.teacher_ids
         return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
 
