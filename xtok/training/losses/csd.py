@@ -105,7 +105,7 @@ class _Shared(NamedTuple):
     """The comparison of shared tokens and the rest at the first positions of chunks."""
 
     both: ChunkedLogits
-    index: SpellingIndex
+    spellings: SpellingIndex
     config: CSDConfig
     tokens: Sequence[ChunkTokens]
 
@@ -132,12 +132,12 @@ class _Shared(NamedTuple):
 
     def excluded(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return the first tokens and the completions of the chunks that are not 1:1."""
-        width = self.index.widths[0]
+        width = self.spellings.widths[0]
         numbers = torch.arange(len(events.others), device=events.others.device)
         ours, theirs = (side.ids[side.starts[events.others]] for side in self.tokens)
-        tokens = torch.cat([ours, self.index.teacher_partner[theirs], events.student])
+        tokens = torch.cat([ours, self.spellings.teacher_partner[theirs], events.student])
         chunks = torch.cat([numbers, numbers, events.place])
-        is_shared = (tokens >= 0) & (self.index.student_partner[tokens] >= 0)
+        is_shared = (tokens >= 0) & (self.spellings.student_partner[tokens] >= 0)
         cells = torch.unique((chunks * width + tokens)[is_shared])
         return cells // width, cells % width
 
@@ -145,7 +145,7 @@ class _Shared(NamedTuple):
         self, block: LogitBlock, teacher_logits: Tensor, excluded: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of losses and its gradient; `excluded` cells belong to the rest."""
-        index, temperature = self.index, self.config.temperature
+        index, temperature = self.spellings, self.config.temperature
         ours, theirs = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
         log_q = log_probabilities(teacher_logits[:, : index.widths[1]], temperature)
