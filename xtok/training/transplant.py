@@ -147,10 +147,12 @@ def transplant(
         TokenizerError: if xtok or Transformers cannot load a tokenizer.
         OutputError: if the folder cannot be written, or contains other files.
         XtokError: if the architecture is not supported, or the map belongs to other tokenizers.
-        ValueError: if `shrink` is not from 0 to 1.
+        ValueError: if `shrink` is not from 0 to 1, or `documents` is a string.
     """
     if not 0 <= shrink <= 1:
         raise ValueError(f"shrink is {shrink}, expected a number from 0 to 1")
+    if isinstance(documents, str):  # its characters would be the documents
+        raise ValueError(f"documents is the string {documents[:20]!r}, expected a list of strings")
     if isinstance(init, str) and init not in get_args(Init) and not Path(init).is_file():
         raise XtokError(
             f"init is {init}, expected {', '.join(get_args(Init))} or the path of a map",
