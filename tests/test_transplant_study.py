@@ -20,7 +20,7 @@ def test_all_ways_to_heal(tmp_path: Path, small: Path, capsys: pytest.CaptureFix
     xtok.transplant(model, small / "small-byte-level", tmp_path / "new")
     texts, healed = tmp_path / "held.jsonl", tmp_path / "healed.jsonl"
     line = {"text": "In 2012 there were 201 of them."}
-    texts.write_text((json.dumps(line) + "\n") * 3)
+    texts.write_text((json.dumps(line) + "\n") * 9)
     arguments = [
         "heal", model, str(tmp_path / "new"), f"--texts={texts}", f"--train={texts}",
         "--batch-size=2", "--learning-rate=0.01", f"--output={healed}",
@@ -41,3 +41,24 @@ def test_all_ways_to_heal(tmp_path: Path, small: Path, capsys: pytest.CaptureFix
     assert [row.split(" | ")[0] for row in shown[3:]] == [f"| {name}" for name in names]
     assert shown[4].count("±") == 4
     assert shown[4].endswith("| 2 |")
+
+
+@pytest.mark.usefixtures("few_synthetic_texts")
+def test_all_kinds_of_rows(tmp_path: Path, small: Path) -> None:
+    source, new = small / "small-digits", str(small / "small-byte-level")
+    model = save_model(tmp_path / "model", xtok.load_tokenizer(source), source, seed=0, sharp=0.1)
+    xtok.transplant(model, new, tmp_path / "new")
+    texts, rows = tmp_path / "held.jsonl", tmp_path / "rows.jsonl"
+    texts.write_text(json.dumps({"text": "In 2012 there were 201 of them."}) + "\n")
+    arguments = ["rows", model, new, f"--texts={texts}", f"--also={tmp_path / 'new'}"]
+    for _ in range(2):
+        transplant_study.main([*arguments, f"--output={rows}"])
+    measured = {run["kind"]: run for run in transplant_study.lines(rows)}
+    assert len(measured) == len(transplant_study.lines(rows)) > 40
+    assert measured["original"]["bits"] < measured["first piece"]["bits"]
+    assert (
+        measured[str(tmp_path / "new")]["bits"]
+        == measured["input: mean of the pieces; head: 20% mean row"]["bits"]
+    )
+    predicted = [measured["mean of the pieces"][f"predicted {n}"] for n in ("exact", "composed")]
+    assert sum(predicted) <= 1.001

@@ -10,8 +10,9 @@
     study table healed.jsonl
 
 `texts` samples texts from a model, or cuts them from `--corpus`. `rows` measures the new rows of
-each kind without training. `heal` trains with each of `ARMS`, once for each `--seed`, and `table`
-prints the means over the seeds. Run `rows` or `heal` again to resume.
+each kind without training, and the models that other tools wrote (`--also`). `heal` trains with
+each of `ARMS`, once for each `--seed`, and `table` prints the means over the seeds. Run `rows` or
+`heal` again to resume.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ def measure(model: Any, tokenizer: Tokenizer, texts: list[str], kind: Tensor) ->
         logs = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
         bits -= float(logs.gather(1, ids[1:, None]).sum()) / math.log(2)
         num_bytes += len(text.encode())
-        mass.index_add_(0, kind, logs.exp().sum(0))
+        width = min(len(kind), logs.shape[1])  # either can have padding
+        mass.index_add_(0, kind[:width], logs[:, :width].exp().sum(0))
         occurs += torch.bincount(kind[ids[1:]], minlength=3)
         count += len(ids) - 1
     names = "exact", "composed", "empty"
@@ -207,6 +209,10 @@ def measure_rows(options: argparse.Namespace) -> None:
         found["seconds"] = time.monotonic() - start
         append(options.output, {**about, "kind": name, **found})
         print(f"{name}: {found['bits']:.3f}", flush=True)
+    for folder in options.also:
+        if (about["tokenizer"], folder) not in done:
+            found = measure(load(folder), new, texts, kind)
+            append(options.output, {**about, "kind": folder, **found})
 
 
 class Arm(NamedTuple):
@@ -237,7 +243,8 @@ class Healing:
         self.train, self.held_out = ([x["text"] for x in lines(p)] for p in
                                      (options.train, options.texts))  # fmt: skip
         self.pair = xtok.pair(options.new, options.model)
-        self.stored: list[Any] = []
+        self.batches = [*distill.batches(len(self.train), options, 0)]
+        self.stored: dict[int, Any] = {}
         self.bits_before: dict[bool, float] = {}
         self.teacher_seconds = 0.0
 
@@ -258,12 +265,12 @@ class Healing:
         start, model = time.process_time(), load(self.options.model)
         back = xtok.build(self.pair.reversed, config=BACK_MAP)
         project = ProjectedTeacher(self.pair, back, num_threads=1)
-        for text in self.train[: self.options.steps * self.options.batch_size]:
-            batch = prepare(collate([{"text": text}]))
+        for i in {i for chosen in self.batches for i in chosen}:
+            batch = prepare(collate([{"text": self.train[i]}]))
             [side] = batch["teachers"]
             logits: Any = logits_of(model, side)
             rows = vars(project(logits, batch, side))
-            self.stored.append({name: value[0] for name, value in rows.items()})
+            self.stored[i] = {name: value[0] for name, value in rows.items()}
         self.teacher_seconds = time.process_time() - start
 
     def heal(self, arm: Arm) -> dict[str, Any]:
@@ -287,7 +294,7 @@ class Healing:
         optimizer = torch.optim.AdamW(models[0].parameters(), betas=(0.9, 0.95))
         heads: list[Any] = []
         seconds, wall = 0.0, 0.0
-        for step, chosen in enumerate(distill.batches(len(self.train), options, 0)):
+        for step, chosen in enumerate(self.batches):
             start = time.process_time(), time.monotonic()
             batch = prepare(collate([{"text": self.train[i]} for i in chosen]))
             sides = batch["teachers"]
@@ -388,6 +395,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             add("--count", type=int, default=32, help="texts; default: %(default)s")
         if name == "rows":
             add("tokenizer", help="folder of the new tokenizer")
+            add("--also", action="append", default=[], help="a model that another tool wrote")
         if name == "texts":
             add("--corpus", type=Path, help="cut the texts from these documents instead")
         else:

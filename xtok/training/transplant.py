@@ -212,15 +212,19 @@ def new_rows(
         roles = table.roles_by_id.get(new_id, ())
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
+    # Of several ids with the same bytes, the tokenizer emits one. A copy in the others (`<0x0A>`
+    # beside a newline) would take half of its probability.
+    emitted = np.sort(np.fromiter(table.canonical_ids().values(), np.int64))
+    partners[np.setdiff1d(table.text_ids, emitted)] = -1
     copied = np.flatnonzero(partners >= 0)
-    rest = table.text_ids[partners[table.text_ids] < 0]
+    rest = emitted[partners[emitted] < 0]
     parts = [single_edges(copied, partners[copied]), _composed(pair, init, rest, progress)]
     edges = Edges.concatenate(parts)
     edges = edges.take(np.argsort(edges.student_ids, kind="stable"))
     share = np.ones(len(table), np.float32)
     share[edges.student_ids] = shrink
     share[copied] = 0
-    num_equal = int((pair.equal_bytes >= 0).sum())
+    num_equal = int((partners[emitted] >= 0).sum())
     counts = {
         "copied": num_equal,
         "roles": len(copied) - num_equal,
