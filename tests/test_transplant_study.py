@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import transplant_study
 from tiny_models import save_model
+from transformers import AutoModelForCausalLM
 
 import xtok
 
@@ -47,7 +48,11 @@ def test_all_ways_to_heal(tmp_path: Path, small: Path, capsys: pytest.CaptureFix
 def test_all_kinds_of_rows(tmp_path: Path, small: Path) -> None:
     source, new = small / "small-digits", str(small / "small-byte-level")
     model = save_model(tmp_path / "model", xtok.load_tokenizer(source), source, seed=0, sharp=0.1)
-    xtok.transplant(model, new, tmp_path / "new")
+    tied = AutoModelForCausalLM.from_pretrained(model)
+    tied.config.tie_word_embeddings = True
+    tied.set_output_embeddings(tied.get_input_embeddings())
+    tied.save_pretrained(model)
+    xtok.transplant(model, new, tmp_path / "new", pad_to_multiple_of=128)
     texts, rows = tmp_path / "held.jsonl", tmp_path / "rows.jsonl"
     texts.write_text(json.dumps({"text": "In 2012 there were 201 of them."}) + "\n")
     arguments = ["rows", model, new, f"--texts={texts}", f"--also={tmp_path / 'new'}"]
@@ -56,9 +61,6 @@ def test_all_kinds_of_rows(tmp_path: Path, small: Path) -> None:
     measured = {run["kind"]: run for run in transplant_study.lines(rows)}
     assert len(measured) == len(transplant_study.lines(rows)) > 40
     assert measured["original"]["bits"] < measured["first piece"]["bits"]
-    assert (
-        measured[str(tmp_path / "new")]["bits"]
-        == measured["input: mean of the pieces; head: 20% mean row"]["bits"]
-    )
+    assert measured[str(tmp_path / "new")]["bits"] == measured["20% mean row"]["bits"]
     predicted = [measured["mean of the pieces"][f"predicted {n}"] for n in ("exact", "composed")]
     assert sum(predicted) <= 1.001

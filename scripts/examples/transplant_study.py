@@ -105,13 +105,12 @@ def matrix(rows: NewRows, old: Tensor) -> Tensor:
     return torch.cat(list(rows.blocks(old)))
 
 
-def kinds(pair: Pair, old: Tensor, heads: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+def kinds(pair: Pair, old: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield the kinds of rows: a name, the input embeddings, the head.
 
     Args:
         pair: the new tokenizer and the old one.
-        old: the input embeddings of the model, `[V_old, d]`.
-        heads: its head; `old` if the two are tied.
+        old: the input embeddings of the model, which are its head as well, `[V_old, d]`.
     """
     pieces, _ = new_rows(pair, "pieces", 0.0)
     is_exact = np.bincount(pieces.edges.student_ids, minlength=pair.shape[0]) == 1
@@ -191,7 +190,8 @@ def measure_rows(options: argparse.Namespace) -> None:
     pair = Pair(new.vocabulary, old.vocabulary, new, old)
     before = model.get_input_embeddings().weight.detach().clone()
     head = model.get_output_embeddings()
-    of_head = head.weight.detach().clone()
+    if head.weight is not model.get_input_embeddings().weight:
+        raise SystemExit("the head of this model is not tied to its input embeddings")
     about = {"model": old.vocabulary.model_id, "tokenizer": str(options.tokenizer)}
     if (about["tokenizer"], "original") not in done:
         found = measure(model, old, texts, torch.zeros(len(before), dtype=torch.int64))
@@ -199,7 +199,7 @@ def measure_rows(options: argparse.Namespace) -> None:
     rows, _ = new_rows(pair, "pieces", 0.0)
     sizes = np.bincount(rows.edges.student_ids, minlength=pair.shape[0])
     kind = torch.from_numpy(np.where(sizes == 0, 2, np.where(pair.partners >= 0, 0, 1)))
-    for name, ours, theirs in kinds(pair, before, of_head):
+    for name, ours, theirs in kinds(pair, before):
         if (about["tokenizer"], name) in done:
             continue
         start = time.monotonic()
