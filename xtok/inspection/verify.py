@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import fspath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
@@ -73,7 +73,7 @@ def verify(
     path = fspath(projection)
     parts = read_parts(path)
     digests: Mapping[str, str | None] = {}
-    loaded: AnyMap
+    loaded: Any  # a map of any kind
     try:
         if parts is None:
             loaded = read_map(
@@ -81,7 +81,7 @@ def verify(
             )
         else:
             fields, digests = mapfile.assemble(*parts)
-            loaded = CLASSES[mapfile.kind_of(fields)](**fields)
+            loaded = mapfile.CLASSES[mapfile.kind_of(fields)](**fields)
         checks = tuple(_checks(loaded, digests, tokenizers))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""

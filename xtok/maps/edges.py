@@ -12,6 +12,8 @@ SLOT_WEIGHT = 0.2  # weight of a scale slot, before the row and its slot are nor
 
 SUM_TOLERANCE = 1e-4  # maximum deviation from 1 of the sum of a row's float32 weights
 
+_ROW_SUM_ROUNDING = 1e-6  # maximum rounding error of such a sum (2^-24 per weight)
+
 
 class Edges(NamedTuple):
     """Weighted pairs of a student id and a teacher id, as three arrays of equal length."""
@@ -49,23 +51,28 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order of edges by student id and teacher id, and the start of each pair."""
-    pairs = _pairs(edges)
+    pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
 
 
 def num_duplicates(edges: Edges) -> int:
     """Return the number of edges that repeat the pair of another edge."""
-    pairs = _pairs(edges)
+    pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     pairs.sort()
     return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
 
 
-def _pairs(edges: Edges) -> NDArray[np.int64]:
-    pairs = edges.student_ids.astype(np.int64)
-    pairs <<= 32  # in place: a map may be large
-    pairs |= edges.teacher_ids
-    return pairs
+def pair_keys(student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Return each pair of ids as one integer, `student_id << 32 | teacher_id`, int64.
+
+    >>> [hex(key) for key in pair_keys(np.array([1, 2]), np.array([10, 11]))]
+    ['0x10000000a', '0x20000000b']
+    """
+    keys = student_ids.astype(np.int64)
+    keys <<= 32  # in place: a map may be large
+    keys |= teacher_ids
+    return keys
 
 
 def sum_duplicates(edges: Edges) -> Edges:
@@ -177,3 +184,37 @@ def add_slots(
     rows = np.flatnonzero(slot_of_row >= 0)
     slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
+
+
+def repaired(
+    edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
+) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
+    """Add up duplicates, drop zero weights, normalize and sort; count each repair.
+
+    Rows that need no repair keep their bits. Also return the rows with a slot (`last`).
+    """
+    keep = edges.weights > 0
+    edges, last = edges.take(keep), last[keep]
+    moved = edges.student_ids[1:][out_of_order(edges, last)] if has_order else ()
+    duplicates, num_slots = num_duplicates(edges), 0
+    if duplicates:
+        order, starts = pair_order(edges)
+        last = np.logical_or.reduceat(last[order], starts)
+        num_slots = int((last & (np.diff(starts, append=len(order)) > 1)).sum())
+        edges = sum_duplicates(edges)
+    sums = row_sums(edges)
+    off = np.abs(sums - 1) > tolerance
+    weights = np.where(off, edges.weights / sums, edges.weights).astype(np.float32)
+    seen = weights > 0  # in float32
+    counts: dict[str, float] = {
+        "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
+        "rows reordered": len(np.unique(moved)),
+        "slots added to an entry of the same id": num_slots,
+        "duplicate entries added up": duplicates,
+        "rows normalized": len(np.unique(edges.student_ids[off])),
+    }
+    s, t = (ids.astype(np.int32) for ids in edges[:2])
+    edges, last = Edges(s, t, weights).take(seen), last[seen]
+    last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
+    slotted = edges.student_ids[last]
+    return in_map_order(edges, last), slotted, {name: n for name, n in counts.items() if n}

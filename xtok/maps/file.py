@@ -36,6 +36,8 @@ KINDS: Mapping[MapKind, tuple[str, str]] = {
     "spellings": ("a spelling map", "xtok events --for csd"),
 }  # fmt: skip
 
+CLASSES: dict[MapKind, type[StoredMap]] = {}  # subclasses of `StoredMap` add themselves
+
 FORMAT_VERSION = 1
 
 MAX_HEADER = 1 << 23  # maximum size of a map's JSON text, in bytes, for reading and writing
@@ -56,6 +58,9 @@ class StoredMap:
     teacher: Vocabulary
     history: tuple[Mapping[str, Any], ...] = ()  # one object per stage: name, options, version
     reports: tuple[StageReport, ...] = ()  # of the stages that ran in this process; not saved
+
+    def __init_subclass__(cls) -> None:
+        CLASSES[cls.KIND] = cls
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,6 +124,8 @@ class StoredMap:
     ) -> Self:
         """Read a map of this class: `.safetensors`, or for projection maps any `.pt` of NeMo-RL.
 
+        `StoredMap.load` reads a map of any kind.
+
         Args:
             path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
             student_vocab_size: width of the rows, if the file does not record it.
@@ -129,30 +136,20 @@ class StoredMap:
         Raises:
             MapFileError: if the file contains another kind of map, is damaged, or has other widths.
         """
-        widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-        return cls.of_fields(read(path, preserve_last, normalize), path, widths, preserve_last)
-
-    @classmethod
-    def of_fields(
-        cls,
-        fields: Mapping[str, Any],
-        path: str | PathLike[str],
-        widths: Mapping[str, int | None],
-        preserve_last: bool | None = None,
-    ) -> Self:
-        """Make a map of the fields from `read`, with the options of `load`."""
-        if (kind := kind_of(fields)) != cls.KIND:
+        fields = read(path, preserve_last, normalize)
+        made_of = CLASSES[kind_of(fields)]
+        if not issubclass(made_of, cls):
             name, command = KINDS[cls.KIND]
             raise MapFileError(
-                f"{os.fspath(path)} is {KINDS[kind][0]}, not {name}",
+                f"{os.fspath(path)} is {KINDS[made_of.KIND][0]}, not {name}",
                 hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
         with naming(Path(path)):
-            made = cls(**fields)
+            made = made_of(**fields)
             made.check()
         if preserve_last is not None:
             made = made.with_slots(preserve_last)
-        for side, width in widths.items():
+        for side, width in zip(SIDES, (student_vocab_size, teacher_vocab_size), strict=True):
             if width is not None:
                 made = made._at_width(side, width, os.fspath(path))
         return made
@@ -249,7 +246,7 @@ def sha256(any_map: StoredMap) -> str:
 def read(
     path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of a map of any kind, for `StoredMap.of_fields`.
+    """Return the fields of a map of any kind, for its class.
 
     `preserve_last`: the last column of another program's file contains scale slots; `normalize`:
     its weights were trained.
@@ -266,7 +263,21 @@ def read(
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = read_tensors(contents, source)
         if "xtok" in header:
-            return _stored(tensors, header["xtok"], source, preserve_last, normalize)
+            kind, metadata = kind_of(tensors), header["xtok"]
+            if kind != "map" and (normalize or preserve_last is not None):
+                raise MapFileError(
+                    f"{source} is {KINDS[kind][0]}, which has no weights",
+                    hint="leave out {option}",
+                    parameter="normalize" if preserve_last is None else "preserve_last",
+                )
+            if normalize:
+                return _imported(nemo.read_trained(tensors, metadata), normalize=True)
+            fields, is_whole = _unpacked(tensors, metadata)
+            if not is_whole:
+                # Training changes only the weights of projection maps.
+                invariant = "tensors" if kind == "map" else "digest"
+                raise InvariantError(invariant, "its tensors changed after it was written")
+            return fields
         if {"indices", "likelihoods"} & tensors.keys():
             slots = header.get("enable_scale_trick", "").lower() == "true"
             stated = {**header, "enable_scale_trick": slots}
@@ -277,29 +288,6 @@ def read(
         f"{listed(map(repr, tensors), 5) or 'none'}",
         hint=MAP_HINT,
     )
-
-
-def _stored(
-    tensors: Mapping[str, NDArray[Any]],
-    metadata: str,
-    source: Path,
-    preserve_last: bool | None,
-    normalize: bool,
-) -> dict[str, Any]:
-    kind = kind_of(tensors)
-    if kind != "map" and (normalize or preserve_last is not None):
-        raise MapFileError(
-            f"{source} is {KINDS[kind][0]}, which has no weights",
-            hint="leave out {option}",
-            parameter="normalize" if preserve_last is None else "preserve_last",
-        )
-    if normalize:
-        return _imported(nemo.read_trained(tensors, metadata), normalize=True)
-    fields, is_whole = _unpacked(tensors, metadata)
-    if not is_whole:
-        invariant = "tensors" if kind == "map" else "digest"  # training changes only weights
-        raise InvariantError(invariant, "its tensors changed after it was written")
-    return fields
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:

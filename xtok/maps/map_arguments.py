@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
@@ -25,20 +25,8 @@ AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
 M = TypeVar("M", bound=mapfile.StoredMap)
 OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
-# The class of each kind of file
-CLASSES: Mapping[mapfile.MapKind, type[AnyMap]] = {
-    "map": ProjectionMap, "events": EventMap, "spellings": SpellingMap,
-}  # fmt: skip
 
-
-def read_map(
-    source: AnyMapLike,
-    *,
-    student_vocab_size: int | None = None,
-    teacher_vocab_size: int | None = None,
-    preserve_last: bool | None = None,
-    normalize: bool = False,
-) -> AnyMap:
+def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
     """Load a map of any kind, with the options of `ProjectionMap.load`; return a map unchanged.
 
     Raises:
@@ -46,9 +34,7 @@ def read_map(
     """
     if isinstance(source, AnyMap):
         return source
-    fields = mapfile.read(source, preserve_last, normalize)
-    widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-    return CLASSES[mapfile.kind_of(fields)].of_fields(fields, source, widths, preserve_last)
+    return cast("AnyMap", mapfile.StoredMap.load(source, **options))
 
 
 def bind_map(

@@ -11,19 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import OutputError
-from xtok.maps.edges import (
-    SUM_TOLERANCE,
-    Edges,
-    in_map_order,
-    num_duplicates,
-    out_of_order,
-    pair_order,
-    ranks,
-    row_starts,
-    row_sums,
-    slot_entries,
-    sum_duplicates,
-)
+from xtok.maps.edges import SUM_TOLERANCE, Edges, ranks, repaired, row_starts, slot_entries
 from xtok.maps.opening import own_tensors, require_valid, strided, torch_bytes
 from xtok.maps.records import InvariantError, RowKind
 from xtok.tokenizers.display import listed
@@ -42,9 +30,6 @@ _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
 
 # Name of the tensor under `xtok` that lists the rows with a lowered first weight, int64
 _LOWERED = "lowered_rows"
-
-# Maximum rounding error of a row sum of float32 weights (2^-24 per weight)
-_ROW_SUM_ROUNDING = 1e-6
 
 
 # Writing
@@ -221,6 +206,8 @@ def _entries_by_row(edges: Edges) -> PtEntries:
         require_valid(highest < MAX_WIDTH, f"the {side} id {highest}")
     s, t = (np.array(ids, np.int32) for ids in edges[:2])
     w = np.array(edges.weights, np.result_type(edges.weights, np.float32))
+    if not (np.isfinite(edges.weights) & (edges.weights >= 0)).all():
+        raise InvariantError("weights", "a weight is negative or not finite")
     if (s[1:] < s[:-1]).any():
         order = np.argsort(s, kind="stable")
         s, t, w = s[order], t[order], w[order]
@@ -243,7 +230,7 @@ def repaired_tensors(
     kind = tensors["row_kind"].copy()
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
-    edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
+    edges, slotted, counts = repaired(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
     counts.pop("zero weights dropped", None)  # xtok wrote them to fill rows
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
@@ -269,7 +256,7 @@ def foreign_fields(
     exact_rows = s[exact]
     is_last = entries.is_last & scale_trick
     is_last[exact] = False
-    edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order)
+    edges, slotted, counts = repaired(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
     kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
@@ -304,48 +291,5 @@ def _side(place: int, entries: PtEntries) -> Vocabulary:
     stated = entries.stated
     model_id = str(stated.get(f"{side}_model_id") or stated.get(f"{old}_id") or "unknown")
     model_id.encode()  # no lone surrogates
-    return Vocabulary(
-        model_id=model_id,
-        revision=None,
-        backend=None,
-        vocab_size=size,
-        width_source="ids" if width is None else "map",
-        tokenizer_vocab_size=None,
-        table=None,
-    )
-
-
-def _put_in_order(
-    edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
-) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
-    """Add up duplicates, drop zero weights, normalize and sort; count each repair.
-
-    Rows that need no repair keep their bits. Also return the rows with a slot (`last`).
-    """
-    if not (np.isfinite(edges.weights) & (edges.weights >= 0)).all():
-        raise InvariantError("weights", "a weight is negative or not finite")
-    keep = edges.weights > 0
-    edges, last = edges.take(keep), last[keep]
-    moved = edges.student_ids[1:][out_of_order(edges, last)] if has_order else ()
-    duplicates, num_slots = num_duplicates(edges), 0
-    if duplicates:
-        order, starts = pair_order(edges)
-        last = np.logical_or.reduceat(last[order], starts)
-        num_slots = int((last & (np.diff(starts, append=len(order)) > 1)).sum())
-        edges = sum_duplicates(edges)
-    sums = row_sums(edges)
-    off = np.abs(sums - 1) > tolerance
-    weights = np.where(off, edges.weights / sums, edges.weights).astype(np.float32)
-    seen = weights > 0  # in float32
-    counts: dict[str, float] = {
-        "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
-        "rows reordered": len(np.unique(moved)),
-        "slots added to an entry of the same id": num_slots,
-        "duplicate entries added up": duplicates,
-        "rows normalized": len(np.unique(edges.student_ids[off])),
-    }
-    s, t = (ids.astype(np.int32) for ids in edges[:2])
-    edges, last = Edges(s, t, weights).take(seen), last[seen]
-    last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
-    slotted = edges.student_ids[last]
-    return in_map_order(edges, last), slotted, {name: n for name, n in counts.items() if n}
+    source = "ids" if width is None else "map"
+    return Vocabulary(model_id=model_id, vocab_size=size, width_source=source)

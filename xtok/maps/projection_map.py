@@ -191,13 +191,10 @@ class ProjectionMap(StoredMap):
         import torch
 
         order, _ = pair_order(self.edges)
-        indices = np.stack([self.student_ids[order], self.teacher_ids[order]]).astype(np.int64)
+        ids = np.stack([self.student_ids[order], self.teacher_ids[order]]).astype(np.int64)
+        indices, weights = torch.from_numpy(ids), torch.from_numpy(self.weights[order])
         return torch.sparse_coo_tensor(
-            torch.from_numpy(indices),
-            torch.from_numpy(self.weights[order]),
-            self.shape,
-            is_coalesced=True,
-            check_invariants=True,
+            indices, weights, self.shape, is_coalesced=True, check_invariants=True
         )
 
     def to_scipy(self) -> sparse.csr_matrix:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
 from xtok.maps.records import require
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.pairs import SIDES, require_table
 from xtok.tokenizers.table import TokenTable, TokenType
 
 Ids = NDArray[np.int64]
@@ -67,10 +67,7 @@ class SpellingMap(StoredMap):
 
 
 def _table(m: SpellingMap, side: str) -> TokenTable:
-    table: TokenTable | None = getattr(m, side).table
-    if table is None:
-        raise ValueError(f"the {side} has no tokens")
-    return table
+    return require_table(getattr(m, side))
 
 
 def _check_spellings(m: SpellingMap) -> None:

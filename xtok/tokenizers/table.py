@@ -217,13 +217,13 @@ class Vocabulary:
     """One side of a map: a token table and its model."""
 
     model_id: str  # repo id as given, or the last component of a folder or file
-    revision: str | None  # the repo's commit, if known; else the requested revision
-    backend: str | None  # hf, sentencepiece, tiktoken, tekken …
+    revision: str | None = None  # the repo's commit, if known; else the requested revision
+    backend: str | None = None  # hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, the width of the model's logits
     # option, config, model type, tokenizer, map; or ids: the largest id of a map without width
     width_source: str
-    tokenizer_vocab_size: int | None  # the tokenizer's largest id within V + 1
-    table: TokenTable | None  # None for a map of another program, without tokens
+    tokenizer_vocab_size: int | None = None  # the tokenizer's largest id within V + 1
+    table: TokenTable | None = None  # None for a map of another program, without tokens
     # `Tokenizer.definition_sha256` when the map was created; None if unknown.
     definition_sha256: str | None = None
 

@@ -12,7 +12,6 @@ from xtok.errors import XtokError
 from xtok.maps.file import table_digests
 from xtok.maps.map_arguments import bind_map, read_map
 from xtok.tokenizers import pair
-from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import Array
@@ -41,8 +40,7 @@ class NemoTokenAligner(aligner.TokenAligner):
         both, path = pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
         digests = None if path is None else table_digests(path)
         if path is not None and digests is None:
-            sides = dict(zip(SIDES, both.tokenizers, strict=True))
-            _, both = bind_map(read_map(path), sides)
+            _, both = bind_map(read_map(path), both)
         elif digests and digests != [table.sha256() for table in both.tables]:
             raise XtokError(
                 f"the table {path} belongs to other tokenizers, or the sides are swapped",
