@@ -15,7 +15,7 @@ from pretended_gpu import GPU, on_cpu, pretended_gpu
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule
-from xtok.building.embeddings.similarity import Cosine
+from xtok.building.embeddings.similarity import largest_cosines
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
@@ -175,9 +175,14 @@ def test_cosines(dtype: str) -> None:
 
     def top(device: str) -> Sequence[Any]:
         with ThreadPoolExecutor(1) as pool:
-            cosine = Cosine(teachers, device=device, dtype=dtype, chunk_size=600, pool=pool)
-            return cosine.top_k(
-                students, 4, absolute=False, advance=lambda _: None,
+            config = xtok.GenerateConfig(
+                top_k=4,
+                transform="softmax",
+                device=device,
+                dtype=dtype,  # type: ignore[arg-type]
+            )
+            return largest_cosines(
+                students, teachers, config, pool=pool, advance=lambda _: None,
                 weigh=lambda tile, largest: (tile - largest).exp(),
             )  # fmt: skip
 

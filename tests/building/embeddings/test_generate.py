@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import naive
 import numpy as np
@@ -27,10 +28,10 @@ from safetensors.torch import save_file
 from tiny_models import random_model, random_vectors, with_layer
 
 import xtok
-from xtok.building.embeddings import sources
+from xtok.building.embeddings import similarity, sources
 from xtok.building.embeddings.generate import generate
 from xtok.building.embeddings.input_layer import Model, input_layer
-from xtok.building.embeddings.similarity import TILE, Cosine
+from xtok.building.embeddings.similarity import TILE, largest_cosines
 from xtok.building.embeddings.spelling import most_similar
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError
@@ -250,11 +251,17 @@ def search(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    how = {"device": "cpu", "dtype": "float32", "chunk_size": 512, **options}
+    chunk_size = options.pop("chunk_size", 512)
+    transform = "power" if absolute else "softmax"
+    config = GenerateConfig(top_k=k, transform=transform, **options)  # type: ignore[arg-type]
     try:
-        with ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool:
-            cosine = Cosine(teachers, pool=pool, **how)
-            return cosine.top_k(students, k, absolute=absolute, advance=lambda size: None)[:2]
+        with (
+            patch.object(similarity, "CHUNK_SIZE", chunk_size),
+            ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool,
+        ):
+            return largest_cosines(
+                students, teachers, config, pool=pool, advance=lambda size: None
+            )[:2]
     finally:
         assert torch.get_num_threads() == threads
         torch.set_num_threads(before)
@@ -610,7 +617,7 @@ def test_the_same_map_whatever_the_chunks_and_threads(
     before, made = torch.get_num_threads(), set()
     for threads, chunk_size in ((1, 8192), (2, 1), (3, 700)):
         torch.set_num_threads(threads)
-        monkeypatch.setattr(sys.modules[generate.__module__], "CHUNK_SIZE", chunk_size)
+        monkeypatch.setattr(similarity, "CHUNK_SIZE", chunk_size)
         made.add(to_safetensors(generate(pair, embedding, config)))
     torch.set_num_threads(before)
     assert len(made) == 1

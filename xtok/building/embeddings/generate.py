@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress, silent
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.own import fitted_embeddings, lacking_weights
-from xtok.building.embeddings.similarity import Cosine, Vectors
+from xtok.building.embeddings.similarity import Vectors, largest_cosines
 from xtok.building.embeddings.sources import open_source, require_finite
 from xtok.building.embeddings.spelling import most_similar
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
@@ -31,12 +31,11 @@ from xtok.tokenizers.table import TokenTable, TokenType
 if TYPE_CHECKING:
     from xtok.building.embeddings.sources import InputLayer, SentenceModel
 
+Floats = NDArray[np.float64]
+
 OWN = "own"  # both models' own input-embedding layers
 
 SPELLING = "spelling"  # byte n-grams, without an embedding model
-
-# Number of student vectors to prepare at once; it limits the memory and does not affect the result
-CHUNK_SIZE = 8192
 
 
 def generate(
@@ -74,36 +73,34 @@ def generate(
     """
     config = GenerateConfig.or_default(config)
     _check_device(config.device)
-    source = None
-    if embedding_model not in (None, OWN, SPELLING):  # check it before loading tokenizers
-        source = open_source(
-            embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
-        )
     if config.top_k > pair.shape[1]:
         raise XtokError(
             f"top_k is {config.top_k}, expected at most the teacher's {pair.shape[1]} tokens",
             hint="reduce {option}",
             parameter="top_k",
         )
+    note = f"compared by {embedding_model}"
     if embedding_model is None:
         cause = lacking_weights(pair, offline=offline)
         embedding_model = SPELLING if cause else OWN
-        notes = [f"compared by spelling: {cause}" if cause else "compared by own embeddings"]
-    else:
-        notes = [f"compared by {embedding_model}"]
-    options = asdict(config)
+        note = f"compared by spelling: {cause}" if cause else "compared by own embeddings"
+    options: dict[str, Any] = {**asdict(config), "embedding_model": {"kind": embedding_model}}
     if embedding_model == SPELLING:
-        edges, counts, more = _edges_by_spelling(pair, config, progress)
-        for name in ("device", "dtype"):
-            del options[name]
+        edges, counts, notes = _edges_by_spelling(pair, config, progress)
+        del options["device"], options["dtype"]
     else:
-        edges, counts, more = _edges_by_embedding(
+        source = None
+        if embedding_model != OWN:
+            source = open_source(
+                embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
+            )
+            options["embedding_model"] = source.key
+        edges, counts, notes = _edges_by_embedding(
             pair, source, config, offline=offline, progress=progress
         )
         options["device"] = config.device.partition(":")[0]
     kind = np.zeros(pair.shape[0], np.uint8)
     kind[edges.student_ids] = RowKind.SIMILAR
-    options["embedding_model"] = source.key if source else {"kind": embedding_model}
     projection = map_of_edges(
         edges,
         student=pair.sides[0],
@@ -114,7 +111,7 @@ def generate(
         top_k=config.top_k,
     ).after("generate", options)
     failures = undecodable_tokens(pair)
-    report = stage_report("generate", projection, notes + more, failures, counts)
+    report = stage_report("generate", projection, [note, *notes], failures, counts)
     return replace(projection, reports=(report,))
 
 
@@ -149,14 +146,13 @@ def _edges_by_spelling(
     values, places = most_similar(rows, columns, config.top_k, progress)
     weights = _weights(values, values[:, :1], config, power=_power)
     weights = np.where(places >= 0, weights, 0)
-    edges, counts = _edges_above_threshold(
-        row_ids, column_ids, places, weights, weights.sum(axis=1), config
-    )
+    near, counts = _above_threshold(weights, places, weights.sum(axis=1), config)
+    edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     alone = row_ids[places[:, 0] < 0].tolist()
     return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
 
 
-def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[np.float64]:
+def _power(base: Floats, exponent: Floats) -> Floats:
     """Raise to an exponent in eighths, with operations that round equally on all machines."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
@@ -174,14 +170,10 @@ def _weights(
     return power(abs(cosines), POWER_OF_LARGEST * largest)
 
 
-def _edges_above_threshold(
-    row_ids: NDArray[np.int64],
-    column_ids: NDArray[np.int64],
-    places: NDArray[np.int32],
-    weights: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    config: GenerateConfig,
+def _above_threshold(
+    weights: Floats, places: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
+    """Return the entries to keep, as edges of indices, normalized; and counts of the others."""
     kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
@@ -191,7 +183,7 @@ def _edges_above_threshold(
         counts["entries below the threshold"] = int(below.sum())
         counts["rows emptied by the threshold"] = int((had & ~kept.any(axis=1)).sum())
     rows, ranks = np.nonzero(kept)
-    edges = Edges(row_ids[rows], column_ids[places[rows, ranks]], weights[rows, ranks])
+    edges = Edges(rows, places[rows, ranks], weights[rows, ranks])
     return edges.normalized(), counts
 
 
@@ -228,9 +220,10 @@ def _edges_by_embedding(
     for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
         if zeros.any():
             notes.append(f"{side} tokens with a zero embedding: {zeros.sum():,}")
-    edges, dropped = _most_similar(
-        row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
-    )
+    similar = _most_similar(x[rows], y[columns], config, progress)
+    near, dropped = _above_threshold(*similar, config)
+    row_ids, column_ids = row_ids[rows], column_ids[columns]
+    edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     return edges, {**counts, **dropped}, notes
 
 
@@ -254,25 +247,15 @@ def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str
 
 
 def _most_similar(
-    row_ids: NDArray[np.int64],
-    x: Vectors,
-    column_ids: NDArray[np.int64],
-    y: Vectors,
-    config: GenerateConfig,
-    progress: Progress,
-) -> tuple[Edges, dict[str, float]]:
-    k = min(config.top_k, len(column_ids))
-    if not (len(row_ids) and k):
-        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
+    x: Vectors, y: Vectors, config: GenerateConfig, progress: Progress
+) -> tuple[Floats, NDArray[np.int32], Floats]:
+    """Return the weights of similar vectors and their indices, `[n, top_k]`, and sums, `[n]`."""
     import torch
 
     # The threshold applies to the share in the whole row, not only in the `top_k`.
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
-        cosine = Cosine(
-            y, device=config.device, dtype=config.dtype, chunk_size=CHUNK_SIZE, pool=pool
+        values, places, sums = largest_cosines(
+            x, y, config, pool=pool, advance=advance, weigh=weigh
         )
-        absolute = config.transform == "power"
-        values, places, sums = cosine.top_k(x, k, absolute=absolute, advance=advance, weigh=weigh)
-    weights = _weights(values.astype(np.float64), values[:, :1], config)
-    return _edges_above_threshold(row_ids, column_ids, places, weights, sums, config)
+    return _weights(values.astype(np.float64), values[:, :1], config), places, sums

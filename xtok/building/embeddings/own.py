@@ -21,6 +21,8 @@ from xtok.tokenizers.pairs import SIDES, Pair
 if TYPE_CHECKING:
     import torch
 
+Ids = NDArray[np.int64]
+
 _HELD_OUT = 10  # every tenth anchor is held out
 _FEWEST_ANCHORS = 20
 _RIDGE = 0.01  # penalty, as a share of the mean variance
@@ -51,12 +53,7 @@ def model_of(tokenizer: Tokenizer, offline: bool = False) -> Model | None:
 
 
 def fitted_embeddings(
-    pair: Pair,
-    row_ids: NDArray[np.int64],
-    column_ids: NDArray[np.int64],
-    *,
-    offline: bool,
-    progress: Progress,
+    pair: Pair, row_ids: Ids, column_ids: Ids, *, offline: bool, progress: Progress
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
     """Return both models' vectors in the teacher's space, and counts with the error of the fit.
 
@@ -95,7 +92,7 @@ def fitted_embeddings(
     }  # fmt: skip
 
 
-def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool) -> Vectors:
+def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
     model_id, model = tokenizer.vocabulary.model_id, model_of(tokenizer, offline)
     if model is None:
         raise EmbeddingError(
@@ -110,9 +107,7 @@ def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool)
     return vectors
 
 
-def _anchors(
-    pair: Pair, row_ids: NDArray[np.int64], column_ids: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _anchors(pair: Pair, row_ids: Ids, column_ids: Ids) -> tuple[Ids, Ids]:
     places = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
     if len(places) < _FEWEST_ANCHORS:
         raise EmbeddingError(

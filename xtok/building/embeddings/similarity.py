@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.embeddings.kernels import keep_largest
+from xtok.config import GenerateConfig
 
 if TYPE_CHECKING:
     import torch
 
 Vectors = NDArray[np.float32]
-Advance = Callable[[int], object]
 Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 # Rows and columns of a tile on a CPU: 4 MB. Every product has this shape and runs on one thread, so
@@ -24,101 +24,85 @@ TILE = (512, 2048)
 
 CUDA_TILE = (4096, 16384)
 
+# Number of student vectors to prepare at once; it limits the memory and does not affect the result
+CHUNK_SIZE = 8192
 
-class Cosine:
-    """Similarity of student vectors to a fixed list of teacher vectors.
+
+def largest_cosines(
+    students: Vectors,
+    teachers: Vectors,
+    config: GenerateConfig,
+    *,
+    pool: ThreadPoolExecutor,
+    advance: Callable[[int], object],
+    weigh: Weigh | None = None,
+) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
+    """Return each student vector's largest cosines and teacher indices, both `[n, top_k]`.
+
+    They are sorted by descending value, then index. Also return the sum of all m weights, `[n]`, if
+    `weigh` converts cosines and a row's largest to weights.
 
     Args:
-        teachers: float32 `[m, d]`, finite, without zero vectors.
-        device: `cpu`, `cuda`, or `cuda:N`.
-        dtype: rounding of the normalized vectors; sums stay float32.
-        chunk_size: number of student vectors to prepare at once.
+        students: float32 `[n, d]`, finite, without zero vectors.
+        teachers: the same, `[m, d]`.
+        config: `top_k` is cut to m. The transform `power` compares |cosine|. `dtype` is the
+            rounding of the normalized vectors; sums stay float32.
         pool: threads of `one_thread_each`.
+        advance: called with the number of compared student vectors.
+        weigh: the function for the weights.
     """
+    import torch
 
-    def __init__(
-        self,
-        teachers: Vectors,
-        *,
-        device: str,
-        dtype: str,
-        chunk_size: int,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        import torch
+    device, dtype, k = config.device, config.dtype, min(config.top_k, len(teachers))
+    on_cpu, absolute = device == "cpu", config.transform == "power"
+    num_rows, num_columns = TILE if on_cpu else CUDA_TILE
+    columns = _prepared(teachers, num_columns, device, dtype)
+    values = np.full((len(students), k), -2, np.float32)
+    ids = np.full((len(students), k), -1, np.int32)
+    sums = np.zeros(len(students))
 
-        self._device = torch.device(device)
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._rows, self._columns = TILE if self._device.type == "cpu" else CUDA_TILE
-        self._chunk = -(-chunk_size // self._rows) * self._rows
-        self._pool = pool
-        self._num_teachers = len(teachers)
-        self._teachers = self._prepared(teachers, self._columns)
+    def tiles(rows: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+        is_low = rows.dtype != torch.float32
+        options: dict[str, Any] = {"out_dtype": torch.float32} if is_low else {}
+        tile = torch.empty((num_rows, num_columns), dtype=torch.float32, device=device)
+        for start in range(0, len(teachers), num_columns):
+            torch.mm(rows, columns[start : start + num_columns].T, out=tile, **options)
+            yield start, tile[:size, : len(teachers) - start]
 
-    def top_k(
-        self,
-        students: Vectors,
-        k: int,
-        *,
-        absolute: bool,
-        advance: Advance,
-        weigh: Weigh | None = None,
-    ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-        """Return each student vector's `k` largest cosines and teacher indices, both `[n, k]`.
+    def work(rows: torch.Tensor, start: int) -> None:
+        part = slice(start, start + num_rows)
+        size = len(values[part])
+        for first, tile in tiles(rows, size):
+            cosines = tile.cpu().numpy()
+            keep_largest(cosines, cosines.shape[1], first, absolute, values[part], ids[part])
+        if weigh is not None:
+            largest = torch.from_numpy(values[part, :1]).to(device)
+            for _, tile in tiles(rows, size):
+                sums[part] += weigh(tile, largest).sum(1, dtype=torch.float64).cpu().numpy()
+        advance(size)
 
-        They are sorted by descending value, then index; `absolute` compares |cosine|. Also return
-        the sum of all m weights, `[n]`, if `weigh` converts cosines and a row's largest to weights.
-        """
-        import torch
+    run = pool.map if on_cpu else map
+    step = -(-CHUNK_SIZE // num_rows) * num_rows
+    for start in range(0, len(students), step):
+        rows = _prepared(students[start : start + step], num_rows, device, dtype)
+        starts = range(start, len(students), num_rows)
+        list(run(work, rows.split(num_rows), starts))
+    return values, ids, sums
 
-        values = np.full((len(students), k), -2, np.float32)
-        ids = np.full((len(students), k), -1, np.int32)
-        sums = np.zeros(len(students))
 
-        def work(rows: torch.Tensor, start: int) -> None:
-            part = slice(start, start + self._rows)
-            size = len(values[part])
-            for first, tile in self._tiles(rows):
-                cosines = tile[:size].cpu().numpy()
-                keep_largest(cosines, cosines.shape[1], first, absolute, values[part], ids[part])
-            if weigh is not None:
-                largest = torch.from_numpy(values[part, :1]).to(self._device)
-                for _, tile in self._tiles(rows):
-                    weights = weigh(tile[:size], largest)
-                    sums[part] += weights.sum(1, dtype=torch.float64).cpu().numpy()
-            advance(size)
+def _prepared(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.Tensor:
+    """Normalize vectors, round them to a dtype, and pad them with zero vectors to a multiple."""
+    import torch
 
-        run = self._pool.map if self._device.type == "cpu" else map
-        for start in range(0, len(students), self._chunk):
-            rows = self._prepared(students[start : start + self._chunk], self._rows)
-            list(run(work, rows.split(self._rows), range(start, len(students), self._rows)))
-        return values, ids, sums
-
-    def _prepared(self, vectors: Vectors, multiple: int) -> torch.Tensor:
-        import torch
-
-        length = -(-len(vectors) // multiple) * multiple
-        # A GPU multiplies low precision directly. A CPU rounds to it and multiplies as float32,
-        # which gives the same products.
-        on_cpu = self._device.type == "cpu"
-        dtype = torch.float32 if on_cpu else self._dtype
-        result = torch.zeros(length, vectors.shape[1], dtype=dtype, device=self._device)
-        for start in range(0, len(vectors), 8192):
-            part = vectors[start : start + 8192].astype(np.float64)
-            part /= np.sqrt(np.square(part).sum(axis=1, keepdims=True))
-            rounded = torch.from_numpy(part.astype(np.float32)).to(self._dtype)
-            result[start : start + len(part)] = rounded.to(self._device)
-        return result
-
-    def _tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        import torch
-
-        options: dict[str, Any] = {}
-        if rows.dtype != torch.float32:
-            options["out_dtype"] = torch.float32
-        shape = (len(rows), self._columns)
-        tile = torch.empty(shape, dtype=torch.float32, device=self._device)
-        for start in range(0, len(self._teachers), self._columns):
-            columns = self._teachers[start : start + self._columns].T
-            torch.mm(rows, columns, out=tile, **options)
-            yield start, tile[:, : self._num_teachers - start]
+    low: torch.dtype = getattr(torch, dtype)
+    # A GPU multiplies low precision directly. A CPU rounds to it and multiplies as float32, which
+    # gives the same products.
+    length = -(-len(vectors) // multiple) * multiple
+    kept = torch.float32 if device == "cpu" else low
+    result = torch.zeros(length, vectors.shape[1], dtype=kept, device=device)
+    for start in range(0, len(vectors), 8192):
+        part = vectors[start : start + 8192].astype(np.float64)
+        part /= np.sqrt(np.square(part).sum(axis=1, keepdims=True))
+        rounded = torch.from_numpy(part.astype(np.float32)).to(low)
+        result[start : start + len(part)] = rounded.to(device)
+    return result

@@ -30,6 +30,7 @@ BLOCK_ROWS = 4096
 _PARTS = 4  # parts of the n-grams of one length
 
 Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
 
 
 def most_similar(
@@ -38,7 +39,7 @@ def most_similar(
     top_k: int,
     progress: Progress,
     most_columns: int = MOST_COLUMNS,
-) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+) -> tuple[Floats, Ints]:
     """Return each row's largest cosines and the indices of their columns, both `[rows, top_k]`.
 
     They are sorted by descending cosine, then index, and padded with 0 and -1. A row without
@@ -66,19 +67,16 @@ class SharedGrams(NamedTuple):
 
     row_starts: NDArray[np.int64]  # [rows + 1], start of each row in `row_grams`
     row_grams: Ints
-    row_lengths: NDArray[np.float64]
+    row_lengths: Floats
     squares: Ints  # [n-grams], squared weights
     starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
     columns: Ints
-    per_length: NDArray[np.float64]  # [columns], 1 / length
+    per_length: Floats  # [columns], 1 / length
     column_places: NDArray[np.int64]  # [columns], place to return
 
 
 def _shared_ngrams(
-    tokens: list[bytes],
-    is_wanted: NDArray[np.bool_],
-    most_columns: int,
-    column_places: NDArray[np.int64],
+    tokens: list[bytes], is_wanted: NDArray[np.bool_], limit: int, column_places: NDArray[np.int64]
 ) -> SharedGrams:
     num_rows, sums = len(is_wanted), np.zeros(len(tokens))
     entries: list[NDArray[np.int64]] = []  # row << 32 | n-gram
@@ -94,7 +92,7 @@ def _shared_ngrams(
             np.bincount(grams[of_side], minlength=len(counts)) for of_side in (of_row, of_column)
         )
         squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
-        squares[in_columns > most_columns] = 0
+        squares[in_columns > limit] = 0
         sums += np.bincount(owners, squares[grams], minlength=len(tokens))
         is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
         number = np.cumsum(is_shared) - 1 + size
@@ -116,12 +114,7 @@ def _shared_ngrams(
     )  # fmt: skip
 
 
-def _fill(
-    values: NDArray[np.float64],
-    places: NDArray[np.int32],
-    shared: SharedGrams,
-    progress: Progress,
-) -> None:
+def _fill(values: Floats, places: Ints, shared: SharedGrams, progress: Progress) -> None:
     with progress("comparing spellings", len(values)) as advance:
 
         def work(first: int) -> None:
