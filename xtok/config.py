@@ -279,6 +279,11 @@ class MultitokenConfig(Config):
                 )
 
     @property
+    def ignored(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids to ignore, of the student and of the teacher."""
+        return self.ignore_student_ids, self.ignore_teacher_ids
+
+    @property
     def options(self) -> dict[str, Any]:
         """Options that affect the result, for a map's history; rare options only if changed."""
         used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]

@@ -19,8 +19,6 @@ from make_maps import NO_SLOT
 from make_tokenizers import token
 
 from xtok.building.build import build
-from xtok.building.counted import count_plan
-from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.counting.smoothing import ALPHAS
 from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
@@ -45,7 +43,7 @@ def counting(**options: Any) -> BuildConfig:
 
 def made(
     pair: Pair,
-    texts: Sequence[Path] | PairText,
+    texts: Sequence[Path],
     config: BuildConfig | None = None,
     base: ProjectionMap | None = None,
 ) -> ProjectionMap:
@@ -91,8 +89,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
-    config = counting(top_k=3)
-    found = made(pair, [path], config, base)
+    found = made(pair, [path], counting(top_k=3), base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
     weights = Counter({t: 4 * w for t, w in naive.rows_of(base)[two]})
     for name in (b"201", b"20", b"20"):
@@ -107,10 +104,6 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     assert (found.method, last["stage"]) == ("count", "count")
     assert last["options"] == {"top_k": 3, "target": "start", "alpha": 4}
     assert last["initial_sha256"] == mapfile.sha256(base)
-    counted = made(pair, PairText.read(pair, path, count_plan(config)), config, base)
-    assert mapfile.sha256(counted) == mapfile.sha256(found)
-    with pytest.raises(ValueError, match="counted for"):
-        made(pair, PairText.read(pair, path, CountPlan()), config, base)
 
 
 def test_alpha_is_not_chosen_on_the_only_document(

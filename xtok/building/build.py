@@ -14,8 +14,8 @@ from typing import Any, TypedDict, Unpack, get_args
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.shards import Paths, source_of
-from xtok.building.counted import count_plan, counted_map, synthetic_map
-from xtok.building.counting.pair_text import PairText, TextLike
+from xtok.building.counted import counted_map, synthetic_map
+from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
 from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
@@ -29,10 +29,11 @@ from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import difference, recipe_of
-from xtok.maps.records import Recipe, report_of_pair, require_complete
+from xtok.maps.records import Recipe, map_notes, require_complete, stage_report
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.notes import undecodable_tokens
 from xtok.tokenizers.pairs import Pair
 
 
@@ -42,7 +43,7 @@ def build(
     config: BuildConfig | None = None,
     *,
     for_loss: Loss | None = None,
-    texts: TextLike = (),
+    texts: Paths = (),
     field: str = "text",
     initial: MapLike | None = None,
     progress: Progress = silent,
@@ -78,15 +79,15 @@ def build(
     earlier = None if initial is None else ProjectionMap.of(initial)
     base, pair = bind_map(earlier, pair_of(student_model, teacher_model))
     check_ignored(pair, config)
-    text = texts if isinstance(texts, PairText) else None
-    if texts and not isinstance(texts, PairText):
-        text = PairText.read(pair, texts, count_plan(config), field=field, progress=progress)
+    text = None
+    if texts:
+        plan = CountPlan(target=config.target, hold_out=True)
+        text = PairText.read(pair, texts, plan, field=field, progress=progress)
     made, failures, notes, counts = _made(pair, config, text, base, progress)
-    recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
-    report = report_of_pair(
-        "build", pair, made, config.multitoken,
-        notes=[*name_notes(pair, earlier), *notes], failures=failures, counts=counts,
-    )  # fmt: skip
+    recipe = recipe_of(config, text.sources, field, earlier) if text else recipe_of(config)
+    notes = [*map_notes(pair, made, config.ignored[0]), *name_notes(pair, earlier), *notes]
+    failures = [*undecodable_tokens(pair, config.ignored), *failures]
+    report = stage_report("build", made, notes, failures, counts)
     return replace(made, reports=(report,), recipe=recipe)
 
 

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, edge_keys, pair_edges, unit_of
-from xtok.building.counting.pair_text import CountPlan, PairText
+from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
+from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
 from xtok.building.exact import Matches, options_beside, with_matches, without_ignored
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.edges import Edges, heaviest
+from xtok.maps.edges import heaviest, pair_keys
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_edges, map_of_rows
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
-
-
-def count_plan(config: BuildConfig) -> CountPlan:
-    """Return the counts that a map needs from a text."""
-    return CountPlan(target=config.target, hold_out=True)
 
 
 def synthetic_map(
@@ -59,27 +52,29 @@ def counted_map(
     within chunks take a second step of EM. Counts are integers, so the order of the texts does not
     matter.
     """
-    if text.plan != count_plan(config):
-        raise ValueError(f"the text was counted for {text.plan}, expected {count_plan(config)}")
+    (num_rows, width), unit = base.shape, unit_of(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
-    count = partial(_edges_of_counts, text, towards, base.shape, config, options)
-    edges, alpha, rows = count()
-    if config.target != "start":
-        first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as in a map
-        edges, alpha, rows = count(MapRows.of(first_map, base.shape[0]))
+    predicted: MapRows | None = None  # the map of the first step shares out the chunks
+    for _ in range(1 if config.target == "start" else 2):
+        pairs, held = (
+            _without_ignored(counts.pairs(predicted), options)
+            for counts in (text.counts, text.held_out)
+        )
+        alpha = choose_alpha(pairs, held, towards, config.top_k, width, unit)
+        keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
+        of_text = pair_edges(keys, amounts / unit)
+        edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
+        in_map = edges._replace(weights=edges.weights.astype(np.float32))  # rounded as in a map
+        predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)
     kind[edges.student_ids] = base.row_kind[edges.student_ids]
-    kind[rows] = RowKind.COUNTED
+    kind[of_text.student_ids] = RowKind.COUNTED
+    used = {"top_k": config.top_k, "target": config.target, "alpha": alpha}
     made = map_of_edges(
         edges, before=base, row_kind=kind, scale_slot=None, method="count", top_k=config.top_k
     ).after(
         "count",
-        {
-            "top_k": config.top_k,
-            "target": config.target,
-            "alpha": alpha,
-            **options_beside(base, options),
-        },
+        used | options_beside(base, options),
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
@@ -87,29 +82,10 @@ def counted_map(
     return made, _notes(text, alpha)
 
 
-def _edges_of_counts(
-    text: PairText,
-    towards: Edges,
-    shape: tuple[int, int],
-    config: BuildConfig,
-    options: MultitokenConfig,
-    predicted: MapRows | None = None,
-) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
-    unit = unit_of(config.target)
-    pairs, held = (
-        _without_ignored(counts.pairs(predicted), options)
-        for counts in (text.counts, text.held_out)
-    )
-    alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
-    keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
-    of_text = pair_edges(keys, amounts / unit)
-    edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
-    return edges, alpha, of_text.student_ids
-
-
 def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
     edges = without_ignored(pair_edges(*pairs), options)
-    return edge_keys(edges), edges.weights.astype(np.int64, copy=False)
+    keys = pair_keys(edges.student_ids, edges.teacher_ids)
+    return keys, edges.weights.astype(np.int64, copy=False)
 
 
 def _notes(text: PairText, alpha: float) -> list[str]:

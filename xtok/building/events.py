@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
+from xtok.building.spellings import partners_or_pieces
 from xtok.maps.events import EventMap
 from xtok.maps.records import StageReport, history_step
 from xtok.tokenizers import ModelLike
@@ -61,12 +62,9 @@ def _report(result: EventMap, pair: Pair) -> StageReport:
 
 
 def _links(pair: Pair, progress: Progress) -> Ids:
-    rows = pair.tables[0]
-    links = pair.partners.copy()
-    ids = rows.text_ids[links[rows.text_ids] < 0]
-    pieces, counts = pair.pieces(ids, progress)
-    has_any = counts > 0
-    links[ids[has_any]] = pieces[(np.cumsum(counts) - counts)[has_any]]
+    pieces, counts = partners_or_pieces(pair, pair.partners, pair.tables[0].text_ids, progress)
+    links = np.full(len(counts), -1)
+    links[counts > 0] = pieces[(np.cumsum(counts) - counts)[counts > 0]]
     return links
 
 

@@ -78,8 +78,7 @@ class Matches(NamedTuple):
 
 def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
     """Match tokens by bytes, by role or name, and, if enabled, by relaxed form."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    pair = pair.in_form(config.token_form, ignored)
+    pair = pair.in_form(config.token_form, config.ignored)
     ids = np.flatnonzero(pair.equal_bytes >= 0)
     equal = single_edges(ids, pair.equal_bytes[ids])
     special = _special_edges(pair, config)
@@ -120,7 +119,7 @@ def with_matches(
 
 def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
     """Remove the edges of ignored ids."""
-    if not (config.ignore_student_ids or config.ignore_teacher_ids):
+    if not any(config.ignored):
         return edges
     is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
     is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
@@ -129,8 +128,7 @@ def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
 
 def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
     """Raise an `XtokError` if an ignored id is beyond the width of its side."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
+    for side, width, ids in zip(SIDES, pair.shape, config.ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
                 f"the {side} id {max(ids)} to ignore does not exist: "

@@ -16,8 +16,8 @@ from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_rows, recipe_of_stage
-from xtok.maps.records import report_of_pair
-from xtok.tokenizers.notes import unspelled_note
+from xtok.maps.records import map_notes, stage_report
+from xtok.tokenizers.notes import undecodable_tokens, unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 
@@ -48,8 +48,9 @@ def multitoken(
     made, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress
     )
-    notes = name_notes(pair, earlier)
-    report = report_of_pair("multitoken", pair, made, config, notes=notes, failures=failures)
+    notes = [*map_notes(pair, made, config.ignored[0]), *name_notes(pair, earlier)]
+    failures = [*undecodable_tokens(pair, config.ignored), *failures]
+    report = stage_report("multitoken", made, notes, failures)
     recipe = recipe_of_stage(config) if earlier is None else None
     return replace(made, reports=(*made.reports, report), recipe=recipe)
 

@@ -49,17 +49,26 @@ def spellings(
     return replace(result, reports=(_report(result, pair),))
 
 
-def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:
-    counts = np.zeros(len(partners), np.int64)
-    canonical = np.fromiter(pair.tables[0].canonical_ids().values(), np.int64)
-    ids = np.sort(canonical[partners[canonical] < 0])
+def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress = silent) -> Pieces:
+    """Spell student tokens: with their partner if they have one, otherwise as `Pair.pieces`.
+
+    `partners` is int64 `[V_student]`, −1 for none; `ids` are the tokens to spell without a
+    partner, in rising order. The counts are int64 `[V_student]`.
+    """
+    has_partner = partners >= 0
+    ids = ids[~has_partner[ids]]
     spelled = pair.pieces(ids, progress)
+    counts = has_partner.astype(np.int64)
     counts[ids] = spelled.counts
-    counts[partners >= 0] = 1
-    pieces = np.empty(int(counts.sum()), np.int32)
-    is_shared = np.repeat(partners >= 0, counts)
-    pieces[is_shared], pieces[~is_shared] = partners[partners >= 0], spelled.ids
+    is_partner = np.repeat(has_partner, counts)
+    pieces = np.empty(len(is_partner), np.int32)
+    pieces[is_partner], pieces[~is_partner] = partners[has_partner], spelled.ids
     return Pieces(pieces, counts)
+
+
+def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:
+    canonical = np.fromiter(pair.tables[0].canonical_ids().values(), np.int64)
+    return partners_or_pieces(pair, partners, np.sort(canonical), progress)
 
 
 def _report(result: SpellingMap, pair: Pair) -> StageReport:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.building.counting.counts import edge_keys
+from xtok.maps.edges import pair_keys
 from xtok.maps.map_arguments import MapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
@@ -136,7 +136,7 @@ def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int
 
 
 def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float64]:
-    keys = np.concatenate([edge_keys(first.edges), edge_keys(second.edges)])
+    keys = np.concatenate([pair_keys(m.student_ids, m.teacher_ids) for m in (first, second)])
     weights = np.concatenate([first.weights.astype(np.float64), -second.weights.astype(np.float64)])
     pairs, place = np.unique(keys, return_inverse=True)
     moved = np.abs(np.bincount(place, weights, len(pairs)))

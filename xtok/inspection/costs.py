@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.building.counting.counts import Counts
 from xtok.maps.edges import ranks
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.pairs import Pair
@@ -68,12 +67,12 @@ class Occurrences:
         # pairs of tokens in the text, and their counts
         self.keys, self._counts = text.keys, self._amounts
         if by_chunk:
-            chunks, none = text.chunks, np.zeros(0, np.int64)
+            chunks = text.chunks
             self._owner = np.repeat(np.arange(len(chunks.widths)), chunks.widths)
             at = chunks.bounds[:-1][self._owner] + ranks(self._owner)
             self._rows = chunks.ids[at].astype(np.int64)
             self._amounts = (chunks.counts / chunks.widths)[self._owner]
-            self.keys, wanted = Counts(none, none, chunks).pairs()
+            self.keys, wanted = chunks.pairs()
             self._counts = wanted.astype(np.float64)
 
     def classes(

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from xtok import __version__
-from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.tokenizers.display import plural
-from xtok.tokenizers.notes import examples_of, tokenizer_notes, undecodable_tokens
+from xtok.tokenizers.notes import examples_of, tokenizer_notes
 from xtok.tokenizers.pairs import Pair, require_table
 
 if TYPE_CHECKING:
@@ -88,23 +87,6 @@ def stage_report(
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 
-def report_of_pair(
-    stage: str,
-    pair: Pair,
-    projection: ProjectionMap,
-    config: MultitokenConfig,
-    *,
-    notes: Sequence[str] = (),
-    failures: Sequence[str] = (),
-    counts: Mapping[str, float] | None = None,
-) -> StageReport:
-    """Return the report of a stage, including the notes on the pair's tokenizers."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
-    failures = [*undecodable_tokens(pair, ignored), *failures]
-    return stage_report(stage, projection, notes, failures, counts)
-
-
 def require_complete(any_map: StoredMap) -> None:
     """Raise an `XtokError` if a report names tokens that could not be decoded or spelled."""
     failures = [failure for report in any_map.reports for failure in report.failures]
@@ -116,12 +98,12 @@ def require_complete(any_map: StoredMap) -> None:
         )
 
 
-def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
-    """Return notes on scale slots and empty rows, except rows of `ignored` ids."""
+def map_notes(pair: Pair, projection: ProjectionMap, ignored: Collection[int]) -> list[str]:
+    """Return notes on a map's tokenizers, scale slots and empty rows, except `ignored` rows."""
     table, kind = require_table(projection.student), projection.row_kind
     text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
     special = [i for i in table.control_names if not kind[i] and i not in ignored]
-    notes = _slot_notes(projection)
+    notes = [*tokenizer_notes(pair), *_slot_notes(projection)]
     if text:
         notes.append(f"empty rows: {examples_of(text, table)}")
     if special:

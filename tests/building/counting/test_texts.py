@@ -191,7 +191,7 @@ def test_a_conversation_is_the_text_of_its_messages(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"messages": [plain, plain]})
     [batch] = read_batches(text_shards(path))
     assert batch.texts == ["one", "one"]
-    assert batch.groups == ["a.parquet"] * 2
+    assert batch.group == "a.parquet"
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:

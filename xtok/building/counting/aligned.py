@@ -12,6 +12,7 @@ from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.building.counting.kernels import chunk_spans
+from xtok.maps.edges import pair_keys
 from xtok.tokenizers.display import escape, quoted
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
@@ -43,24 +44,20 @@ class AlignedTexts(NamedTuple):
     @property
     def keys(self) -> NDArray[np.int64]:
         """The pair of tokens at the start of each chunk, int64; see `counts`."""
-        keys: NDArray[np.int64] = self.student.ids[self.spans[0]].astype(np.int64) << 32
-        keys |= self.teacher.ids[self.spans[2]]
-        return keys
+        return pair_keys(self.student.ids[self.spans[0]], self.teacher.ids[self.spans[2]])
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:
         """Return the number of bytes of each document outside of chunks, int64 `[documents]`.
 
         At least 1 for a document with differences, even if one side's tokens have extra bytes.
         """
-        if not self.differs.any():
-            return np.zeros(len(sizes), np.int64)
         ends = offsets_of(table.lengths[self.student.ids])
         of_chunks = ends[self.spans[1]] - ends[self.spans[0]]
         within = np.bincount(self.documents, of_chunks, len(sizes)).astype(np.int64)
         return np.where(self.differs, (sizes - within).clip(1), 0)
 
-    def first_difference(self, tables: Sequence[TokenTable], groups: Sequence[str]) -> Difference:
-        """Return the first difference in the first document with differences."""
+    def first_difference(self, tables: Sequence[TokenTable], group: str) -> Difference:
+        """Return the first difference in the first document with differences, of this group."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
         # Per side: its ids, and starts and ends of the stretches between chunks
@@ -74,7 +71,7 @@ class AlignedTexts(NamedTuple):
             before = _spelled(table, ids[begins[0] : begins[at]][-_CONTEXT:])[-_CONTEXT:]
             differing = _spelled(table, ids[begins[at] : ends[at]][:_CONTEXT])[:_CONTEXT]
             shown.append(quoted(escape(_whole(before) + differing)))
-        return Difference(groups[document], *shown)
+        return Difference(group, *shown)
 
 
 def _spelled(table: TokenTable, ids: NDArray[np.int32]) -> bytes:

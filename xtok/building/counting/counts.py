@@ -1,6 +1,6 @@
 """Counts of token pairs and chunks, as integers: independent of order and grouping.
 
-A pair is an int64, `student_id << 32 | teacher_id`.
+A pair is an int64, as in `pair_keys`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.building.counting.kernels import add_chunks, chunk_pairs
 from xtok.config import Target
-from xtok.maps.edges import Edges, pair_order, row_starts
+from xtok.maps.edges import Edges, pair_keys, pair_order, row_starts
 
 if TYPE_CHECKING:
     from xtok.building.counting.aligned import AlignedTexts
@@ -38,11 +38,6 @@ def unit_of(target: Target) -> int:
 def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
     """Convert pairs and their counts to edges."""
     return Edges((keys >> 32).astype(np.int32), keys.astype(np.int32), counts)
-
-
-def edge_keys(edges: Edges) -> NDArray[np.int64]:
-    """Convert edges to pairs, int64."""
-    return edges.student_ids.astype(np.int64) << 32 | edges.teacher_ids
 
 
 class MapRows(NamedTuple):
@@ -76,27 +71,25 @@ class PairCounts:
     def __init__(self) -> None:
         self._runs: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
-    def __len__(self) -> int:
-        return len(self.arrays()[0])
-
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
         """Add amounts to pairs; a single amount applies to all pairs."""
         if len(amounts) == 1:
             distinct, counts = np.unique(keys, return_counts=True)
             run = distinct, counts * amounts
         else:
-            run = _summed([(keys, amounts)])
+            run = sum_pairs([(keys, amounts)])
         while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
-            run = _summed([self._runs.pop(), run])
+            run = sum_pairs([self._runs.pop(), run])
         self._runs.append(run)
 
     def arrays(self) -> Pairs:
         """Return the pairs in ascending order, and their counts, both int64."""
-        self._runs = [_summed(self._runs)]
+        self._runs = [sum_pairs(self._runs)]
         return self._runs[0]
 
 
-def _summed(parts: Sequence[Pairs]) -> Pairs:
+def sum_pairs(parts: Sequence[Pairs]) -> Pairs:
+    """Add up the counts of equal pairs; sort by pair."""
     keys, counts = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(keys, kind="stable")  # fast for parts that are sorted
     starts = row_starts(keys[order])
@@ -112,20 +105,39 @@ class DistinctChunks(NamedTuple):
     widths: NDArray[np.int64]  # [chunks], number of student tokens
     counts: NDArray[np.int64]
 
-    def take(self, chosen: NDArray[np.bool_]) -> DistinctChunks:
-        """Select chunks, bool `[chunks]`."""
+    def recounted(self, counts: NDArray[np.int64]) -> DistinctChunks:
+        """Return the chunks with these counts above 0, except those that are too long to count."""
         lengths = np.diff(self.bounds)
+        chosen = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)
         bounds = offsets_of(lengths[chosen])
         ids = self.ids[np.repeat(chosen, lengths)]
-        return DistinctChunks(ids, bounds, self.widths[chosen], self.counts[chosen])
+        return DistinctChunks(ids, bounds, self.widths[chosen], counts[chosen])
 
     @property
     def keys(self) -> NDArray[np.int64]:
         """The pair of tokens at the start of each chunk, int64."""
         starts = self.bounds[:-1]
-        keys = self.ids[starts].astype(np.int64) << 32
-        keys |= self.ids[starts + self.widths]
-        return keys
+        return pair_keys(self.ids[starts], self.ids[starts + self.widths])
+
+    def pairs(self, predicted: MapRows | None = None) -> Pairs:
+        """Return the pairs within chunks in ascending order, and their counts.
+
+        The pairs of a chunk share its count equally, or in proportion to the student tokens'
+        weights for each teacher token: the E step of IBM Model 1 (Brown et al., Computational
+        Linguistics 19(2), 1993, section 4.2). Its likelihood equals P-KL's average over a chunk's
+        rows.
+        """
+        pairs = PairCounts()
+        for start in range(0, len(self.counts), _CHUNKS_AT_ONCE):
+            stop = start + _CHUNKS_AT_ONCE
+            bounds, widths = self.bounds[start : stop + 1], self.widths[start:stop]
+            part = DistinctChunks(self.ids, bounds, widths, self.counts[start:stop])
+            num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
+            keys, amounts = np.empty((2, num_pairs), np.int64)
+            chunk_pairs(part, UNIT, predicted or _NO_ROWS, keys, amounts)
+            used = amounts > 0
+            pairs.add(keys[used], amounts[used])
+        return pairs.arrays()
 
 
 class ChunkCounts:
@@ -192,29 +204,8 @@ class Counts(NamedTuple):
     chunks: DistinctChunks
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return all pairs in ascending order, and their counts, including the pairs within chunks.
-
-        The pairs of a chunk share its count equally, or in proportion to the student tokens'
-        weights for each teacher token: the E step of IBM Model 1 (Brown et al., Computational
-        Linguistics 19(2), 1993, section 4.2). Its likelihood equals P-KL's average over a chunk's
-        rows.
-        """
-        ids, bounds, widths, counts = self.chunks
-        if not len(counts):
-            return self.keys, self.counts
-        pairs = PairCounts()
-        pairs.add(self.keys, self.counts)
-        for start in range(0, len(counts), _CHUNKS_AT_ONCE):
-            stop = start + _CHUNKS_AT_ONCE
-            part = DistinctChunks(
-                ids, bounds[start : stop + 1], widths[start:stop], counts[start:stop]
-            )
-            num_pairs = int((part.widths * (np.diff(part.bounds) - part.widths)).sum())
-            keys, amounts = np.empty((2, num_pairs), np.int64)
-            chunk_pairs(part, UNIT, predicted or _NO_ROWS, keys, amounts)
-            used = amounts > 0
-            pairs.add(keys[used], amounts[used])
-        return pairs.arrays()
+        """Return all pairs in ascending order, and their counts; see `DistinctChunks.pairs`."""
+        return sum_pairs([(self.keys, self.counts), self.chunks.pairs(predicted)])
 
 
 class Tally:

@@ -20,11 +20,10 @@ from xtok.building.counting.counts import (
     Counts,
     DistinctChunks,
     MapRows,
-    PairCounts,
     Pairs,
     Tally,
-    is_too_long,
     pair_edges,
+    sum_pairs,
 )
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.kernels import chunk_losses
@@ -90,7 +89,7 @@ class CountPlan:
     per_document: bool = False  # chunks of each document; they take as much memory as the text
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PerDocument:
     """The chunks of each document; entry e is the count of one chunk in one document."""
 
@@ -144,26 +143,20 @@ class PerDocument:
 
         One EM step comes close to the optimum for chunks.
         """
-        amounts, widths = self._chunk_counts(chosen), self.chunks.widths
-        is_long = is_too_long(widths, np.diff(self.chunks.bounds) - widths)
-        chunks = self.chunks._replace(counts=amounts).take((amounts > 0) & ~is_long)
-        none = np.zeros(0, np.int64)
-        counts = Counts(none, none, chunks)
-        first = heaviest(pair_edges(*counts.pairs()), top_k)
-        return heaviest(pair_edges(*counts.pairs(MapRows.of(first, num_rows))), top_k)
+        chunks = self.chunks.recounted(self._chunk_counts(chosen))
+        first = heaviest(pair_edges(*chunks.pairs()), top_k)
+        return heaviest(pair_edges(*chunks.pairs(MapRows.of(first, num_rows))), top_k)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairText:
     """The counts of one pass over the text of a pair."""
 
-    plan: CountPlan
     sources: tuple[SourceFile, ...]  # the files
     totals: TextTotals
     tokens: tuple[NDArray[np.int64], ...]  # `[V]` of each tokenizer, count of each token
     counts: Counts
     held_out: Counts  # counts of the held-out documents
-    field: str = "text"  # field or column of the text
     per_document: PerDocument | None = None
     first_difference: Difference | None = None  # between the sides' spellings
 
@@ -193,7 +186,7 @@ class PairText:
         with TextEncoder(*tokenizers) as encoder, progress("counting", size) as advance:
             for batch, sides in encoder.read(read_batches(parts, field), size, advance):
                 counter.add(batch, sides)
-        text = counter.result(tuple(map(source_of, files)), field)
+        text = counter.result(tuple(map(source_of, files)))
         if len(tokenizers) > 1:
             text.require_starts()
         return text
@@ -224,16 +217,8 @@ class PairText:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs at shared token boundaries, ascending, and their counts, both int64."""
-        if self.plan.target != "start":
-            raise ValueError(f"the text was counted for the target {self.plan.target!r}, not start")
-        pairs = PairCounts()
-        for part in (self.counts, self.held_out):
-            pairs.add(part.keys, part.counts)
-        return pairs.arrays()
-
-
-TextLike = Paths | PairText  # text, or its counts
+        """Pairs at shared token boundaries, ascending, and their counts; for the target `start`."""
+        return sum_pairs([(part.keys, part.counts) for part in (self.counts, self.held_out)])
 
 
 def tokenizers_of(pair: Pair) -> list[Tokenizer]:
@@ -261,10 +246,10 @@ class TextCounter:
             return
         aligned = self._aligner.align(*sides)
         if self._documents is not None:
-            self._documents.add(aligned, batch.groups)
+            self._documents.add(aligned, batch.group)
         tables = self._aligner.tables
         if self._first_difference is None and aligned.differs.any():
-            self._first_difference = aligned.first_difference(tables, batch.groups)
+            self._first_difference = aligned.first_difference(tables, batch.group)
         is_held = self._is_held_out(batch.texts)
         chosen = is_held[aligned.documents]
         skipped = self.counts.add(aligned, ~chosen) + self.held_out.add(aligned, chosen)
@@ -287,16 +272,14 @@ class TextCounter:
             is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
         return is_held
 
-    def result(self, sources: tuple[SourceFile, ...] = (), field: str = "text") -> PairText:
+    def result(self, sources: tuple[SourceFile, ...]) -> PairText:
         """Return all counts."""
         return PairText(
-            plan=self.plan,
             sources=sources,
             totals=self.totals,
             tokens=tuple(self.tokens),
             counts=self.counts.counts(),
             held_out=self.held_out.counts(),
-            field=field,
             per_document=self._documents.result() if self._documents else None,
             first_difference=self._first_difference,
         )
@@ -310,8 +293,8 @@ class DocumentCounter:
         self._chunks = ChunkCounts()
         self._entries = [np.zeros((3, 0), np.int32)]
 
-    def add(self, aligned: AlignedTexts, groups: Sequence[str]) -> None:
-        """Add documents."""
+    def add(self, aligned: AlignedTexts, group: str) -> None:
+        """Add documents of one group."""
         places = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
         entries, counts = np.unique(aligned.documents * size + places, return_counts=True)
@@ -319,15 +302,10 @@ class DocumentCounter:
         self._entries.append(
             np.stack([documents + len(self._groups), places, counts]).astype(np.int32)
         )
-        self._groups += groups
+        self._groups += [group] * len(aligned.differs)
 
     def result(self) -> PerDocument:
         """Return the counts."""
         documents, places, counts = np.concatenate(self._entries, axis=1)
-        return PerDocument(
-            groups=tuple(self._groups),
-            documents=documents,
-            places=places,
-            counts=counts,
-            chunks=self._chunks.chunks(),
-        )
+        chunks = self._chunks.chunks()
+        return PerDocument(tuple(self._groups), documents, places, counts, chunks)

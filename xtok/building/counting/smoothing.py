@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import Pairs as Pairs
-from xtok.building.counting.counts import edge_keys, pair_edges
-from xtok.maps.edges import Edges, heaviest, sum_duplicates
+from xtok.building.counting.counts import pair_edges
+from xtok.maps.edges import Edges, heaviest, pair_keys, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
 
@@ -56,7 +56,7 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
     """Return the weights of pairs `student_id << 32 | teacher_id`, 0 for pairs without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
-    of_edges = edge_keys(edges)
+    of_edges = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(of_edges)
     of_edges, weights = of_edges[order], edges.weights[order].astype(np.float64)
     places = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)

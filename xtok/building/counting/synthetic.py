@@ -23,6 +23,7 @@ from xtok.building.counting.aligned import TextAligner
 from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.texts import Batch
+from xtok.building.spellings import partners_or_pieces
 from xtok.config import Target
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.tokenizers.table import TokenTable, TokenType
@@ -96,7 +97,8 @@ FIRST_PIECE = 1 / 3
 # Pseudo-count per row of the pairs from `prefixes`
 FALLBACK = 0.02
 
-Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
+Integers = NDArray[np.int64]
+Pool = tuple[Integers, NDArray[np.float64]]  # tokens, and their cumulated weights
 
 
 def synthetic_edges(
@@ -151,7 +153,7 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
             stop = min(start + _TEXTS_AT_ONCE, num_texts)
             texts = source.texts(stop - start)
             parts = [texts[i : i + _PER_DOCUMENT] for i in range(0, len(texts), _PER_DOCUMENT)]
-            yield Batch(list(map("".join, parts)), [], 0, stop)
+            yield Batch(list(map("".join, parts)), "", stop)
 
     with (
         TextEncoder(*pair.tokenizers) as encoder,
@@ -165,13 +167,9 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 
 def _pieces(pair: Pair) -> Edges:
     """Spell each student token, as an equal teacher token if there is one, with equal weights."""
-    own = np.flatnonzero(pair.equal_bytes >= 0)
-    ids = np.setdiff1d(pair.tables[0].text_ids, own)
-    pieces, counts = pair.pieces(ids)
-    s_ids = np.concatenate([own, np.repeat(ids, counts)]).astype(np.int32)
-    t_ids = np.concatenate([pair.equal_bytes[own].astype(np.int32), pieces])
-    shares = FIRST_PIECE / np.repeat(counts, counts)
-    return Edges(s_ids, t_ids, np.concatenate([np.full(len(own), FIRST_PIECE), shares]))
+    pieces, counts = partners_or_pieces(pair, pair.equal_bytes, pair.tables[0].text_ids)
+    student_ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return Edges(student_ids, pieces, FIRST_PIECE / counts[student_ids])
 
 
 def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
@@ -209,7 +207,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     return edges._replace(weights=FALLBACK * edges.weights)
 
 
-def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
+def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
     """Return the index of the longest other token that each sorted token starts with, or −1."""
     before: list[int] = []
     begun: list[int] = []  # indices of nested beginnings of the current token
@@ -236,7 +234,7 @@ class _EvenNumbers:
         """Return numbers for a decision without causes."""
         return self(decision, self._rng.permutation(number))
 
-    def __call__(self, decision: object, causes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, decision: object, causes: Integers) -> NDArray[np.float64]:
         """Return a number for each cause of a decision."""
         first = self._next.get(decision)
         if first is None:
@@ -284,7 +282,7 @@ class SyntheticSource:
         self.starts = np.append(np.int32(0), self.ends[:-1])
         self._index(pool_of)
 
-    def _index(self, pool_of: NDArray[np.int64]) -> None:
+    def _index(self, pool_of: Integers) -> None:
         """Index the positions of letters in tokens by their preceding bytes, last byte first."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
@@ -318,7 +316,7 @@ class SyntheticSource:
             for start, stop in pairwise([0, *ends.tolist()])
         ]
 
-    def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _spans(self, number: int) -> tuple[Integers, Integers]:
         """Return the position of each token in the joined tokens, int64 `[number, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
         script = self._draw_scripts(number)
@@ -352,7 +350,7 @@ class SyntheticSource:
             indented = (kind == TextKind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
         return starts, stops
 
-    def _draw_scripts(self, number: int) -> NDArray[np.int64]:
+    def _draw_scripts(self, number: int) -> Integers:
         language = self.draw.in_any_order("language", number)
         others = [pool for pool in self.pools if pool > _HAN]
         mass = np.cumsum([self.pools[s][1][-1] for s in others])
@@ -362,8 +360,8 @@ class SyntheticSource:
         return np.where(language > 0.8, np.array(others)[place], script)
 
     def _draw_tokens(
-        self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        self, kind: Integers, script: Integers, last: Integers
+    ) -> tuple[Integers, Integers]:
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
@@ -379,12 +377,7 @@ class SyntheticSource:
         return start, stop
 
     def _continue_words(
-        self,
-        rows: NDArray[np.int64],
-        tail: NDArray[np.int64],
-        tail_length: NDArray[np.int64],
-        start: NDArray[np.int64],
-        stop: NDArray[np.int64],
+        self, rows: Integers, tail: Integers, tail_length: Integers, start: Integers, stop: Integers
     ) -> None:
         """Replace drawn tokens, in place, by text that follows the last letters in some token."""
         rows = rows[np.argsort(tail[rows], kind="stable")]  # for the processor's cache

@@ -48,11 +48,10 @@ _SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messa
 
 
 class Batch(NamedTuple):
-    """Documents of one shard that are processed together."""
+    """Documents of one file that are processed together."""
 
     texts: list[str]
-    groups: list[str]  # the name of each document's file
-    shard: int  # index of their shard
+    group: str  # the file's name
     consumed: int  # bytes read from disk so far, of all shards
 
 
@@ -90,20 +89,18 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
     before = 0
-    for number, shard in enumerate(shards):
+    for shard in shards:
         file = shard.path.name if names[shard.path.name] == 1 else str(shard.path)
         texts: list[str] = []
-        groups: list[str] = []
         size = consumed = 0
         for text, so_far in _documents(shard, field):
             texts.append(text)
-            groups.append(file)
             size, consumed = size + len(text), before + min(so_far, shard.size)
             if size >= BATCH_CHARACTERS:
-                yield Batch(texts, groups, number, consumed)
-                texts, groups, size = [], [], 0
+                yield Batch(texts, file, consumed)
+                texts, size = [], 0
         if texts:
-            yield Batch(texts, groups, number, consumed)
+            yield Batch(texts, file, consumed)
         before += shard.size
 
 
@@ -116,7 +113,7 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     rows = with_context = size = more = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
     columns = field, "teacher_context"  # columns of candidates are much larger
-    for _, row in chain.from_iterable(read_samples(path, columns) for path in paths):
+    for _, row in read_samples(paths, columns):
         text = row.get(field) if isinstance(row, dict) else None
         if isinstance(text, str):
             context = row.get("teacher_context")
