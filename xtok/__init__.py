@@ -1,8 +1,8 @@
-"""Cross-tokenizer projection maps for knowledge distillation, byte-exact.
+"""Knowledge distillation between models with different tokenizers.
 
 >>> import xtok
->>> projection = xtok.build("meta-llama/Llama-3.2-1B", "Qwen/Qwen3-8B")  # doctest: +SKIP
->>> projection.save("llama_to_qwen.safetensors")  # doctest: +SKIP
+>>> events = xtok.events("meta-llama/Llama-3.2-1B", "Qwen/Qwen3-8B")  # doctest: +SKIP
+>>> events.save("llama_to_qwen.safetensors")  # doctest: +SKIP
 """
 
 import lazy_loader

@@ -52,7 +52,7 @@ def test_every_map_passes_verify_and_comes_back_equal(
         words = line.replace(".F", f".{suffix}").replace("T", str(corpus)).split()
         models = [word for part in words for word in (pair if part == "P" else [part])]
         if name in ("events", "csd") and suffix == "pt":
-            continue  # an event map has one format, and the tables for CSD are not read
+            continue  # an event map has one format, and NeMo-RL's tables for CSD are not read
         path = tmp_path / f"{name}.{suffix}"
         assert works(cli(*models, "-o", path, "--quiet")).stdout.splitlines()[0] == str(path)
         assert not xtok.verify(path, to_pieces).failed

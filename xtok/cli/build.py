@@ -51,7 +51,8 @@ def build(
 ) -> None:
     """Build a projection map from two tokenizers, for P-KL, gold or H-KL.
 
-    With --text, the weights are counted on your text, which usually gives a better map.
+    With --text, the weights are counted on your text instead of synthetic text, which is rarely
+    necessary.
 
     Example: xtok build meta-llama/Llama-3.2-1B Qwen/Qwen3-8B --for p-kl -o map.safetensors
     """

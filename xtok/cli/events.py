@@ -27,8 +27,7 @@ def events(
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",
-        "Loss to build for: event-kl (an event map), or csd (the spelling of each side's tokens "
-        "in the other side's tokens).",
+        "Loss to build for: event-kl (an event map), or csd (a spelling map).",
     ),
     output: str | None = output_option(
         "a file in the current folder, named after the pair.",
@@ -40,9 +39,10 @@ def events(
     timeout: float = TIMEOUT,
     widths: Widths,
 ) -> None:
-    """Build an event map (default), or the tables for CSD.
+    """Build an event map (default), or a spelling map (--for csd).
 
-    An event map groups the tokens of both vocabularies, for training with event KL.
+    An event map groups the tokens of both vocabularies, for training with event KL. A spelling map
+    contains the spelling of each side's tokens in the other side's tokens.
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """

@@ -49,7 +49,7 @@ class Advice:
 
 OTHER_LOSSES = (
     "CSD, for NeMo-RL's draft 4177, needs both models' logits or a teacher's top-k, and the "
-    "spellings of xtok events --for csd.",
+    "spelling map of xtok events --for csd.",
     "ALM needs the teacher's log-probabilities of the text alone, and no file.",
 )
 """Other losses for two tokenizers, and their requirements."""
