@@ -19,7 +19,7 @@ from xtok.conversation import ReadBack, read_back, render
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "conversations.md"
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "How high, 3 < 4?"}
 ANSWER = {"role": "assistant", "content": "201 steps 🌊."}
