@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from xtok._lib.ragged import num_common
 from xtok.conversation import find_template, is_prefix_preserving, render, tool_suffix
 from xtok.conversation.formats import PromptFormat
 from xtok.errors import XtokError
@@ -171,6 +171,5 @@ class ChatTrial:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:
             return error.message
-        pairs = enumerate(zip_longest(first, full[: len(first)]))
-        place = next((i for i, (a, b) in pairs if a != b), None)
-        return "kept" if place is None else f"changed from token {place} of {len(first)}"
+        place = num_common(first, full)
+        return "kept" if place == len(first) else f"changed from token {place} of {len(first)}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 
 from xtok._lib.progress import Progress, silent
+from xtok._lib.ragged import num_common
 from xtok._lib.shards import Paths
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
@@ -26,7 +27,6 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
-_EXAMPLES = 3
 _TOKENS_AT_ONCE = 1 << 13
 """Tokens per batch, since the library keeps more than their ids in memory."""
 
@@ -71,12 +71,8 @@ class Diagnosis:
     @property
     def failed(self) -> tuple[str, ...]:
         """The failed checks as `MODEL: CHECK`."""
-        return tuple(
-            f"{one.model_id}: {check.name}"
-            for one in self.tokenizers
-            for check in one.checks
-            if check.level == "failed"
-        )
+        checks = ((one.model_id, check) for one in self.tokenizers for check in one.checks)
+        return tuple(f"{model}: {check.name}" for model, check in checks if check.level == "failed")
 
     @property
     def verdict(self) -> str:
@@ -124,9 +120,11 @@ def doctor(
         ValueError: for texts with one model.
     """
     templates = ChatTemplates.or_default(templates)
-    pair, tokenizers = _loaded(student_model, teacher_model)
-    if texts and pair is None:
+    is_single = teacher_model is None and not isinstance(student_model, Pair)
+    if texts and is_single:
         raise ValueError("texts need two models")
+    pair = None if is_single else pair_of(student_model, teacher_model)
+    tokenizers = (load_tokenizer(student_model),) if pair is None else pair.tokenizers
     trials = []
     for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
         with naming_template(f"{side}_template"):
@@ -144,19 +142,6 @@ def doctor(
         advice=None if _PROBE_TEXT in failed else advise(facts, names),
         pair_checks=(_turn_end_check(pair, *trials), *checks),
     )
-
-
-def _loaded(
-    student_model: ModelLike | Pair, teacher_model: ModelLike | None
-) -> tuple[Pair | None, tuple[Tokenizer, ...]]:
-    if isinstance(student_model, Pair):
-        return student_model, student_model.tokenizers
-    if teacher_model is None:
-        return None, (load_tokenizer(student_model),)
-    if teacher_model == student_model:
-        student_model = teacher_model = load_tokenizer(teacher_model)
-    pair = pair_of(student_model, teacher_model)
-    return pair, pair.tokenizers
 
 
 def _checked_pair(
@@ -209,10 +194,8 @@ def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiag
     model_id = tokenizer.vocabulary.model_id
     with progress(f"checking {model_id}", len(table.text_ids)) as advance:
         lost = _round_trips(tokenizer, advance)
-    round_trip = [f"{sum(map(len, lost.values())):,} tokens"]
-    for cause, ids in lost.items():
-        examples = ", ".join(f"'{table.shown(i)}'" for i in ids[:_EXAMPLES])
-        round_trip.append(f"{len(ids):,} {cause}: {examples}")
+    lines = [f"{sum(map(len, lost.values())):,} tokens"]
+    lines += (f"{len(ids):,} {why}: {listed(map(table.quoted, ids))}" for why, ids in lost.items())
     return TokenizerDiagnosis(
         model_id=model_id,
         not_round_tripping={cause: len(ids) for cause, ids in lost.items()},
@@ -220,7 +203,7 @@ def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiag
         tool_suffix_ids=chat.tool_suffix_ids,
         checks=(
             *_vocabulary_checks(tokenizer),
-            Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
+            Check("round trip", "note" if lost else "ok", "\n".join(lines)),
             *_role_checks(tokenizer),
             *_probe_checks(tokenizer),
             *chat.checks(tools=tools),
@@ -248,14 +231,14 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 def _width_check(tokenizer: Tokenizer) -> Check:
     vocabulary = tokenizer.vocabulary
+    is_unknown = vocabulary.width_source == "tokenizer"
     message = (
         f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "
         f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, "
         f"{len(tokenizer.table.ids_of_type(TokenType.UNUSED)):,} ids without a token"
     )
-    if vocabulary.width_source == "tokenizer":
-        return Check("width", "note", f"{message}; the model's width is unknown")
-    return Check("width", "ok", message)
+    message += "; the model's width is unknown" * is_unknown
+    return Check("width", "note" if is_unknown else "ok", message)
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
@@ -344,14 +327,13 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}, the end of documents")
     else:
         yield Check("eos", "failed", "none: no token ends a document")
+    problem = ""
     if not pad:
-        message = "none: set one before batching, such as an unused or reserved id"
-        yield Check("pad", "warning", message)
+        problem = "none: set one before batching, such as an unused or reserved id"
     elif both := set(pad) & set(eos):
-        message = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
-        yield Check("pad", "warning", message)
-    else:
-        yield Check("pad", "ok", ", ".join(map(table.shown, pad)))
+        problem = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
+    shown = ", ".join(map(table.shown, pad))
+    yield Check("pad", "warning" if problem else "ok", problem or shown)
 
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
@@ -380,8 +362,7 @@ def _difference(text: bytes, decoded: bytes) -> str:
     """Show the first difference of two byte strings, from the start of its character."""
     if text == decoded:
         return ""
-    pairs = enumerate(zip_longest(text, decoded))
-    place = next(i for i, (a, b) in pairs if a != b)
+    place = num_common(text, decoded)
     while place and text[place : place + 1] and text[place] & 0xC0 == 0x80:
         place -= 1
     shown = []

@@ -14,7 +14,7 @@ from xtok.maps.edges import row_starts
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.relaxed import relaxed_form
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
@@ -74,18 +74,14 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
         "bytes": table[token_id].hex(" "),
         "type": TokenType(int(table.types[token_id])).name.lower(),
         "token_class": token_class(table, token_id).label,
-        "roles": _roles(table, token_id),
+        "roles": table.roles_by_id.get(token_id, ()),
     }
-
-
-def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
-    return table.roles_by_id.get(token_id, ())
 
 
 def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
     if kind == RowKind.EMPTY and student_id in rows.control_names:
-        roles = _roles(rows, student_id)
-        return "a special token without a counterpart" + (f" ({', '.join(roles)})" if roles else "")
+        roles = ", ".join(rows.roles_by_id.get(student_id, ()))
+        return "a special token without a counterpart" + (f" ({roles})" if roles else "")
     if kind == RowKind.EMPTY and not rows[student_id]:
         return "the tokenizer does not use this id"
     same = columns.canonical_ids().get(rows[student_id])
@@ -119,7 +115,8 @@ def _relation(
     ours, theirs = rows[student_id], columns[entry.teacher_id]
     if ours and theirs:
         return next(words for holds, words in _BYTE_RELATIONS if holds(ours, theirs))
-    shared = [r for r in _roles(rows, student_id) if r in _roles(columns, entry.teacher_id)]
+    theirs_by_role = columns.roles_by_id.get(entry.teacher_id, ())
+    shared = [role for role in rows.roles_by_id.get(student_id, ()) if role in theirs_by_role]
     return f"role {', '.join(shared)}" if shared else "special token"
 
 
@@ -212,15 +209,11 @@ def _worst_first(
     projection: ProjectionMap, token_class: str | None, kind: str | None
 ) -> NDArray[np.int64]:
     use = np.ones(projection.shape[0], np.bool_)
-    table = projection.student.table
-    if table is not None:
-        named = classes_named(token_class) if token_class else set(TokenClass) - {TokenClass.UNUSED}
-        use = np.isin(token_classes(table), list(named))
-    elif token_class:
-        raise XtokError(
-            "the map contains no tokens, so it has no classes: xtok did not write it",
-            hint="list its rows by kind",
-        )
+    if token_class:
+        table = require_table(projection.student)
+        use = np.isin(token_classes(table), classes_named(token_class))
+    elif projection.student.table is not None:
+        use = token_classes(projection.student.table) != TokenClass.UNUSED
     if kind is not None:
         kinds = {member.name.lower(): member for member in RowKind}
         if kind not in kinds:

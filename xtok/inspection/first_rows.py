@@ -56,16 +56,6 @@ class SideReport:
     rendered: list[Conversation]  # without those that a template rejects
 
     @property
-    def roles(self) -> Counter[str]:
-        """The number of messages of each role."""
-        return Counter(span.role for chat in self.rendered for span in chat.message_spans)
-
-    @property
-    def notes(self) -> Counter[str]:
-        """The number of conversations with each note."""
-        return Counter(note for chat in self.rendered for note in chat.notes)
-
-    @property
     def findings(self) -> Iterator[Result]:
         """The first differences, and the number of the others."""
         yield from (("warning", difference) for difference in self.differences[:_SHOWN])
@@ -167,7 +157,8 @@ def alignment_findings(
     chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
     equal = valid & alignment["pair_is_correct"]
     inside = (chunk >= 0) & np.take_along_axis(valid, np.maximum(chunk, 0), axis=1)
-    firsts = [_first_tokens(alignment[f"{side}_kept"]) for side in SIDES]
+    kept = [alignment[f"{side}_kept"] for side in SIDES]
+    firsts = [of_side & (of_side.cumsum(1) == 1) for of_side in kept]
     is_bos = [
         np.isin(of_side, token_ids(tokenizer, "bos")) & first
         for of_side, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
@@ -208,11 +199,6 @@ def alignment_findings(
             f"{ends_in} of {num_ends} ends of turns or texts are in a chunk: with the distillation "
             "loss alone, the student does not learn to stop (the cross-entropy has these targets)",
         )
-
-
-def _first_tokens(kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    firsts: NDArray[np.bool_] = kept & (kept.cumsum(1) == 1)
-    return firsts
 
 
 def _decoded(
@@ -273,7 +259,8 @@ def row_checks(
 
 
 def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
-    for note, count in report.notes.items():
+    notes = Counter(note for chat in report.rendered for note in chat.notes)
+    for note, count in notes.items():
         yield Check(name, "note", f"{count:,} of {report.num_chats:,}: {note}")
     yield from (Check(name, *finding) for finding in report.findings)
     if report.differences:
@@ -281,8 +268,9 @@ def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
     counted = [plural(report.num_texts, "text")] if report.num_texts else []
     if report.num_chats:
         is_target = np.concatenate([chat.assistant_mask for chat in report.rendered])
+        roles = Counter(span.role for chat in report.rendered for span in chat.message_spans)
         counted.append(plural(report.num_chats, "conversation"))
-        counted += [plural(n, "message") + f" of {role}" for role, n in report.roles.items()]
+        counted += [plural(n, "message") + f" of {role}" for role, n in roles.items()]
         counted.append(f"{is_target.sum():,} of {len(is_target):,} tokens are targets")
     same = "equal to the library's" if report.is_compared else "not compared, without a library"
     yield Check(name, "ok" if report.is_compared else "note", f"{', '.join(counted)}: {same}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import fspath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from xtok.errors import MALFORMED
 from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
-from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -25,7 +24,7 @@ from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import ROLES
 from xtok.tokenizers.sides import SIDES
-from xtok.tokenizers.table import TokenTable, Vocabulary, differing_ids
+from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary, differing_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,6 @@ class Verification:
     path: str
     failed: tuple[str, ...]  # names of the failed checks
     checks: tuple[Check, ...]
-
-
-def _verification(path: str, checks: Iterable[Check]) -> Verification:
-    checks = tuple(checks)
-    failed = tuple(check.name for check in checks if check.level == "failed")
-    return Verification(path=path, failed=failed, checks=checks)
 
 
 def verify(
@@ -65,46 +58,43 @@ def verify(
         TokenizerError: if a model cannot be loaded.
     """
     if isinstance(student, Pair):
-        tokenizers = student.student_tokenizer, student.teacher_tokenizer
+        tokenizers = [student.student_tokenizer, student.teacher_tokenizer]
     else:
-        tokenizers = _loaded(student), _loaded(teacher)
-    if isinstance(projection, AnyMap):
-        return _verification("the map", _checks(projection, {}, tokenizers))
-    path = fspath(projection)
-    parts = read_parts(path)
+        models = student, teacher
+        tokenizers = [None if model is None else load_tokenizer(model) for model in models]
+    parts = None if isinstance(projection, AnyMap) else read_parts(projection)
     digests: Mapping[str, str | None] = {}
-    loaded: Any  # a map of any kind
+    m: Any  # a map of any kind
     try:
         if parts is None:
-            loaded = read_map(
-                path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
-            )
+            widths = student_vocab_size, teacher_vocab_size
+            m = read_map(projection, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
             fields, digests = mapfile.assemble(*parts)
-            loaded = mapfile.CLASSES[mapfile.kind_of(fields)](**fields)
-        checks = tuple(_checks(loaded, digests, tokenizers))
+            m = mapfile.CLASSES[mapfile.kind_of(fields)](**fields)
+        checks = tuple(_checks(m, digests, tokenizers))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
-    return _verification(path, checks)
-
-
-def _loaded(model: ModelLike | None) -> Tokenizer | None:
-    return None if model is None else load_tokenizer(model)
-
-
-_Tokenizers: TypeAlias = tuple[Tokenizer | None, Tokenizer | None]
+    return Verification(
+        path="the map" if isinstance(projection, AnyMap) else fspath(projection),
+        failed=tuple(check.name for check in checks if check.level == "failed"),
+        checks=checks,
+    )
 
 
 def _checks(
-    m: AnyMap, digests: Mapping[str, str | None], tokenizers: _Tokenizers
+    m: AnyMap, digests: Mapping[str, str | None], tokenizers: Sequence[Tokenizer | None]
 ) -> Iterator[Check]:
     sides = {"student": m.student, "teacher": m.teacher}
-    yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
+    contents = f"{m.nnz:,} entries" if isinstance(m, ProjectionMap) else m.KIND
+    yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {contents}")
     if "tensors" in digests:
         yield Check("tensors", *_tensors(m, digests["tensors"]))
     for side, vocabulary in sides.items():
-        yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
+        table = vocabulary.table
+        result = _NO_TOKENS if table is None else _digest(table, digests.get(side))
+        yield Check(f"{side} tokens", *result)
     invariants = list(_invariants(m))
     yield from invariants
     if invariants[-1].level == "failed":  # the following checks rely on it
@@ -112,7 +102,8 @@ def _checks(
     else:
         yield from _kind_checks(m)
     for side, vocabulary in sides.items():
-        yield Check(f"{side} roles", *_roles(vocabulary.table))
+        result = _NO_TOKENS if vocabulary.table is None else _roles(vocabulary.table)
+        yield Check(f"{side} roles", *result)
     yield from _model_checks(m, *tokenizers)
 
 
@@ -120,12 +111,8 @@ def _model_checks(
     m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None
 ) -> Iterator[Check]:
     if student is not None and teacher is not None and is_swapped(pair_of(student, teacher), m):
-        yield Check(
-            "sides",
-            "failed",
-            f"swapped: the map's student is {m.student.model_id}, its teacher "
-            f"{m.teacher.model_id}; give the student first",
-        )
+        names = f"the map's student is {m.student.model_id}, its teacher {m.teacher.model_id}"
+        yield Check("sides", "failed", f"swapped: {names}; give the student first")
         return
     for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
         if tokenizer is not None:
@@ -153,12 +140,6 @@ def _kind_checks(m: AnyMap) -> Iterator[Check]:
     yield Check("exact rows", *_exact_rows(m))
 
 
-def _contents(m: AnyMap) -> str:
-    if isinstance(m, ProjectionMap):
-        return f"{m.nnz:,} entries"
-    return "events" if isinstance(m, EventMap) else "spellings"
-
-
 def _invariants(m: AnyMap) -> Iterator[Check]:
     for name, (check, holds) in m.INVARIANTS.items():
         try:
@@ -172,9 +153,7 @@ def _invariants(m: AnyMap) -> Iterator[Check]:
 _NO_TOKENS: Result = "skipped", "the map contains no tokens"
 
 
-def _digest(table: TokenTable | None, written: str | None) -> Result:
-    if table is None:
-        return _NO_TOKENS
+def _digest(table: TokenTable, written: str | None) -> Result:
     digest = table.sha256()
     if written in (None, digest):
         return "ok", f"table_sha256 is {digest[:16]}…"
@@ -218,17 +197,15 @@ def _exact_rows(m: ProjectionMap) -> Result:
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
 
-def _roles(table: TokenTable | None) -> Result:
-    if table is None:
-        return _NO_TOKENS
+def _roles(table: TokenTable) -> Result:
     unknown = [role for role in table.roles if role not in ROLES]
     if unknown:
         return "failed", f"unknown roles {unknown}"
-    ids = {i for role_ids in table.roles.values() for i in role_ids}
-    unused = sorted(i for i in ids if table.name(i) == "(unused)")
+    unused = sorted(i for i in table.roles_by_id if table.types[i] == TokenType.UNUSED)
     if unused:
         return "failed", f"on unused ids: {listed(unused)}"
-    return "ok", f"{plural(len(ids), 'token')} with a role: {listed(table.roles) or 'none'}"
+    tokens = plural(len(table.roles_by_id), "token")
+    return "ok", f"{tokens} with a role: {listed(table.roles) or 'none'}"
 
 
 def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Result:

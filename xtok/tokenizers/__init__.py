@@ -156,10 +156,10 @@ def pair(
         return student_model
     if isinstance(student_model, Pair) or teacher_model is None:
         raise TypeError("give two models, student first, or the pair of both")
-    student, teacher = (
-        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
-        for model in (student_model, teacher_model)
-    )
+    options = {"offline": offline, "trust_remote_code": trust_remote_code}
+    student = teacher = load_tokenizer(student_model, **options)
+    if teacher_model != student_model:
+        teacher = load_tokenizer(teacher_model, **options)
     return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
