@@ -1,7 +1,5 @@
 """`xtok evaluate`."""
 
-import typer
-
 import xtok
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
@@ -54,8 +52,6 @@ def evaluate(
     models.both()
     check_texts(text, field)
     maps = [map_options.load_any(path) for path in map_paths]
-    if for_loss and any(isinstance(one, xtok.EventMap) for one in maps):
-        raise typer.BadParameter("--for is for projection maps, not for event maps")
     names = [str(path) for path in map_paths]
     maps[0], pair = models.with_map(maps[0], name=names[0])
     for one in maps:

@@ -126,7 +126,7 @@ def comparison_of(
 
 
 def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int64] | None:
-    if isinstance(texts, Sequence) and not texts:
+    if not texts:
         return None
     if pair is None or pair.student_tokenizer is None:
         raise ValueError("texts need the student's tokenizer")

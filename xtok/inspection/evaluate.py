@@ -16,9 +16,8 @@ tokens, as P-KL does. Gold and H-KL compare the first tokens at shared boundarie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -130,27 +129,23 @@ def evaluation_of(
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure maps, by name, on text that was counted per document."""
-    if text.per_document is None:
-        raise ValueError(
-            "text has no counts per document; read it with CountPlan(per_document=True)"
-        )
+    documents = text.per_document
+    assert documents is not None
     if for_loss is not None:
         for_loss = loss_name(for_loss)
-    documents = text.per_document
     by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
     of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
     if of_events:
         measured = _event_map_fields(of_events, pair, documents, by_row)
+        verdicts = [event_verdict(m) for m in measured["event_measures"][-len(maps) :]]
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
         measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
-    # the last group is all text
-    verdicts = [
-        map_verdict(one, for_loss or "p-kl", empty_share(of_tokens[one.name], text))
-        for one in measured.get("measures", ())[-len(maps) :]
-    ]
-    verdicts += map(event_verdict, measured.get("event_measures", ())[-len(maps) :])
+        of_all = measured["measures"][-len(maps) :]
+        shares = [empty_share(m, text) for m in of_tokens.values()]
+        loss: Loss = for_loss or "p-kl"
+        verdicts = [map_verdict(m, loss, x) for m, x in zip(of_all, shares, strict=True)]
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -172,14 +167,11 @@ def _event_map_fields(
     leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
     of_shared = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
     measures: list[EventMapMeasures] = []
-    for group, chosen in _groups(text):
-        counts = text.amounts(chosen)
+    for about, _, counts in _groups(text):
         measures += [
             EventMapMeasures(
                 name=name,
-                group=group,
-                documents=int(chosen.sum()),
-                starts=int(counts.sum()),
+                **about,
                 leak=share_of(counts, leaks[name]),
                 shared_leak=share_of(counts, of_shared),
                 student_bits=entropy_of(of_tokens[0], counts),
@@ -213,8 +205,7 @@ def _map_fields(
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
     floors: dict[int, list[NDArray[np.float64]]] = {}  # finally of the last group, all text
-    for group, chosen in _groups(text):
-        counts = text.amounts(chosen)
+    for about, chosen, counts in _groups(text):
         floors = {k: [view.losses(view.best_map(chosen, k)) for view in views] for k in recipes}
         for name, m in maps.items():
             of_maps = zip(losses[name], of_recipes[m.top_k], floors[m.top_k], strict=True)
@@ -224,9 +215,7 @@ def _map_fields(
             measures.append(
                 MapMeasures(
                     name=name,
-                    group=group,
-                    documents=int(chosen.sum()),
-                    starts=int(counts.sum()),
+                    **about,
                     coverage=share_of(counts, is_covered[name]),
                     top_1=share_of(counts, m.heaviest_teacher_ids[s] == t),
                     at_starts=at_starts,
@@ -239,27 +228,25 @@ def _map_fields(
         loss, floor = losses[name][number], floors[m.top_k][number]
         classes += by_row.classes(name, loss, floor, is_covered[name])
         worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
-    fields = {"measures": tuple(measures), "classes": tuple(classes), "worst_rows": tuple(worst)}
-    if for_loss is None:
-        return fields
     sums = np.stack([views[number].sums(one[number]) for one in losses.values()])
-    return {**fields, "ranking": rank(for_loss, list(maps), sums, views[number].counts)}
+    ranking = None if for_loss is None else rank(for_loss, [*maps], sums, views[number].counts)
+    return {
+        "measures": tuple(measures),
+        "classes": tuple(classes),
+        "worst_rows": tuple(worst),
+        "ranking": ranking,
+    }
 
 
-@dataclass(frozen=True)
 class _View:
     """Maps compared with text at its shared token boundaries, or over its chunks."""
 
-    text: PerDocument
-    shape: tuple[int, int]
-    over_chunks: bool
-
-    @cached_property
-    def counts(self) -> NDArray[np.float64]:
-        """Number of losses of each document."""
-        if self.over_chunks:
-            return self.text.num_chunks
-        return self.text.per_document(np.ones(len(self.text.keys)))
+    def __init__(self, text: PerDocument, shape: tuple[int, int], *, over_chunks: bool) -> None:
+        self.text, self.shape, self.over_chunks = text, shape, over_chunks
+        # sums losses over each document
+        self.sums = text.over_chunks if over_chunks else text.per_document
+        num_losses = len(text.chunks.widths if over_chunks else text.keys)
+        self.counts = self.sums(np.ones(num_losses))  # of each document
 
     def losses(self, edges: Edges) -> NDArray[np.float64]:
         """Return the loss of each pair at a boundary, or of each chunk."""
@@ -275,21 +262,11 @@ class _View:
         used = counts > 0
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
-    def sums(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sum losses over each document."""
-        return (self.text.over_chunks if self.over_chunks else self.text.per_document)(losses)
-
-    def measures(
-        self,
-        chosen: NDArray[np.bool_],
-        losses: NDArray[np.float64],
-        recipe: NDArray[np.float64],
-        floor: NDArray[np.float64],
-    ) -> MapLosses:
-        """Return the mean losses over the chosen documents."""
+    def measures(self, chosen: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
+        """Return the mean losses of a map, the recipe and the floor over the chosen documents."""
         is_measured = chosen & (self.text.num_chunks > 0)  # others would change the interval
         counts = self.counts[is_measured]
-        of_map, of_recipe, of_floor = (self.sums(x)[is_measured] for x in (losses, recipe, floor))
+        of_map, of_recipe, of_floor = (self.sums(x)[is_measured] for x in losses)
         mean = mean_of(of_map, counts)
         to_recipe, to_floor = (float(x.sum() / max(1, counts.sum())) for x in (of_recipe, of_floor))
         gap = to_recipe - to_floor
@@ -303,14 +280,12 @@ class _View:
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
     """Return X-Token's map without a slot, cut to the size of each map."""
-    cuts = sorted({one.top_k for one in maps})
-    if not cuts:
-        return {}
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
     only = ~matches.is_exact
     spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
+    cuts = {one.top_k for one in maps}
     return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
 
 
@@ -329,18 +304,23 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
     return notes
 
 
-def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the documents of each group, bool `[documents]`; all text comes last.
+def _groups(
+    text: PerDocument,
+) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.float64]]]:
+    """Yield the fields of `Measures`, the documents and the counts of each group; all text is last.
 
     Groups without a boundary are left out; a group with the name `all` gets a number.
     """
     names = np.array(text.groups)
-    groups = [(name, names == name) for name in _measured(text)]
-    if len(groups) == 1:
-        return groups
-    shown = distinct_names([_ALL, *(name for name, _ in groups)])[1:]
-    chosen = (documents for _, documents in groups)
-    return [*zip(shown, chosen, strict=True), (_ALL, np.ones(len(names), np.bool_))]
+    groups = {name: names == name for name in _measured(text)}
+    if len(groups) > 1:
+        shown = distinct_names([_ALL, *groups])[1:]
+        groups = dict(zip(shown, groups.values(), strict=True))
+        groups[_ALL] = np.ones(len(names), np.bool_)
+    for group, chosen in groups.items():
+        counts = text.amounts(chosen)
+        about = {"group": group, "documents": int(chosen.sum()), "starts": int(counts.sum())}
+        yield about, chosen, counts
 
 
 def _not_measured(text: PerDocument) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from xtok.building.counting.pair_text import PairText
+from xtok.building.counting.smoothing import share_of
 from xtok.config import Loss
 from xtok.inspection import Grade
 from xtok.inspection.bootstrap import LOSS_NAMES, Interval
@@ -132,4 +131,4 @@ def empty_share(m: ProjectionMap, text: PairText | None) -> float:
     if text is None:
         return 0.0
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)
-    return float(text.tokens[0][empty].sum() / max(1, np.sum(text.tokens[0])))
+    return share_of(text.tokens[0], empty)

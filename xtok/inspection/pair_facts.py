@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of
@@ -119,12 +118,12 @@ def pair_facts(
     from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
 
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
-    is_number = [num_digits(table) > 1 for table in (rows, columns)]
-    is_missing = is_number[0] & ~is_equal
+    ours, theirs = (num_digits(table) > 1 for table in pair.tables)  # multi-digit numbers
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
+    alone = (r for r, ids in rows.roles.items() if not (pair.partners[list(ids)] >= 0).any())
     spelled = missing_text = None
     if text is not None:
-        missing_text = float(text.tokens[0][is_missing].sum() / max(1, text.tokens[0].sum()))
+        missing_text = share_of(text.tokens[0], ours & ~is_equal)
     if pair.teacher_tokenizer is not None and not pair.is_same:
         of_pair = spellings(pair, progress=progress)
         spelled = SpellingFacts.of(of_pair, "student"), SpellingFacts.of(of_pair, "teacher")
@@ -140,17 +139,9 @@ def pair_facts(
         vocabulary=SharedCounts(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=int(is_equal.sum()),
         student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
-        numbers=SharedCounts(
-            student=int(is_number[0].sum()),
-            teacher=int(is_number[1].sum()),
-            both=int((is_number[0] & is_equal).sum()),
-        ),
+        numbers=SharedCounts(int(ours.sum()), int(theirs.sum()), int((ours & is_equal).sum())),
         missing_numbers_text=missing_text,
-        roles_alone=tuple(
-            role
-            for role, ids in rows.roles.items()
-            if role != "reserved" and not (pair.partners[list(ids)] >= 0).any()
-        ),
+        roles_alone=tuple(role for role in alone if role != "reserved"),
         text=None if text is None else _text_facts(pair, text, progress),
         spellings=spelled,
     )
@@ -165,15 +156,15 @@ def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
     of_pair = events(pair, progress=progress)
     s_events, t_events = of_pair.student_event[s], of_pair.teacher_event[t]
     of_pairs = entropy_of(keys, amounts)
+    equal = int(amounts[(a >= 0) & (a == b)].sum())
     return TextFacts(
         files=tuple(source.name for source in text.sources),
         num_bytes=text.totals.num_bytes,
-        tokens=SharedCounts(
-            int(text.tokens[0].sum()),
-            int(text.tokens[1].sum()),
-            int(amounts[(a >= 0) & (a == b)].sum()),
+        tokens=SharedCounts(int(text.tokens[0].sum()), int(text.tokens[1].sum()), equal),
+        known=(
+            share_of(text.tokens[0], pair.equal_bytes >= 0),
+            share_of(text.tokens[1], pair.reversed.equal_bytes >= 0),
         ),
-        known=(_known(pair, text.tokens[0]), _known(pair.reversed, text.tokens[1])),
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
@@ -183,7 +174,3 @@ def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
         conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
         left_out=text.left_out,
     )
-
-
-def _known(pair: Pair, counts: NDArray[np.int64]) -> float:
-    return float(counts[pair.equal_bytes >= 0].sum() / max(1, counts.sum()))

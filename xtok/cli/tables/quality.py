@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print the measures by group of text, classes, worst rows and verdicts."""
-    measured = (*evaluation.measures, *evaluation.event_measures)
-    names = dict.fromkeys(m.name for m in measured)
-    numbers = {name: str(n) for n, name in enumerate(names, start=1)}
+    numbers = {verdict.name: str(n) for n, verdict in enumerate(evaluation.verdicts, start=1)}
     with printing() as console:
         console.print(_measures(evaluation, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
@@ -125,19 +123,14 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
         measure, reference = "cross-entropy", "floor"
         caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
     names = list(numbers)[:4]
-    by_map = {n: [c for c in evaluation.classes if c.name == n] for n in names}
-    references = [[c.reference for c in classes] for classes in by_map.values()]
-    if any(one != references[0] for one in references):  # the maps are cut to different sizes
+    by_map = [[c for c in evaluation.classes if c.name == n] for n in names]
+    references = {tuple(c.reference for c in classes) for classes in by_map}
+    if len(references) > 1:  # the maps are cut to different sizes
         reference += f" of {numbers[names[0]]}"
-    rows = [
-        (
-            first.token_class,
-            f"{first.starts:,}",
-            shown(first.reference),
-            *(shown(c.loss) for c in (first, *others)),
-        )
-        for first, *others in zip(*by_map.values(), strict=True)
-    ]
+    rows = []
+    for of_maps in zip(*by_map, strict=True):
+        first, losses = of_maps[0], (shown(c.loss) for c in of_maps)
+        rows.append((first.token_class, f"{first.starts:,}", shown(first.reference), *losses))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
