@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,21 +12,21 @@ from checks import fails, works
 from command_lines import two_files
 from conftest import Cli
 from rich.cells import cell_len
-from rich.console import Console
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
-from xtok.cli.tables.alignment import draw
+from xtok.cli.tables.alignment import print_alignment
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 
 
 def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False) -> list[str]:
-    console = Console(
-        width=width, force_terminal=colour, color_system="standard" if colour else None,
-        highlight=False,
-    )  # fmt: skip
-    return draw(alignment, console).splitlines()
+    env = {"COLUMNS": str(width), "TERM": "xterm", **({"FORCE_COLOR": "1"} if colour else {})}
+    with redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        print_alignment(alignment)
+    return printed.getvalue().splitlines()
 
 
 def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> None:

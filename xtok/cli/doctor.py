@@ -6,8 +6,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import KINDS, TEXT_FIELD, Loading, json_option, text_option
-from xtok.cli.tables.server import print_server
-from xtok.cli.tables.tokenizers import print_diagnosis
+from xtok.cli.tables.tokenizers import print_diagnosis, print_server
 from xtok.config import MAIN, MODELS, ChatTemplates, option
 from xtok.inspection.first_rows import first_rows
 from xtok.teachers.serving import check_server

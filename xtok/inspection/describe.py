@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.inspection.explain import ExplainedRow, explain_row
+from xtok.maps.file import StoredMap
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _LARGEST = 10
@@ -34,6 +35,15 @@ class SideDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MapDescription:
+    """The part of an overview that maps of all kinds have."""
+
+    student: SideDescription
+    teacher: SideDescription
+    history: Sequence[Mapping[str, Any]]  # one object per stage
+
+
+@dataclass(frozen=True, kw_only=True)
 class ColumnDescription:
     """One column: the number of its rows, and the sum of their weights."""
 
@@ -44,13 +54,10 @@ class ColumnDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
-    """An overview of a map."""
+class Description(MapDescription):
+    """An overview of a projection map."""
 
-    student: SideDescription
-    teacher: SideDescription
     method: str  # origin of the edges
-    history: Sequence[Mapping[str, Any]]  # one object per stage
     nnz: int
     top_k: int
     enable_scale_trick: bool
@@ -86,10 +93,8 @@ def describe(
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
     return Description(
-        student=describe_side(m.student),
-        teacher=describe_side(m.teacher),
+        **describe_sides(m),
         method=m.method,
-        history=m.history,
         nnz=m.nnz,
         top_k=m.top_k,
         enable_scale_trick=m.enable_scale_trick,
@@ -137,6 +142,12 @@ def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
     places = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
     some: list[int] = ids[places].tolist()
     return some
+
+
+def describe_sides(m: StoredMap) -> dict[str, Any]:
+    """Return the fields of `MapDescription`."""
+    sides = {side: describe_side(getattr(m, side)) for side in SIDES}
+    return {**sides, "history": m.history}
 
 
 def describe_side(vocabulary: Vocabulary) -> SideDescription:

@@ -12,35 +12,25 @@ from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.describe import Description, describe
 from xtok.inspection.events import (
     EventDescription,
-    EventOfToken,
-    describe_events,
-    event_of_token,
-)
-from xtok.inspection.explain import ExplainedRow, Explanation, explain
-from xtok.inspection.spellings import (
-    SpelledToken,
     SpellingDescription,
+    describe_events,
     describe_spellings,
+    event_of_token,
     spelled_token,
 )
+from xtok.inspection.explain import Explanation, explain
 from xtok.maps.events import EventMap
 from xtok.maps.file import KINDS
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, read_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import Pair, require_table
 
 if TYPE_CHECKING:
     from xtok._lib.shards import Paths
 
 Shown: TypeAlias = (
-    Description
-    | EventDescription
-    | SpellingDescription
-    | Comparison
-    | Explanation[ExplainedRow]
-    | Explanation[EventOfToken]
-    | Explanation[SpelledToken]
+    Description | EventDescription | SpellingDescription | Comparison | Explanation[Any]
 )
 
 
@@ -118,26 +108,25 @@ def inspect(
     m = read_map(any_map)
     _check(m, config, bool(tokens), against is not None)
     ids = [i for token in tokens for i in m.student.ids_of(token)]
+    most = config.num_examples
     if not isinstance(m, ProjectionMap):
-        return _other_kind(m, ids, config)
+        return _other_kind(m, ids, 5 if most is None else most)
     if against is not None:
-        most = 10 if config.num_examples is None else config.num_examples
+        most = 10 if most is None else most
         return compare(m, against, texts, pair=pair, num_examples=most, names=names, field=field)
     if ids or config.is_list:
         return explain(
             m, ids, pair=pair, worst=config.worst, token_class=config.token_class, kind=config.kind
         )
-    most = 0 if config.classes else 5
-    most = most if config.num_examples is None else config.num_examples
+    if most is None:
+        most = 0 if config.classes else 5
     return describe(m, num_examples=most, classes=config.classes)
 
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
     if [has_tokens, config.is_list, config.classes, has_other].count(True) > 1:
-        raise XtokError(
-            "one call shows one of: tokens, a list of rows, classes, a comparison",
-            hint="ask for one of them at a time",
-        )
+        problem = "one call shows one of: tokens, a list of rows, classes, a comparison"
+        raise XtokError(problem, hint="ask for one of them at a time")
     if config.num_examples is not None and (has_tokens or config.is_list):
         raise XtokError(
             "only an overview and a comparison have examples",
@@ -151,12 +140,11 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
                 f"{kind} has no rows: lists, classes and comparisons are for projection maps",
                 hint="leave them out, for an overview, or give tokens",
             )
-    elif config.classes and m.student.table is None:
-        raise XtokError("the map contains no tokens, so it has no classes", hint="give both models")
+    elif config.classes:
+        require_table(m.student)
 
 
-def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], config: InspectConfig) -> Shown:
-    most = 5 if config.num_examples is None else config.num_examples
+def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], most: int) -> Shown:
     if not ids:
         if isinstance(m, EventMap):
             return describe_events(m, num_examples=most)

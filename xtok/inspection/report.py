@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from xtok import __version__
 from xtok._lib.progress import Progress, silent
+from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
@@ -17,7 +18,6 @@ from xtok.inspection.describe import Description, describe
 from xtok.inspection.evaluate import Evaluation, evaluation_of
 from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike, bind_maps
@@ -26,6 +26,18 @@ from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair
 
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
+
+BUILT_IN = (
+    ("English", "en", "In 1872 the lighthouse keeper's daughter rowed out to the wreck."),
+    ("German", "de", "Die Größe des Leuchtturms überraschte sogar die Küstenschiffer."),
+    ("Chinese", "zh", "灯塔站在岩石上，共有201级台阶，晚上可以看到很远的船。"),
+    ("Japanese", "ja", "灯台は海の前に立っていて、夜になると光を送ります。"),
+    ("Arabic", "ar", "تضيء المنارة البحر كل ليلة، ويراها البحارة من بعيد."),
+    ("Russian", "ru", "Маяк стоит на скале и светит кораблям всю ночь."),
+    ("Code", "", "def keep(light):\n    return [x for x in light if x['lux'] >= 0.25]\n"),
+    ("Digits and emoji", "", "12345678 + 3.14159 = 2024? 🌊⛵ 👩‍🔧 🇩🇪 201 times 👍🏽"),
+)
+"""Sentences of several scripts, written for xtok: label, language and text."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,16 @@ class MapReport:
     verification: Verification
     fits: tuple[Fit, ...]
     verdict: Verdict | None  # on the text; None without text
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignedSentence:
+    """A sentence in both tokenizations."""
+
+    label: str  # its language or kind
+    language: str  # BCP 47, for fonts; empty if unknown
+    direction: str  # `ltr` or `rtl`
+    alignment: TextAlignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,33 +132,26 @@ def examine(
         text = PairText.read(pair, texts, plan, field=field, progress=progress)
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     facts = pair_facts(pair, text, progress=progress)
-    reports = [_map_report(name, m, pair, facts, evaluation) for name, m in named.items()]
-    comparison, sentences = None, tuple[AlignedSentence, ...]()
-    if len(loaded) == 2:
-        comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
-    if pair.teacher_tokenizer is not None:
-        sentences = aligned_sentences(pair)
+    verdicts = {} if evaluation is None else {one.name: one for one in evaluation.verdicts}
+    reports = [_map_report(name, m, pair, facts, verdicts.get(name)) for name, m in named.items()]
+    token_counts = None if text is None else text.tokens[0]
     report = Report(
         pair=facts,
         advice=advise(facts, models, loaded),
-        findings=_findings(
-            facts, [one.description for one in reports], [empty_share(m, text) for m in loaded]
-        ),
+        findings=_findings(facts, reports, [empty_share(m, text) for m in loaded]),
         maps=tuple(reports),
         evaluation=evaluation,
-        comparison=comparison,
-        sentences=sentences,
+        comparison=comparison_of(loaded[0], loaded[1], token_counts) if len(loaded) == 2 else None,
+        sentences=() if pair.teacher_tokenizer is None else _aligned_sentences(pair),
         version=__version__,
     )
     return PageData(report=report, maps=tuple(loaded), text=text, pair=pair)
 
 
 def _map_report(
-    name: str, m: ProjectionMap, pair: Pair, facts: PairFacts, evaluation: Evaluation | None
+    name: str, m: ProjectionMap, pair: Pair, facts: PairFacts, verdict: Verdict | None
 ) -> MapReport:
     verification = verify(m)
-    verdicts = () if evaluation is None else evaluation.verdicts
-    verdict = next((one for one in verdicts if one.name == name), None)
     return MapReport(
         name=name,
         sha256=mapfile.sha256(m),
@@ -147,13 +162,29 @@ def _map_report(
     )
 
 
+def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
+    """Align the built-in sentences."""
+    aligner = TokenAligner(pair)
+    return tuple(
+        AlignedSentence(
+            label=label,
+            language=language,
+            direction="rtl" if language == "ar" else "ltr",
+            alignment=describe_alignment(
+                aligner, pair, *(side.library_ids([text])[0] for side in pair.tokenizers)
+            ),
+        )
+        for label, language, text in BUILT_IN
+    )
+
+
 def _findings(
-    pair: PairFacts, maps: Sequence[Description], empty: Sequence[float]
+    pair: PairFacts, maps: Sequence[MapReport], empty: Sequence[float]
 ) -> tuple[Finding, ...]:
     """Return all findings, the worst first; `empty` is each map's share of text in empty rows."""
     findings = [*_pair_findings(pair)]
-    for number, (description, share) in enumerate(zip(maps, empty, strict=True), start=1):
-        of_map = _empty_rows(description, pair, share), _unreached(description)
+    for number, (one, share) in enumerate(zip(maps, empty, strict=True), start=1):
+        of_map = _empty_rows(one.description, pair, share), _unreached(one.description)
         findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in of_map]
     return tuple(sorted(findings, key=lambda one: _GRADES.index(one.level)))
 

@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
 
 
-def new_console() -> Console:
-    return Console(file=result_stream(), highlight=False)
-
-
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
     """Yield a console; its text is written at the end, to stdout or with `write`.
 
     Rich itself would exit with 1 for a closed pipe.
     """
-    console = new_console()
+    console = Console(file=result_stream(), highlight=False)
     with console.capture() as captured:
         yield console
     (write or partial(print_result, end=""))(_PADDING.sub("", captured.get()))
@@ -58,9 +54,7 @@ def new_table(
     caption: str | None = None,
 ) -> Table:
     """Return a table; `right` lists the columns of numbers."""
-    table = Table(
-        caption=caption, title_justify="left", caption_justify="left", header_style="bold"
-    )
+    table = Table(caption=caption, caption_justify="left")
     for number, header in enumerate(headers):
         table.add_column(header, overflow="fold", justify="right" if number in right else "left")
     for row in rows:

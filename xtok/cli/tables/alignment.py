@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Console
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from xtok.cli.stdout import print_result
-from xtok.cli.tables._tables import new_console, visible
+from xtok.cli.tables._tables import printing, visible
 from xtok.tokenizers.display import percent, plural
 
 if TYPE_CHECKING:
@@ -46,37 +44,26 @@ class _ChunkBlock(NamedTuple):
 
 
 def print_alignment(alignment: TextAlignment) -> None:
-    """Print both rows of tokens, wrapped to the terminal, and the statistics."""
-    print_result(draw(alignment, new_console()), end="")
-
-
-def draw(alignment: TextAlignment, console: Console) -> str:
-    """Return the output of `print_alignment`.
+    """Print both rows of tokens, wrapped to the terminal, and the statistics.
 
     A third line marks incorrect chunks: `≠` if the sides differ, `-` if a token has no counterpart.
     `¦` divides the tokens of a chunk; `␣` is a space.
     """
-    with console.capture() as captured:
-        for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
+    with printing() as console:
+        for row in _wrapped(_blocks(alignment), console.width - _WIDTH):
             marked = any(block.lines[2] for block in row)
             for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
-                text = Text()
-                text.append(label.ljust(_WIDTH), style="dim")
+                text = Text.assemble((label.ljust(_WIDTH), "dim"))
                 for block in row:
-                    content = block.lines[line]
-                    padding = " " * (block.width - cell_len(content))
-                    text.append(_AROUND, style="dim")
-                    text.append(content + padding, style=block.style)
-                text.append(_AROUND, style="dim")
-                console.print(text, soft_wrap=True)
+                    content = set_cell_size(block.lines[line], block.width)
+                    text.append(_AROUND, "dim").append(content, block.style)
+                console.print(text.append(_AROUND, "dim"), soft_wrap=True)
             console.print()
-        for sentence in statistics(alignment):
+        for sentence in _statistics(alignment):
             console.print(Text(sentence), soft_wrap=True)
-    return captured.get()
 
 
-def statistics(alignment: TextAlignment) -> list[str]:
-    """Return an alignment's statistics as lines."""
+def _statistics(alignment: TextAlignment) -> list[str]:
     n, chunks = len(alignment.student_tokens), len(alignment.pairs)
     correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
     return [
@@ -119,7 +106,7 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
         yield _ChunkBlock((upper, lower, mark), style)
 
 
-def _wrapped(blocks: list[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
+def _wrapped(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
     row: list[_ChunkBlock] = []
     used = 1
     for block in blocks:

@@ -1,16 +1,26 @@
-"""`inspect` as tables that fit 80 columns."""
+"""`inspect` as tables that fit 80 columns: the tables of event maps and spelling maps are here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.table import Table
 
-from xtok.cli.tables import events, maps
-from xtok.cli.tables._tables import print_all
+from xtok.cli.tables import maps
+from xtok.cli.tables._tables import new_table, print_all
+from xtok.maps.nemo_tables import N_MAX
+from xtok.tokenizers.display import quoted
 
 if TYPE_CHECKING:
+    from xtok.inspection.events import (
+        Event,
+        EventDescription,
+        EventOfToken,
+        SpelledToken,
+        SpellingDescription,
+    )
     from xtok.inspection.explain import Explanation
     from xtok.inspection.inspect import Shown
 
@@ -23,15 +33,80 @@ def print_inspection(shown: Shown) -> None:
 def _explanation(shown: Explanation[Any]) -> Iterable[RenderableType]:
     kind = type(shown.rows[0]).__name__ if shown.rows else ""
     if kind == "EventOfToken":
-        return events.events_of_tokens(shown.rows)
-    return events.spelled(shown.rows) if kind == "SpelledToken" else maps.explanation(shown)
+        return _events_of_tokens(shown.rows)
+    return _spelled(shown.rows) if kind == "SpelledToken" else maps.explanation(shown)
+
+
+def _events(d: EventDescription) -> Iterator[Table]:
+    """Show the sides of an event map, the number of its events, and the largest events."""
+    rows = [(label, show(d.student), show(d.teacher)) for label, show in maps.SIDE_ROWS.items()]
+    rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} of one token each side"))
+    if d.rest is not None:
+        rest = f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens"
+        rows.append(("without a partner", *rest))
+    yield new_table("events", "student", "teacher", rows=rows)
+    if d.largest:
+        largest = [(str(e.number), *_tokens(e)) for e in d.largest]
+        heads = "largest event", "student tokens", "teacher tokens"
+        yield new_table(*heads, rows=largest, right=(0,))
+
+
+def _events_of_tokens(rows: Sequence[EventOfToken]) -> Iterator[Table]:
+    """Show the event of each token, its link, and the tokens that share it."""
+    most = 10 if len(rows) == 1 else 3
+    lines = []
+    for one in rows:
+        token = f"{quoted(one.token)} #{one.student_id}"
+        number = f"{one.event.number:,}{' (no partner)' * one.event.is_rest}"
+        link = "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}"
+        lines.append((token, number, link, *_tokens(one.event, most)))
+    heads = "token", "event", "linked to", "student tokens", "teacher tokens"
+    yield new_table(*heads, rows=lines, right=(1,))
+
+
+def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
+    sides = (event.student, event.student_count), (event.teacher, event.teacher_count)
+    student, teacher = (
+        f"{count:,}: {' '.join(map(quoted, names[:most]))}" + (" …" if count > most else "")
+        for names, count in sides
+    )
+    return student, teacher
+
+
+def _spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
+    """Show the spelling of each token."""
+    rows = []
+    for one in tokens:
+        pieces = " ".join(map(quoted, one.pieces)) or f"({one.left_out})"
+        rows.append((one.side, quoted(one.token), str(one.token_id), pieces))
+    yield new_table("of", "token", "id", "pieces", rows=rows, right=(2,))
+
+
+def _spellings(d: SpellingDescription) -> Iterator[Table]:
+    """Show the numbers of shared, spelled and left-out tokens on each side."""
+    rows = [[label, show(d.student), show(d.teacher)] for label, show in maps.SIDE_ROWS.items()]
+    rows += [[label, *(f"{n:,}" for n in of_sides)] for label, of_sides in _numbers(d)]
+    yield new_table("spellings", "student", "teacher", rows=rows)
+    if d.examples:
+        yield from _spelled(d.examples)
+
+
+def _numbers(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
+    facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
+    yield "shared", [one.shared for one in facts]
+    for number in range(2, N_MAX + 1):
+        yield f"{number} pieces", [of_side.get(number, 0) for of_side in sizes]
+    more = [sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes]
+    yield "more, left out by NeMo-RL", more
+    for why in dict.fromkeys(why for one in facts for why in one.left_out):
+        yield f"left out: {why}", [one.left_out.get(why, 0) for one in facts]
 
 
 _TABLES: Mapping[str, Callable[[Any], Iterable[RenderableType]]] = {
     "Description": maps.description,
     "Explanation": _explanation,
     "Comparison": maps.comparison,
-    "EventDescription": events.description,
-    "SpellingDescription": events.spellings,
+    "EventDescription": _events,
+    "SpellingDescription": _spellings,
 }
 """By name, because importing the types takes longer than a command that does not need them."""

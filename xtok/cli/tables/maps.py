@@ -165,16 +165,11 @@ def comparison(c: Comparison) -> Iterator[Table]:
     rows = [("rows", f"{c.rows:,}"), *shares, distance]
     yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
     if c.examples:
-        examples = [
-            (
-                f"{quoted(row.token)} #{row.student_id}",
-                f"{row.distance:.3f}",
-                *([percent(row.share, 3)] if c.weighted_by_text else []),
-                _weights(row.first),
-                _weights(row.second),
-            )
-            for row in c.examples
-        ]
+        examples = []
+        for row in c.examples:
+            token, distance = f"{quoted(row.token)} #{row.student_id}", f"{row.distance:.3f}"
+            of_text = [percent(row.share, 3)] if c.weighted_by_text else []
+            examples.append((token, distance, *of_text, *map(_weights, (row.first, row.second))))
         share = ["share of text"] if c.weighted_by_text else []
         heads = "row", "distance", *share, "first map", "second map"
         yield new_table(*heads, rows=examples, right=(1,))

@@ -1,4 +1,4 @@
-"""`doctor` and `vocab` as tables that fit 80 columns."""
+"""`doctor`, with its check of a server, `transplant` and `vocab` as tables of 80 columns."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
     from xtok.inspection.pair_facts import PairFacts, TextFacts
     from xtok.inspection.vocab import VocabTable
+    from xtok.teachers.serving.check import ServerReport
+    from xtok.training.transplant import Transplant
+
+_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", None: "unknown"}
+_CACHING = {True: "on", False: "off", None: "unknown"}
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -61,15 +66,12 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
         ids = f"{pair.differing:,} differ: {', '.join(pair.differing_examples)}"
     of_one_family = pair.differing < pair.num_ids / 2
     numbers = pair.numbers
+    of_teacher = f"{numbers.teacher:,}, {numbers.both:,} same"
     rows = [
         ("role in the map", "student (rows)", "teacher (columns)"),
         ("shared tokens", share),
         *([("ids", f"{ids}; {pair.num_ids:,} in all")] if of_one_family else []),
-        (
-            "numbers, 2+ ASCII digits",
-            f"{numbers.student:,}",
-            f"{numbers.teacher:,}, {numbers.both:,} same",
-        ),
+        ("numbers, 2+ ASCII digits", f"{numbers.student:,}", of_teacher),
         *([("spelled in the other's", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
@@ -88,19 +90,53 @@ def _on_text(text: TextFacts) -> Table:
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
     forward, backward = text.conditional_entropy
+    kept = f"{percent(text.event_kept)} of the bits"
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
         ("tokens of both sides", *(f"{percent(share)} of the text" for share in text.known)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
-        (
-            "events of bytes",
-            f"leak {percent(text.event_leak)}",
-            f"{percent(text.event_kept)} of the bits",
-        ),
+        ("events of bytes", f"leak {percent(text.event_leak)}", kept),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
+
+
+def print_server(report: ServerReport) -> None:
+    """Print the facts about a server, and the change for each problem."""
+    tokenizer = {"": "equal", None: "not compared"}.get(report.tokenizer_difference, "different")
+    facts = [
+        ("server", f"{_SERVERS[report.kind]} {report.version or ''}".strip()),
+        ("model", report.model),
+        ("context", "unknown" if report.max_model_len is None else f"{report.max_model_len:,}"),
+        ("candidates per token", str(report.candidates)),
+        ("tokenizer", tokenizer),
+        ("logprobs_mode", report.logprobs_mode or "unknown"),
+        ("prefix caching", _CACHING[report.prefix_caching]),
+    ]
+    table = new_table("teacher's server", report.url, rows=facts)
+    for finding in report.findings:
+        level = "failed" if finding.is_fatal else "warning"
+        words = cell(f"{finding.problem}; {finding.change}")
+        table.add_row(Text(level, STYLES[level]), words)
+    print_all([table])
+
+
+def print_transplant(done: Transplant) -> None:
+    """Print the origin of the new rows, and both models' bits per byte."""
+    counts = {
+        "copied, tokens of both tokenizers": done.copied,
+        "copied, special tokens by role": done.roles,
+        "composed of other rows": done.composed,
+        "mean row, tokens without pieces": done.empty,
+        "mean row, padding": done.padding,
+    }
+    rows = [(label, f"{count:,}") for label, count in counts.items() if count]
+    rows.append(("all rows", f"{done.vocab_size:,} (before: {done.old_vocab_size:,})"))
+    if done.bits_before is not None and done.bits_after is not None:
+        bits = f"{done.bits_after:.3f} (before: {done.bits_before:.3f})"
+        rows.append(("bits per byte of text", bits))
+    print_all([new_table("rows of the new model", "", rows=rows, right=(1,))])
 
 
 def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
