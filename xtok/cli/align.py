@@ -46,15 +46,13 @@ def align(
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
-    models.both()
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
     if chat is None:
         if text and os.path.isfile(text):
             console.print_notes([f"{text} is aligned as text; to read the file: --file {text}"])
         data = _text(text, file)
-        student, teacher = models.tokenizers().values()
-        alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
+        alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
         # imported only here: a text does not need them
         from xtok.alignment.chats import describe_chat
@@ -62,10 +60,8 @@ def align(
 
         record, *others = read_conversations(chat)
         if others:
-            raise XtokError(
-                f"{chat} has {1 + len(others)} conversations",
-                hint="give a file with one conversation",
-            )
+            hint = "give a file with one conversation"
+            raise XtokError(f"{chat} has {1 + len(others)} conversations", hint=hint)
         alignment, notes = describe_chat(models.pair(), record, templates.templates, max_comb_len)
         console.print_notes(notes)
     show(alignment, print_alignment, json=json)

@@ -66,11 +66,11 @@ def build(
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # an existing map stays
         output.check()
-    pair, initial = models.pair_of(initial_projection_path, map_options)
+    initial, pair = models.with_initial(initial_projection_path, map_options)
     note_one_vocabulary(pair)
     projection = xtok.get_map(
         pair, config=config, path=path, texts=text, field=field, initial=initial,
         rebuild=not skip_existing, strict=output.strict, timeout=timeout,
         progress=console.progress_bar, note=console.print_note,
     )  # fmt: skip
-    print_map(projection, path, projection.reports, json=output.json, loss=for_loss)
+    print_map(projection, path, json=output.json, loss=for_loss)

@@ -46,7 +46,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-    options = dict(_declared(inspect.signature(function).parameters, types))
+    options = {one.name: one for one in _declared(function, types)}
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
@@ -83,18 +83,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def _declared(
-    parameters: Mapping[str, inspect.Parameter], types: Mapping[str, Any]
-) -> Iterator[tuple[str, Option]]:
-    for name, parameter in parameters.items():
+def _declared(function: Callable[..., None], types: Mapping[str, Any]) -> Iterator[Option]:
+    for name, parameter in inspect.signature(function).parameters.items():
         if isinstance(parameter.default, Field):
-            yield name, Option(name, types[name], parameter.default)
+            yield Option(name, types[name], parameter.default)
         elif is_dataclass(types[name]):
             config: Any = types[name]
             kinds = get_type_hints(config)
             for field in fields(config):
-                yield field.name, Option(field.name, kinds[field.name], field, config.panel)
-    yield "quiet", Option("quiet", bool, _QUIET)
+                yield Option(field.name, kinds[field.name], field, config.panel)
+    yield Option("quiet", bool, _QUIET)
 
 
 def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
@@ -231,11 +229,8 @@ def _preset_notes(
     typed_names: Collection[str],
 ) -> list[str]:
     presets = [f for config in configs if hasattr(config, "for_loss") for f in fields(config)]
-    chosen = [
-        options[f.name].as_typed(values[f.name])
-        for f in presets
-        if f.name not in typed_names and values[f.name] != f.default
-    ]
+    changed = [f.name for f in presets if f.name not in typed_names and values[f.name] != f.default]
+    chosen = [options[name].as_typed(values[name]) for name in changed]
     return [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
 
 
@@ -261,13 +256,12 @@ def _effect_notes(
 def _conditions(
     conditions: Mapping[str, Any], options: Mapping[str, Option], values: Mapping[str, Any]
 ) -> dict[str, bool]:
-    return {
-        options[name].as_typed(value): bool(values[name])
-        if value is True
-        else values[name] == value
-        for name, value in conditions.items()
-        if name in options
-    }
+    holds = {}
+    for name, value in conditions.items():
+        if name in options:
+            is_met = bool(values[name]) if value is True else values[name] == value
+            holds[options[name].as_typed(value)] = is_met
+    return holds
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
@@ -292,11 +286,10 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
         return error.hint_with(" and ".join(sides or ["STUDENT", "TEACHER"]))
-    shown = {name: one for name, one in options.items() if not one.details.hidden}
     ending = f"-{parameter.replace('_', '-')}"
-    flags = [one.flag for one in shown.values() if one.flag.endswith(ending)]
-    if parameter in shown:
-        flags = [shown[parameter].flag]
+    flags = [one.flag for one in options.values() if one.flag.endswith(ending)]
+    if parameter in options:
+        flags = [options[parameter].flag]
     words = nemo_words(context).as_typed(" or ".join(flags))
     return error.hint_with(words or f"{parameter}= in Python")
 

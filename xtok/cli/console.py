@@ -124,11 +124,9 @@ def print_error(error: XtokError) -> None:
 def _counted(value: float, noun: str) -> str:
     if not isinstance(value, int):
         return f"{value:.2g} {noun}"
-    return f"{value:,} {noun if value != 1 else _PLURALS.sub(_singular, noun, count=1)}"
+    if value == 1:
+        noun = re.sub("|".join(_SINGULAR), lambda plural: _SINGULAR[plural[0]], noun, count=1)
+    return f"{value:,} {noun}"
 
 
-_PLURALS = re.compile(r"\b(rows|entries|weights|slots)\b")
-
-
-def _singular(noun: re.Match[str]) -> str:
-    return "entry" if noun[0] == "entries" else noun[0][:-1]
+_SINGULAR = {"rows": "row", "entries": "entry", "weights": "weight", "slots": "slot"}

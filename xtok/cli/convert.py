@@ -44,8 +44,6 @@ def convert(
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_output(target or output or "")
-    any_map = map_options.load_any(map_path, normalize=normalize)
-    reports = any_map.reports
-    any_map, _ = models.with_map(any_map)
+    any_map, _ = models.with_map(map_options.load_any(map_path, normalize=normalize))
     xtok.convert(any_map, path)
-    print_map(any_map, path, reports, json=json)
+    print_map(any_map, path, json=json)

@@ -17,7 +17,7 @@ from xtok.cli.options import (
 )
 from xtok.config import EventLoss
 from xtok.maps import names
-from xtok.maps.file import SUFFIXES, check_output
+from xtok.maps.file import SUFFIXES, check_output, check_reverse
 
 
 @command
@@ -55,8 +55,6 @@ def events(
     if not (skip_existing and path.is_file()):  # an existing map stays
         check_output(path, suffixes, or_folder=True)
     if path.suffix == ".pt":
-        from xtok.maps.file import check_reverse
-
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
@@ -64,4 +62,4 @@ def events(
         pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,
         progress=console.progress_bar, note=console.print_note,
     )  # fmt: skip
-    print_map(result, path, result.reports, json=json)
+    print_map(result, path, json=json)

@@ -75,8 +75,7 @@ def print_commands(app: Any, ctx: Any) -> None:
     for part, names in PARTS.items():
         summaries = [(name, described(name)[0].partition("\n\n")[0]) for name in names]
         page.rows(part, summaries, widest)
-    records = [p.get_help_record(ctx) for p in app.get_params(ctx)]
-    options = [record for record in records if record is not None]
+    options = [*filter(None, (p.get_help_record(ctx) for p in app.get_params(ctx)))]
     page.rows("Options", options, max(len(flags) for flags, _ in options))
     page.prose(app.epilog).show()
 
@@ -151,9 +150,6 @@ def _flags(record: str) -> str:
 def usage(command: Any, path: str) -> str:
     """Return the usage line of a command."""
     arguments = [str(p.metavar) for p in command.params if p.param_type_name == "argument"]
-    required = [
-        f"{p.opts[0]} {p.metavar or 'FILE'}"
-        for p in command.params
-        if p.required and p.param_type_name == "option"
-    ]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    required = [f"{p.opts[0]} {p.metavar}" for p in options if p.required]
     return " ".join([path, *arguments, *required, "[OPTIONS]"])

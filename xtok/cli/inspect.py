@@ -63,12 +63,8 @@ def inspect(
         raise typer.BadParameter("--text needs --against and --student-model")
     check_texts(text, field)
     any_map = map_options.load_any(map_path)
-    table = any_map.student.table
-    check_tokens(
-        tokens,
-        "a second map is --against {0}, models are -s and -t",
-        table.ids_of if table else lambda token: [],
-    )
+    where = "a second map is --against {0}, models are -s and -t"
+    check_tokens(tokens, where, any_map.student.table)
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
     ids, error = find_ids(any_map.student, [*tokens, *token_id])

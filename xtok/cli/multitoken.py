@@ -36,7 +36,7 @@ def multitoken(
     Example: xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt
     """
     output.check()
-    pair, initial = models.pair_of(initial_projection_path, map_options)
+    initial, pair = models.with_initial(initial_projection_path, map_options)
     note_one_vocabulary(pair)
     projection = xtok.multitoken(
         pair, config=config, initial=initial, progress=console.progress_bar

@@ -230,8 +230,7 @@ def cleaned(model: str) -> str:
     """
     name = model.rstrip("/").rsplit("/", 1)[-1]
     cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
-    for ending in ("-Base", "-it", "-Instruct"):
-        cleaned = cleaned.replace(ending, "")
+    cleaned = re.sub("-Base|-it|-Instruct", "", cleaned)
     return cleaned.strip("-_") + ("_mini" if "mini" in name else "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,8 @@ from xtok.config import (
     with_hyphens,
 )
 from xtok.errors import OutputError, XtokError
-from xtok.maps.map_arguments import bind_map, name_notes
+from xtok.maps import file as mapfile
+from xtok.maps.map_arguments import bind_map, name_notes, read_map
 from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap, StageReport
     from xtok.tokenizers import Tokenizer
     from xtok.tokenizers.pairs import Pair
+    from xtok.tokenizers.table import TokenTable
 
 M = TypeVar("M", bound="AnyMap")
 
@@ -147,15 +149,13 @@ class MapOptions(Widths):
 
     preserve_last: bool | None = PRESERVE_LAST
 
-    def load(self, path: Path, **more: Any) -> ProjectionMap:
+    def load(self, path: Path) -> ProjectionMap:
         """Load a projection map."""
-        return xtok.ProjectionMap.load(path, **vars(self), **more)
+        return xtok.ProjectionMap.load(path, **vars(self))
 
-    def load_any(self, path: Path, **more: Any) -> AnyMap:
+    def load_any(self, path: Path, *, normalize: bool = False) -> AnyMap:
         """Load a map of any kind."""
-        from xtok.maps.map_arguments import read_map
-
-        return read_map(path, **vars(self), **more)
+        return read_map(path, **vars(self), normalize=normalize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class Models(Loading):
     student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
 
-    def names(self) -> dict[str, str]:
+    def names(self) -> dict[str, Any]:
         """Return the given models by side."""
         return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
@@ -206,12 +206,14 @@ class Models(Loading):
             for side, model in self.names().items()
         }
 
-    def pair_of(self, path: Path | None, options: MapOptions) -> tuple[Pair, ProjectionMap | None]:
+    def with_initial(
+        self, path: Path | None, options: MapOptions
+    ) -> tuple[ProjectionMap | None, Pair]:
         """Load both tokenizers and an optional map, all with the same widths."""
-        self.both()
         if path is None:
-            return self.pair(options), None
-        return self.with_map(options.load(path), options, name=path)[::-1]
+            return None, self.pair(options)
+        self.both()
+        return self.with_map(options.load(path), options, name=path)
 
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
@@ -247,10 +249,10 @@ class ModelOptions(Models):
     )
 
 
-def check_tokens(tokens: Sequence[str], where: str, ids_of: Callable[[str], Sequence[int]]) -> None:
+def check_tokens(tokens: Sequence[str], where: str, table: TokenTable | None) -> None:
     """Raise a usage error if a token is a file name; `where` is the option for the file."""
     for token in tokens:
-        if os.path.exists(token) and not ids_of(token):
+        if os.path.exists(token) and not (table and table.ids_of(token)):
             raise typer.BadParameter(f"{token} is not a token; {where.format(token)}")
 
 
@@ -289,8 +291,7 @@ def read_loss(text: str, known: Any = Loss) -> str:
     if loss in losses:
         return loss
     if loss in _MADE_FOR:
-        hint = _MADE_FOR[loss][1]
-        raise XtokError(f"{loss} does not use {_MADE_FOR[losses[0]][0]}", hint=hint)
+        raise XtokError(f"{loss} does not use {_MADE_FOR[losses[0]][0]}", hint=_MADE_FOR[loss][1])
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
 
 
@@ -350,27 +351,23 @@ class Output(Config):
 
     def check(self) -> None:
         """Check early that the map can be written."""
-        from xtok.maps import file
+        mapfile.check_output(self.path("map.safetensors"), or_folder=True)
 
-        file.check_output(self.path("map.safetensors"), or_folder=True)
-
-    def write(self, projection: ProjectionMap, name: str) -> None:
-        """Write the map to the output, or under this name, and report it."""
+    def write(self, projection: ProjectionMap, name: str) -> Path:
+        """Write the map to the output, or under this name; report and return the path."""
         path = self.path(name)
         projection.save(path)
         print_written(projection.reports, path, json=self.json)
+        return path
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write the map of a NeMo-RL stage, and recommend a better map for training."""
         from xtok.maps.provenance import is_counted
 
-        self.write(projection, name)
-        path = self.path(name)
+        path = self.write(projection, name)
         if path.suffix != ".pt":
-            console.print_note(
-                f"NeMo-RL reads .pt: xtok convert {path} {path.with_suffix('.pt')}, or --output "
-                "NAME.pt"
-            )
+            command = f"xtok convert {path} {path.with_suffix('.pt')}"
+            console.print_note(f"NeMo-RL reads .pt: {command}, or --output NAME.pt")
         if not is_counted(projection):
             console.print_note(
                 "to train, xtok events STUDENT TEACHER (event KL) is better; where a trainer takes "
@@ -396,14 +393,11 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
         print_path(path)
 
 
-def print_map(
-    any_map: AnyMap, path: Path, reports: Sequence[StageReport], *, json: bool, loss: Any = None
-) -> None:
+def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> None:
     """Report a map that was written; for a `.pt`, print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
-    from xtok.maps.file import files_of
 
-    print_written(reports, *files_of(any_map, path), json=json)
+    print_written(any_map.reports, *mapfile.files_of(any_map, path), json=json)
     if path.suffix == ".pt":
         console.print_notes(nemo_overrides(any_map, path, loss))
 
@@ -453,10 +447,10 @@ class StrictOutput(Output):
         False, "Exit with 1 and write nothing if a token cannot be decoded or spelled.", flag=True
     )
 
-    def write(self, projection: ProjectionMap, name: str) -> None:
+    def write(self, projection: ProjectionMap, name: str) -> Path:
         """Write the map; with --strict, only if every token was decoded and spelled."""
         from xtok.maps.records import require_complete
 
         if self.strict:
             require_complete(projection)
-        super().write(projection, name)
+        return super().write(projection, name)

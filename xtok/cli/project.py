@@ -63,11 +63,8 @@ def project(
         open_caches(paths, pair, config)
     cluster = None
     if engine == "ray":
-        student, teacher = models.both()
         trust = models.trust_remote_code
-        cluster = Cluster(
-            student=student, teacher=teacher, address=address, trust_remote_code=trust
-        )
+        cluster = Cluster(**models.names(), address=address, trust_remote_code=trust)
     try:
         projected = xtok.project(
             teacher_topk,

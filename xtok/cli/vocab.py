@@ -57,7 +57,7 @@ def vocab(
             )
         check_output(output, VOCAB_SUFFIXES)
     tokenizer = loading.tokenizer(model)
-    check_tokens(tokens, "a second model is -t {0}", tokenizer.table.ids_of)
+    check_tokens(tokens, "a second model is -t {0}", tokenizer.table)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     shown: list[Any] | None = [*tokens, *token_id]
     if not shown:
