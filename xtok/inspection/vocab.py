@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from itertools import chain, islice, repeat
 from os import PathLike
 from typing import Any
 
@@ -159,7 +159,6 @@ def _of_teacher(
     spelled = both.pieces(token_ids[has_bytes], progress)
     counts = np.zeros(len(token_ids), np.int64)
     counts[has_bytes] = spelled.counts
-    pieces = spelled.ids.tolist()
-    bounds = pairwise(offsets_of(counts).tolist())
-    for partner, (start, end) in zip(both.partners[token_ids].tolist(), bounds, strict=True):
-        yield (partner if partner >= 0 else None), tuple(pieces[start:end])
+    pieces = iter(spelled.ids.tolist())
+    for partner, count in zip(both.partners[token_ids].tolist(), counts.tolist(), strict=True):
+        yield (partner if partner >= 0 else None), tuple(islice(pieces, count))

@@ -46,10 +46,7 @@ def _distance(a: float, b: float, area: float) -> float:
 
 
 def _common(a: float, b: float, distance: float) -> float:
-    if distance <= abs(a - b):
-        return pi * min(a, b) ** 2
-    if distance >= a + b:
-        return 0.0
+    # The limits of the cosines give the right area also if one circle lies within the other.
     first = (distance**2 + a**2 - b**2) / (2 * distance)
     second = distance - first
     height = sqrt(max(0.0, a**2 - first**2))
