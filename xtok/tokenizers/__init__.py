@@ -16,11 +16,11 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend as Backend
 from xtok.tokenizers._backend import no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
-from xtok.tokenizers._folder import NAMES, FolderBackend
+from xtok.tokenizers._folder import NAMES, add_configs
 from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_tekken
-from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
+from xtok.tokenizers._tiktoken import RankBackend, is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding as Encoding
 from xtok.tokenizers._tokenizer import Tokenizer as Tokenizer
 from xtok.tokenizers.hf_folder import hint_without_fast, load_folder, load_json, runs_code
@@ -32,12 +32,7 @@ ModelLike = str | PathLike[str] | Tokenizer
 """A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
 
 
-# Prefix: (loader, test of the first 4 kB). The last entry accepts every other file.
-_FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
-    "tekken": (load_tekken, lambda head: head.lstrip().startswith(b"{")),
-    "tiktoken": (load_ranks, is_rank_file),
-    "spm": (SentencePieceBackend.from_file, bool),
-}
+_FILES = ("tekken", "tiktoken", "spm")
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 _PREFIXES = ("hf", *_FILES, *_BUILT_IN)
 
@@ -253,17 +248,24 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
-    head = _head(path)
-    if kind in (None, "tiktoken") and is_megatron(head):
-        return load_megatron(path, pattern)
-    if kind is None and head.lstrip().startswith(b"{") and not is_tekken(path):
+    of_contents = _kind(_head(path))
+    if kind is None and of_contents == "tekken" and not is_tekken(path):
         return load_json(path)
-    kind = kind or _kind(head)
-    return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
+    kind = kind or of_contents
+    return SentencePieceBackend.from_file(path) if kind == "spm" else _ranks(path, kind, pattern)
 
 
 def _kind(head: bytes) -> str:
-    return next(name for name, (_, recognises) in _FILES.items() if recognises(head))
+    """Return the kind of a tokenizer file with these first 4 kB."""
+    if head.lstrip().startswith(b"{"):
+        return "tekken"
+    return "tiktoken" if is_rank_file(head) or is_megatron(head) else "spm"
+
+
+def _ranks(path: Path, kind: str, pattern: str | None) -> RankBackend:
+    if kind == "tekken":
+        return load_tekken(path)
+    return (load_megatron if is_megatron(_head(path)) else load_ranks)(path, pattern)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
@@ -282,9 +284,10 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     head = _head(path)
     kind = "tekken" if path.suffix == ".json" else _kind(head)
     if is_loose and kind != "spm":
-        backend = FolderBackend(_from_file(path, kind, pattern), files)
-        backend.other = "AutoTokenizer", partial(load_folder, files, path)
-        return backend
+        ranks = _ranks(path, kind, pattern)
+        add_configs(ranks, files)
+        ranks.other = "AutoTokenizer", partial(load_folder, files, path)
+        return ranks
     read = load_folder(files, path, trust_remote_code=trust_remote_code)
     if path.name != _TOKENIZER_JSON:
         _check_read(read, files)

@@ -82,7 +82,7 @@ class Backend(ABC):
 
     def library(self) -> Any:
         """Return the Transformers tokenizer of the same folder; None for a file."""
-        return None
+        return self.other[1]().library() if self.other else None
 
     def special_names(self) -> Mapping[str, str]:
         """Return the variables of chat templates for special tokens, such as `image_token`."""

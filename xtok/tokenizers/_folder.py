@@ -1,21 +1,14 @@
-"""Model folders: roles and added tokens of their configs, for tokenizer files of other kinds."""
+"""Configs next to a rank file: added tokens, roles and chat templates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import (
-    SPECIAL_NAMES,
-    AddedNames,
-    Backend,
-    Roles,
-    bad_config,
-    chat_templates,
-    json_flag,
-)
+from xtok.tokenizers._backend import SPECIAL_NAMES, bad_config, json_flag
+from xtok.tokenizers._tiktoken import RankBackend
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.hub import ModelFiles
 from xtok.tokenizers.table import TokenEntry, TokenType
@@ -60,70 +53,34 @@ def _added_tokens(
         raise bad_config(files, "added_tokens_decoder") from error
 
 
-class FolderBackend(Backend):
-    """Backend of a tokenizer file, with the added tokens and roles of the configs next to it."""
-
-    def __init__(self, inner: Backend, files: ModelFiles) -> None:
-        self.name, self.keeps_text = inner.name, inner.keeps_text
-        self._inner, self._files = inner, files
-        self._config = files.json("tokenizer_config.json")
-        if "added_tokens_decoder" not in self._config:
-            self._config |= files.json("special_tokens_map.json")
-        special = _named(self._config)
-        self._added = _added_tokens(self._config, files, special)
-        known = {entry.id: entry for entry in inner.entries()}
-        contents = {entry.content for entry in (*known.values(), *self._added.values())}
-        if missing := [name for name in special if name.encode() not in contents]:
-            raise TokenizerError(
-                f"the configs of {files} name special tokens without an id: {listed(missing)}",
-                hint="add them with their ids to added_tokens_decoder in tokenizer_config.json",
-            )
-        self.text_tokens = {
-            added.content.decode(): i
-            for i, added in self._added.items()
-            if added.type == TokenType.USER_DEFINED
-            and (i not in known or known[i].type == TokenType.NORMAL)
-        }
-        self._text = AddedNames(self.text_tokens)
-
-    def entries(self) -> Iterable[TokenEntry]:
-        left = dict(self._added)
-        for entry in self._inner.entries():
-            added = left.pop(entry.id, None)
-            named = entry.type in (TokenType.CONTROL, TokenType.UNKNOWN)
-            yield entry if added is None or named else added
-        yield from left.values()
-
-    def definition(self) -> Iterable[bytes]:
-        yield from self._inner.definition()
-        yield json.dumps(sorted(self.text_tokens.items())).encode()
-
-    def declared_roles(self) -> Roles:
-        roles = dict(self._inner.declared_roles())
-        ids = {added.content.decode(): i for i, added in self._added.items()}
-        ids |= {
-            e.content.decode("utf-8", "replace"): e.id
-            for e in self._inner.entries()
-            if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)
-        }
-        for role in SPECIAL_NAMES:
-            if (key := f"{role}_token") in self._config:
-                names = _contents([self._config[key]])  # names without an id are text
-                roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
-        return roles
-
-    def library(self) -> Any:
-        return self.other[1]().library() if self.other else None
-
-    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        encode = self._inner.encode_texts
-        return [self._text.encode(text, lambda part: encode([part])[0]) for text in texts]
-
-    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        return self._inner.spans(text, at_start=at_start)
-
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        return self._inner.encode_bytes(data)
-
-    def chat_templates(self) -> Mapping[str, str]:
-        return chat_templates(self._files)
+def add_configs(backend: RankBackend, files: ModelFiles) -> None:
+    """Add the tokens, roles and chat templates in the configs of a folder to its rank file."""
+    config = files.json("tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= files.json("special_tokens_map.json")
+    special = _named(config)
+    added = _added_tokens(config, files, special)
+    known = {entry.id: entry for entry in backend.entries()}
+    contents = {entry.content for entry in (*known.values(), *added.values())}
+    if missing := [name for name in special if name.encode() not in contents]:
+        raise TokenizerError(
+            f"the configs of {files} name special tokens without an id: {listed(missing)}",
+            hint="add them with their ids to added_tokens_decoder in tokenizer_config.json",
+        )
+    text = {
+        token.content.decode(): i
+        for i, token in added.items()
+        if token.type == TokenType.USER_DEFINED
+        and (i not in known or known[i].type == TokenType.NORMAL)
+    }
+    of_file = {i: e for i, e in known.items() if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    both = (*added.values(), *of_file.values())
+    ids = {entry.content.decode("utf-8", "replace"): entry.id for entry in both}
+    for role in SPECIAL_NAMES:
+        if (key := f"{role}_token") in config:
+            names = _contents([config[key]])  # names without an id are text
+            backend.roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
+    backend.added |= added | of_file
+    backend.text_tokens |= text
+    backend.parts.append(json.dumps(sorted(text.items())).encode())
+    backend.files = files

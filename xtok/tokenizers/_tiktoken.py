@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import AddedNames, Backend, Roles, damaged, is_panic
+from xtok.tokenizers._backend import (
+    AddedNames,
+    Backend,
+    Roles,
+    chat_templates,
+    damaged,
+    is_panic,
+)
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
+
+    from xtok.tokenizers.hub import ModelFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +219,8 @@ class RankBackend(Backend):
         ValueError: if the pattern does not split text.
     """
 
+    files: ModelFiles | None = None  # the folder of the file
+
     def __init__(
         self,
         name: str,
@@ -221,36 +232,47 @@ class RankBackend(Backend):
     ) -> None:
         from tiktoken import Encoding
 
-        self.name, self._ranks, self._added, self._roles = name, ranks, added, roles
-        self._split_pattern = pattern
+        self.name, self._ranks, self._split_pattern = name, ranks, pattern
+        # `add_configs` extends the following attributes by the configs in the folder of the file.
+        self.text_tokens = dict(text or {})
+        self.added = {entry.id: entry for entry in added}
+        ids = {entry.content.decode(): entry.id for entry in added}
+        self.roles: dict[str, Mapping[int, str]] = {
+            role: {ids[name]: f"the {self.name} family" for name in names.split() if name in ids}
+            for role, names in roles.items()
+        }
+        self.parts = [json.dumps([pattern, sorted(self.text_tokens.items())]).encode()]
         self._encoding_of = functools.partial(Encoding, name, pat_str=pattern, special_tokens={})
-        self._text = AddedNames(text or {})
         single_bytes = {bytes([byte]): byte for byte in range(256)}
         trial = self._encoding_of(mergeable_ranks=single_bytes)
         if _attempt(trial, "a 1") is None:
             raise ValueError("no match")
-        ids = _attempt(trial, _OF_ALL_KINDS)
-        self.keeps_text = ids is None or len(ids) == len(_OF_ALL_KINDS.encode())
+        encoded = _attempt(trial, _OF_ALL_KINDS)
+        self.keeps_text = encoded is None or len(encoded) == len(_OF_ALL_KINDS.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
         """Created on first use: its copies of the ranks use most of the memory."""
         return self._encoding_of(mergeable_ranks=self._ranks)
 
+    @functools.cached_property
+    def _text(self) -> AddedNames:
+        return AddedNames(self.text_tokens)
+
     def entries(self) -> Iterable[TokenEntry]:
-        yield from self._added
+        yield from self.added.values()
         for token, rank in self._ranks.items():
-            yield TokenEntry(rank, TokenType.NORMAL, token)
+            if rank not in self.added:
+                yield TokenEntry(rank, TokenType.NORMAL, token)
 
     def definition(self) -> Iterable[bytes]:
-        return [json.dumps([self._split_pattern, sorted(self._text.ids.items())]).encode()]
+        return self.parts
 
     def declared_roles(self) -> Roles:
-        ids = {entry.content.decode(): entry.id for entry in self._added}
-        return {
-            role: {ids[name]: f"the {self.name} family" for name in names.split() if name in ids}
-            for role, names in self._roles.items()
-        }
+        return self.roles
+
+    def chat_templates(self) -> Mapping[str, str]:
+        return chat_templates(self.files) if self.files else {}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         # `encode_batch` starts a thread per text: thirty times slower for a vocabulary.
