@@ -20,7 +20,7 @@ from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.table import TokenEntry, TokenType, Vocabulary, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType, Vocabulary
 
 NO_SLOT = MultitokenConfig(scale_trick=False)
 
@@ -104,7 +104,7 @@ def random_map(rows: int, columns: int, seed: int = 0) -> ProjectionMap:
 def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
     entries = [TokenEntry(0, TokenType.CONTROL, b"<s>")]
     entries += [TokenEntry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
-    table, _ = decode_vocabulary(entries, width=width)
+    table = Decoded(entries).table(width)
     return vocabulary(
         width, model_id=name, revision="main", backend="hf", width_source="option",
         tokenizer_vocab_size=len(tokens) + 1, table=replace(table, roles={"bos": (0,)}),

@@ -44,7 +44,7 @@ from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 from xtok.training.heads import find_heads
 from xtok.training.objective import make_objective
 from xtok.training.trainers import nemo_rl
@@ -487,11 +487,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer has type int, expected a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
-    (lambda: decode_vocabulary([TokenEntry(6, TokenType.NORMAL, b"x")], width=6),
-     "token id 6 ('x') is outside the vocabulary size 6", TRAILER),
-    (lambda: decode_vocabulary([TokenEntry(3, TokenType.NORMAL, b"x")] * 2, width=6),
+    (lambda: Decoded([TokenEntry(3, TokenType.NORMAL, b"x")] * 2),
      "token id 3 ('x') is repeated in the vocabulary", TRAILER),
-    (lambda: decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"<" * 1025)], width=1),
+    (lambda: Decoded([TokenEntry(0, TokenType.UNKNOWN, b"<" * 1025)]),
      "the name of the special token 0 has 1,025 bytes, expected at most 1,024",
      "fix the tokenizer's files"),
     # Texts

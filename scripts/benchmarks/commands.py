@@ -32,7 +32,7 @@ from benchmarks.harness import (
     tokenizer,
 )  # fmt: skip
 from xtok.tokenizers import _tiktoken
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 BARE = str(Path(__file__).with_name("bare.py"))
 PATTERNS = {
@@ -173,7 +173,7 @@ def write_map(path: Path, name: str, options: Namespace) -> None:
     for width, odd in zip(widths, (b"s%06x", b"t%06x"), strict=True):
         form = (b"%06x", odd)
         entries = [TokenEntry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
-        tables.append(decode_vocabulary(entries, width=width)[0])
+        tables.append(Decoded(entries).table(width))
     steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
     ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()
     synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)

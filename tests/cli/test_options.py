@@ -29,7 +29,7 @@ from xtok.maps.provenance import recipe_of
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
 from xtok.tokenizers.roles import match_names
-from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenTable, TokenType
 
 DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": True}
 
@@ -42,7 +42,7 @@ def table(*tokens: bytes | str) -> TokenTable:
         else TokenEntry(i, TokenType.CONTROL, token.encode())
         for i, token in enumerate(tokens)
     ]
-    return decode_vocabulary(entries, width=len(tokens))[0]
+    return Decoded(entries).table(len(tokens))
 
 
 # Whatever the options, tokens of both sides are spelled only where that can make a difference

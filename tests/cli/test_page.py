@@ -41,7 +41,7 @@ from xtok.inspection.report import BUILT_IN, PageData, Report, examine
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
 
@@ -88,7 +88,7 @@ def hostile_map() -> ProjectionMap:
     entries.append(TokenEntry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
     side = vocabulary(
         20, model_id=NAME, revision=NAME, backend=NAME, width_source="option",
-        tokenizer_vocab_size=len(entries), table=decode_vocabulary(entries, width=20)[0],
+        tokenizer_vocab_size=len(entries), table=Decoded(entries).table(20),
     )  # fmt: skip
     n = len(contents)
     return ProjectionMap(

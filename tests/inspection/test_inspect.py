@@ -23,7 +23,7 @@ from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, pairs
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 Pair = tuple[Tokenizer, Tokenizer]
 
@@ -243,7 +243,7 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
 ) -> None:
     width = recipe.student.vocab_size
     entries = [TokenEntry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
-    table, _ = decode_vocabulary(entries, width=width)
+    table = Decoded(entries).table(width)
     long = replace(recipe, student=replace(recipe.student, table=table))
     comparison = compare(long, xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
     [row] = comparison.examples

@@ -31,7 +31,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.file import MAX_HEADER, to_nemo, to_safetensors
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 TINY_FILE, TINY_PT = edited(), to_nemo(TINY)  # the first without a digest of its tensors
 START = 8 + int.from_bytes(TINY_FILE[:8], "little")
@@ -320,7 +320,7 @@ def large_map() -> ProjectionMap:
     """A map of 100,000 rows with 16 entries each."""
     rows, top_k = 100_000, 16
     entries = [TokenEntry(i, TokenType.NORMAL, b"%x" % i) for i in range(rows)]
-    table, _ = decode_vocabulary(entries, width=rows)
+    table = Decoded(entries).table(rows)
     side = replace(TINY.student, vocab_size=rows, table=table)
     return replace(
         TINY,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtok.tokenizers import load_tokenizer
-from xtok.tokenizers.classes import TokenClass, num_digits, text_class, token_class, token_classes
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.classes import TokenClass, num_digits, token_classes
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 C = TokenClass
 
@@ -41,9 +41,16 @@ TEXTS = {
 }
 
 
+def classes_of(texts: list[str]) -> list[int]:
+    entries = [TokenEntry(i, TokenType.NORMAL, text.encode()) for i, text in enumerate(texts)]
+    classes: list[int] = token_classes(Decoded(entries).table(len(texts))).tolist()
+    return classes
+
+
 def test_class_of_a_text() -> None:
     for expected, texts in TEXTS.items():
-        assert {text: text_class(text) for text in texts} == dict.fromkeys(texts, expected)
+        for text in texts:
+            assert classes_of([text]) == [expected], text
 
 
 def test_classes_of_a_table() -> None:
@@ -57,12 +64,11 @@ def test_classes_of_a_table() -> None:
         TokenEntry(6, TokenType.USER_DEFINED, b"<think>"),
         TokenEntry(7, TokenType.NORMAL, b""),
     ]
-    table, _ = decode_vocabulary(entries, width=9)
+    table = Decoded(entries).table(9)
     classes = token_classes(table)
     assert classes.dtype == np.uint8
     expected = [C.CONTROL] * 2 + [C.DIGITS_1] + [C.PARTIAL_UTF8] * 3 + [C.LATIN] + [C.UNUSED] * 2
     assert classes.tolist() == expected
-    assert [token_class(table, i) for i in range(9)] == expected
 
 
 def test_classes_of_a_table_are_computed_once() -> None:
@@ -71,7 +77,7 @@ def test_classes_of_a_table_are_computed_once() -> None:
 
 
 def test_an_empty_table() -> None:
-    table, _ = decode_vocabulary([], width=2)
+    table = Decoded([]).table(2)
     assert token_classes(table).tolist() == [C.UNUSED, C.UNUSED]
 
 
@@ -83,15 +89,13 @@ def test_labels_are_different_and_short() -> None:
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
 def test_neighbours_do_not_matter(texts: list[str]) -> None:
-    entries = [TokenEntry(i, TokenType.NORMAL, t.encode()) for i, t in enumerate(texts)]
-    table, _ = decode_vocabulary(entries, width=len(texts))
-    assert token_classes(table).tolist() == [text_class(text) for text in texts]
+    assert classes_of(texts) == [classes_of([text])[0] for text in texts]
 
 
 def test_numbers_are_ascii_digits_with_spaces_around() -> None:
     tokens = ["7", " 42", "201 ", "１０", "1.", "x2", " ", "20 24"]
     entries = [TokenEntry(i, TokenType.NORMAL, text.encode()) for i, text in enumerate(tokens)]
-    table, _ = decode_vocabulary(entries, width=9)
+    table = Decoded(entries).table(9)
     assert num_digits(table).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
 
 

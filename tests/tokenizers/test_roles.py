@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from xtok.tokenizers.roles import find_roles, match_roles, slot_candidates
-from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, decode_vocabulary, match_bytes
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenTable, TokenType, match_bytes
 
 
 def table_of(
@@ -15,7 +15,7 @@ def table_of(
     entries += [
         TokenEntry(len(names) + i, TokenType.USER_DEFINED, t.encode()) for i, t in enumerate(text)
     ]
-    table, _ = decode_vocabulary(entries, width=len(entries) + unused)
+    table = Decoded(entries).table(len(entries) + unused)
     return replace(table, roles=find_roles(table, roles))
 
 
@@ -48,7 +48,7 @@ def test_text_has_no_role() -> None:
 
 def test_unknown_tokens_are_unk_where_nobody_declares_one() -> None:
     assert table_of("<|endoftext|>", unk=[0]).roles["unk"] == (0,)
-    unknown, _ = decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"oov")], width=1)
+    unknown = Decoded([TokenEntry(0, TokenType.UNKNOWN, b"oov")]).table(1)
     assert find_roles(unknown, {}) == {"unk": (0,)}
     assert find_roles(unknown, {"unk": []}) == {}
 
@@ -113,12 +113,10 @@ def test_slots_go_where_there_is_no_meaning() -> None:
     # Qwen pads with its end of text, and ends turns with another: both have a meaning.
     assert slot_candidates(QWEN) == [1, 2, 0]
     # An unknown id that is also the eos has a partner, too.
-    unknown, _ = decode_vocabulary(
-        [
-            TokenEntry(0, TokenType.UNKNOWN, b"<|endoftext|>"),
-            TokenEntry(1, TokenType.CONTROL, b"<|x|>"),
-        ],
-        width=2,
-    )
+    entries = [
+        TokenEntry(0, TokenType.UNKNOWN, b"<|endoftext|>"),
+        TokenEntry(1, TokenType.CONTROL, b"<|x|>"),
+    ]
+    unknown = Decoded(entries).table(2)
     assert slot_candidates(replace(unknown, roles=find_roles(unknown, {})))[0] == 1
     assert slot_candidates(table_of(text=("a",))) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xtok.config import TokenForm
 from xtok.tokenizers.display import escape, unescape
-from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
 ENTRIES = [
     TokenEntry(0, TokenType.UNKNOWN, b"<unk>"),
@@ -24,13 +24,14 @@ ENTRIES = [
 
 
 def test_table_holds_the_bytes_of_every_id() -> None:
-    table, undecodable = decode_vocabulary(ENTRIES, width=9)
+    decoded = Decoded(ENTRIES)
+    table = decoded.table(9)
     assert table.tokens() == [b"", b"", b"a", b" the", b"a", b"<think>", b"\xe4\xb8", b"", b""]
     assert [table[i] for i in range(9)] == table.tokens()
     assert table.types.tolist() == [2, 3, 6, 1, 1, 4, 1, 5, 5]
     assert table.control_names == {0: "<unk>", 1: "<s>"}
     assert table.text_ids.tolist() == [2, 3, 4, 5, 6]
-    assert undecodable == ()
+    assert decoded.undecodable == ()
     assert repr(table) == "TokenTable(9 ids, 15 bytes)"
     with pytest.raises(IndexError, match=r"token id -1 is not in 0\.\.8"):
         table[-1]
@@ -50,36 +51,37 @@ def test_forms_and_ignored_ids() -> None:
         "raw": [b"", b"<0xE4>", b"x", b"_a"],
     }
     for form, expected in forms.items():
-        table, undecodable = decode_vocabulary(rows, width=4, form=form, ignore={9})
+        decoded = Decoded(rows, form=form, ignore={9})
+        table = decoded.table(4)
         assert table.tokens() == expected
         assert [table[i] for i in range(4)] == expected
         assert table.control_names == {0: "<s>"}
-        assert undecodable == (2,)
+        assert decoded.undecodable == (2,)
     without = [entry._replace(display=b"") for entry in rows[:2]]
-    assert decode_vocabulary(without, width=4, form="raw")[0].tokens() == [b"", b"", b"", b" a"]
+    assert Decoded(without, form="raw").table(4).tokens() == [b"", b"", b"", b" a"]
 
 
 def test_the_longest_name_that_a_map_can_carry() -> None:
     longest = b"<" * 1024
-    table, _ = decode_vocabulary([TokenEntry(0, TokenType.CONTROL, longest)], width=1)
+    table = Decoded([TokenEntry(0, TokenType.CONTROL, longest)]).table(1)
     assert table.control_names == {0: longest.decode()}
 
 
 def test_canonical_id_is_what_is_emitted_then_not_a_byte_then_the_lowest() -> None:
-    table, _ = decode_vocabulary([*ENTRIES, TokenEntry(7, TokenType.NORMAL, b"a")], width=8)
+    table = Decoded([*ENTRIES, TokenEntry(7, TokenType.NORMAL, b"a")]).table(8)
     assert table.canonical_ids()[b"a"] == 4
     assert replace(table, preferred_ids=(7,)).canonical_ids()[b"a"] == 7
     assert replace(table, preferred_ids=(2,)).canonical_ids()[b"a"] == 2
 
 
 def test_names_tell_special_and_unused_ids() -> None:
-    table, _ = decode_vocabulary(ENTRIES, width=8)
+    table = Decoded(ENTRIES).table(8)
     names = [table.name(i) for i in range(8)]
     assert names == ["<unk>", "<s>", "a", " the", "a", "<think>", r"\xe4\xb8", "(unused)"]
 
 
 def test_sha256_is_that_of_the_documented_bytes() -> None:
-    table, _ = decode_vocabulary(ENTRIES, width=7)
+    table = Decoded(ENTRIES).table(7)
     offsets = np.array([0, 0, 0, 1, 5, 6, 13, 15], "<i8")
     expected = hashlib.sha256(
         bytes([2, 3, 6, 1, 1, 4, 1])
@@ -91,12 +93,12 @@ def test_sha256_is_that_of_the_documented_bytes() -> None:
 
 
 def test_sha256_does_not_depend_on_width_roles_or_order() -> None:
-    table, _ = decode_vocabulary(ENTRIES, width=7)
-    wider, _ = decode_vocabulary(reversed(ENTRIES), width=20)
+    table = Decoded(ENTRIES).table(7)
+    wider = Decoded(reversed(ENTRIES)).table(20)
     assert wider.sha256() == table.sha256() == replace(table, roles={"bos": (1,)}).sha256()
-    other, _ = decode_vocabulary([*ENTRIES[:-1], TokenEntry(6, TokenType.NORMAL, b"x")], width=7)
+    other = Decoded([*ENTRIES[:-1], TokenEntry(6, TokenType.NORMAL, b"x")]).table(7)
     assert other.sha256() != table.sha256()
-    renamed, _ = decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"?"), *ENTRIES[1:]], width=7)
+    renamed = Decoded([TokenEntry(0, TokenType.UNKNOWN, b"?"), *ENTRIES[1:]]).table(7)
     assert renamed.sha256() != table.sha256()
 
 

@@ -13,7 +13,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
-from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
+from xtok.tokenizers.classes import TokenClass, classes_named, token_classes
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.relaxed import relaxed_form
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
@@ -73,7 +73,7 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
         "token": table.name(token_id),
         "bytes": table[token_id].hex(" "),
         "type": TokenType(int(table.types[token_id])).name.lower(),
-        "token_class": token_class(table, token_id).label,
+        "token_class": list(TokenClass)[token_classes(table)[token_id]].label,
         "roles": table.roles_by_id.get(token_id, ()),
     }
 

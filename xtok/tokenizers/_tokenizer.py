@@ -37,7 +37,6 @@ from xtok.tokenizers.table import (
     TokenTable,
     TokenType,
     Vocabulary,
-    decode_vocabulary,
     utf8_runs,
     utf8_text,
 )
@@ -147,14 +146,11 @@ class Tokenizer:
         return other[0], Tokenizer(other[1](), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
-        """Return the table in a form of `decode_vocabulary`, with ignored ids as UNUSED."""
+        """Return the table in a form of `Decoded`, with ignored ids as UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
-        ignored = frozenset((*ignore, *self._without_row))
-        table, _ = decode_vocabulary(
-            self._backend.entries(), width=len(self.table), form=form, ignore=ignored
-        )
-        return table.like(self.table)
+        decoded = Decoded(self._backend.entries(), form=form, ignore=ignore)
+        return decoded.table(len(self.table)).like(self.table)
 
     def segment(self, token: bytes | str) -> list[int]:
         """Spell bytes exactly, as in the middle of a text, without the normalizer.

@@ -22,56 +22,39 @@ class TokenClass(IntEnum):
     with kana is KANA. PARTIAL_UTF8 tokens are invalid UTF-8 alone.
     """
 
-    DIGITS_1 = 0
-    DIGITS_2 = 1
-    DIGITS_3 = 2
-    DIGITS_MORE = 3
-    DIGITS_MIXED = 4
-    PUNCTUATION = 5
-    SPACES = 6
-    LINE_BREAKS = 7
-    LATIN = 8
-    GREEK = 9
-    CYRILLIC = 10
-    HEBREW = 11
-    ARABIC = 12
-    DEVANAGARI = 13
-    THAI = 14
-    HAN = 15
-    KANA = 16
-    HANGUL = 17
-    OTHER_SCRIPT = 18
-    SEVERAL_SCRIPTS = 19
-    EMOJI = 20
-    PARTIAL_UTF8 = 21
-    OTHER = 22
-    CONTROL = 23
-    UNUSED = 24
+    DIGITS_1 = "1 digit"
+    DIGITS_2 = "2 digits"
+    DIGITS_3 = "3 digits"
+    DIGITS_MORE = "4 digits or more"
+    DIGITS_MIXED = "digits with others"
+    PUNCTUATION = "punctuation, symbols"
+    SPACES = "spaces, tabs"
+    LINE_BREAKS = "line breaks"
+    LATIN = "Latin"
+    GREEK = "Greek"
+    CYRILLIC = "Cyrillic"
+    HEBREW = "Hebrew"
+    ARABIC = "Arabic"
+    DEVANAGARI = "Devanagari"
+    THAI = "Thai"
+    HAN = "Han"
+    KANA = "Kana, or with Han"
+    HANGUL = "Hangul"
+    OTHER_SCRIPT = "other script"
+    SEVERAL_SCRIPTS = "several scripts"
+    EMOJI = "emoji"
+    PARTIAL_UTF8 = "partial UTF-8"
+    OTHER = "other characters"
+    CONTROL = "control tokens"
+    UNUSED = "unused ids"
 
-    @property
-    def label(self) -> str:
-        """The name of the class in reports."""
-        return _LABELS.get(self, self.name.replace("_", " ").capitalize())
+    label: str  # the name of the class in reports
 
-
-_LABELS = {
-    TokenClass.DIGITS_1: "1 digit",
-    TokenClass.DIGITS_2: "2 digits",
-    TokenClass.DIGITS_3: "3 digits",
-    TokenClass.DIGITS_MORE: "4 digits or more",
-    TokenClass.DIGITS_MIXED: "digits with others",
-    TokenClass.PUNCTUATION: "punctuation, symbols",
-    TokenClass.SPACES: "spaces, tabs",
-    TokenClass.LINE_BREAKS: "line breaks",
-    TokenClass.KANA: "Kana, or with Han",
-    TokenClass.OTHER_SCRIPT: "other script",
-    TokenClass.SEVERAL_SCRIPTS: "several scripts",
-    TokenClass.EMOJI: "emoji",
-    TokenClass.PARTIAL_UTF8: "partial UTF-8",
-    TokenClass.OTHER: "other characters",
-    TokenClass.CONTROL: "control tokens",
-    TokenClass.UNUSED: "unused ids",
-}
+    def __new__(cls, label: str) -> TokenClass:
+        """Number the classes from 0, in the order of their definition."""
+        member = int.__new__(cls, len(cls.__members__))
+        member._value_, member.label = len(cls.__members__), label
+        return member
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
@@ -95,18 +78,13 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
 _JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners, selectors: no class without a base character
-_SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
 _AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
 
-_BY_CHARACTER = (
-    *(TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.SEVERAL_SCRIPTS)),
-    *(TokenClass.EMOJI, TokenClass.PUNCTUATION, TokenClass.OTHER),
-    *(TokenClass.LINE_BREAKS, TokenClass.SPACES),
-)
-
-_OF_NAMED_SCRIPT = {
-    TokenClass(i).name: TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT)
-}
+_OF_SCRIPTS = tuple(TokenClass)[TokenClass.LATIN : TokenClass.SEVERAL_SCRIPTS]
+_NO_SCRIPTS = TokenClass.EMOJI, TokenClass.PUNCTUATION, TokenClass.OTHER
+_BY_CHARACTER = (*_OF_SCRIPTS, *_NO_SCRIPTS, TokenClass.LINE_BREAKS, TokenClass.SPACES)
+_SCRIPTS = sum(_BIT[member] for member in _OF_SCRIPTS)
+_OF_NAMED_SCRIPT = {member.name: member for member in _OF_SCRIPTS}
 _SCRIPT_OF_WORD = {
     **dict.fromkeys(("FEMININE", "MASCULINE"), "LATIN"),  # ordinal indicators
     **dict.fromkeys(("CJK", "IDEOGRAPHIC"), "HAN"),
@@ -146,24 +124,6 @@ def _classes(table: TokenTable) -> NDArray[np.uint8]:
     if texts:
         classes[list(texts)] = _classes_of_texts(list(texts.values()))
     return classes
-
-
-def token_class(table: TokenTable, token_id: int) -> TokenClass:
-    """Return the class of one id."""
-    if text := utf8_text(table[token_id]):
-        return text_class(text)
-    if text is None:
-        return TokenClass.PARTIAL_UTF8
-    return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
-
-
-def text_class(text: str) -> TokenClass:
-    """Return the class of a text that is not empty.
-
-    >>> text_class(" 201").name, text_class("(x").name, text_class("食べる").name
-    ('DIGITS_3', 'LATIN', 'KANA')
-    """
-    return TokenClass(int(_classes_of_texts([text])[0]))
 
 
 def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:

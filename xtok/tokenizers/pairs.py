@@ -18,9 +18,9 @@ from xtok.tokenizers.relaxed import match_relaxed
 from xtok.tokenizers.roles import match_roles
 from xtok.tokenizers.sides import SIDES as SIDES
 from xtok.tokenizers.table import (
+    Decoded,
     TokenTable,
     Vocabulary,
-    decode_vocabulary,
     differing_ids,
     match_bytes,
     same_tokens,
@@ -237,5 +237,4 @@ def _in_form(
         )
     if form == "bytes" and not ignored:
         return table
-    changed, _ = decode_vocabulary(table.entries(), width=len(table), form=form, ignore=ignored)
-    return changed.like(table)
+    return Decoded(table.entries(), form=form, ignore=ignored).table(len(table)).like(table)

@@ -104,7 +104,7 @@ class TokenTable:
         return [data[a:b] for a, b in pairwise(bounds)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield the entries of all ids except UNUSED, as input of `decode_vocabulary`."""
+        """Yield the entries of all ids except UNUSED, as input of `Decoded`."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
             if kind != TokenType.UNUSED:
                 name = self.control_names.get(i)
@@ -263,33 +263,6 @@ class Vocabulary:
         return ids
 
 
-def decode_vocabulary(
-    entries: Iterable[TokenEntry],
-    *,
-    width: int,
-    form: TokenForm = "bytes",
-    ignore: Collection[int] = (),
-) -> tuple[TokenTable, tuple[int, ...]]:
-    """Return a table of `width` ids, and the text ids without bytes.
-
-    Ids that the tokenizer lacks are UNUSED.
-
-    Args:
-        entries: every id once, in any order.
-        width: V.
-        form: `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD for invalid bytes; or `raw`,
-            the display string.
-        ignore: ids to treat as UNUSED.
-
-    Raises:
-        TokenizerError: if an id is repeated or outside the width, or a name is too long.
-    """
-    decoded = Decoded(entries, form=form, ignore=ignore)
-    for i, content in decoded.outside(width).items():
-        raise _misplaced(i, content, f"is outside the vocabulary size {width}")
-    return decoded.table(width), decoded.undecodable
-
-
 _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
     "bytes": lambda content, display: content,
     "text": lambda content, display: content.decode("utf-8", "replace").encode(),
@@ -298,9 +271,18 @@ _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
 
 
 class Decoded:
-    """A tokenizer's entries, before the width of the table is known.
+    """The entries of a tokenizer, before the width of the table is known.
 
     Storing 100,000 entries would slow down Python's garbage collector by a tenth of a second.
+
+    Args:
+        entries: every id once, in any order.
+        form: `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD for invalid bytes; or `raw`,
+            the display string.
+        ignore: ids to treat as UNUSED.
+
+    Raises:
+        TokenizerError: if an id is repeated or negative, or a name is too long.
     """
 
     def __init__(
@@ -338,7 +320,7 @@ class Decoded:
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return the table of the ids below `width`."""
+        """Return a table of `width` ids; ids that the tokenizer lacks are UNUSED."""
         tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
