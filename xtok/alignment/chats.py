@@ -134,37 +134,24 @@ def written_alike(
     to teacher special tokens.
     """
     alike = []
-    texts = [side.text.encode() for side in (student, teacher)]
-    for ours, theirs in _in_common(_written(student), _written(teacher)):
-        spans = shared_span(ours.places, theirs.places)
-        if spans is None:
+    sides = (student, teacher)
+    texts = [side.text.encode() for side in sides]
+    for strings in _in_common(_written(student), _written(teacher)):
+        _, *shared = np.intersect1d(*(string.places for string in strings), return_indices=True)
+        if len(shared[0]) < 2:
             continue
-        strings, sides = (ours, theirs), (student, teacher)
+        spans = [(s.start + at[0], s.start + at[-1]) for s, at in zip(strings, shared, strict=True)]
         written = [
-            text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
-            for text, side, string, span in zip(texts, sides, strings, spans, strict=True)
+            text[side.bounds[start] : side.bounds[stop]]
+            for text, side, (start, stop) in zip(texts, sides, spans, strict=True)
         ]
         if written[0] != written[1]:  # a template changed the string
-            spans = slice(0, ours.end - ours.start), slice(0, theirs.end - theirs.start)
-        start, stop = ours.start + spans[0].start, ours.start + spans[0].stop
-        their_start, their_stop = theirs.start + spans[1].start, theirs.start + spans[1].stop
-        behind, other = student.ids[stop:][:1].tolist(), teacher.ids[their_stop:][:1].tolist()
-        more = bool(behind) and [roles.get(i) for i in behind] == other
-        alike.append((slice(start, stop + more), slice(their_start, their_stop + more)))
+            spans = [(string.start, string.end) for string in strings]
+        behind, other = (side.ids[stop:][:1] for side, (_, stop) in zip(sides, spans, strict=True))
+        ends_turn = len(behind) > 0 and [roles.get(i) for i in behind.tolist()] == other.tolist()
+        ours, theirs = (slice(int(start), int(stop) + ends_turn) for start, stop in spans)
+        alike.append((ours, theirs))
     return alike
-
-
-def shared_span(
-    student: NDArray[np.int64], teacher: NDArray[np.int64]
-) -> tuple[slice, slice] | None:
-    """Return the tokens between the first and the last shared token boundary.
-
-    The arguments are the first byte of each token, and the end of the last.
-    """
-    _, ours, theirs = np.intersect1d(student, teacher, return_indices=True)
-    if len(ours) < 2:
-        return None
-    return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
 def describe_chat(

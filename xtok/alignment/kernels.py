@@ -255,31 +255,53 @@ def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
             b = total - a
             if p + a < len(x) and q + b < len(y) and _agree(x, p + a, y, q + b):
                 return a, b
-    # Beyond NEAR, a hash table contains the runs of y.
     window = FIRST_WINDOW
     while window <= LAST_WINDOW:
-        table = np.empty(4 * window, np.int32)
-        for slot in range(4 * window):
-            table[slot] = -1
-        mask = np.uint64(4 * window - 1)
-        for b in range(min(window, len(y) - q - RUN + 1)):
-            place = _hash(y, q + b) & mask
-            if table[place] < 0:
-                table[place] = b
-        best_a = best_b = np.int64(-1)
-        for a in range(min(window, len(x) - p - RUN + 1)):
-            if best_a >= 0 and a >= best_a + best_b:
-                break
-            other = np.int64(table[_hash(x, p + a) & mask])
-            closer = other >= 0 and (best_a < 0 or a + other < best_a + best_b)
-            if closer and _agree(x, p + a, y, q + other):
-                best_a, best_b = np.int64(a), other
-        if best_a >= 0:
-            return best_a, best_b
+        a, b = _nearest_run(x, p, y, q, window, False)
+        if a >= 0:
+            return a, b
         if p + window >= len(x) and q + window >= len(y):
             break
         window *= 8
     return np.int64(-1), np.int64(-1)
+
+
+@inner_kernel
+def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
+    """Return the smallest skips to a run in the windows of both sides, or −1.
+
+    If `is_single`, a run must be unique on both sides.
+    """
+    size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
+    mask = np.uint64(4 * window - 1)
+    table = np.full(4 * window, -1, np.int32)  # hash to the first such run of y
+    for b in range(size_y):
+        slot = _hash(y, q + b) & mask
+        if table[slot] < 0:
+            table[slot] = b
+    if is_single:
+        _drop_repeated(table, x, p, size_x)
+        _drop_repeated(table, y, q, size_y)
+    best_a = best_b = np.int64(-1)
+    for a in range(size_x):
+        if best_a >= 0 and a >= best_a + best_b:
+            break
+        b = np.int64(table[_hash(x, p + a) & mask])
+        closer = b >= 0 and (best_a < 0 or a + b < best_a + best_b)
+        if closer and _agree(x, p + a, y, q + b):
+            best_a, best_b = np.int64(a), b
+    return best_a, best_b
+
+
+@inner_kernel
+def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
+    """Remove the runs from a hash table that occur several times in a window."""
+    seen = np.zeros(len(table), np.bool_)
+    for a in range(size):
+        slot = _hash(x, p + a) & np.uint64(len(table) - 1)
+        if seen[slot]:
+            table[slot] = -1
+        seen[slot] = True
 
 
 @inner_kernel
@@ -293,45 +315,20 @@ def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
 
     Where text may be missing, a repeated run such as "the" could match a later place.
     """
-    size_x = min(LAST_WINDOW, len(x) - p - RUN + 1)
-    size_y = min(LAST_WINDOW, len(y) - q - RUN + 1)
-    slots = 4
-    while slots < 4 * max(size_x, size_y):
-        slots *= 2
-    mask = np.uint64(slots - 1)
-    count_x, count_y = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
-    place = np.zeros(slots, np.int32)
-    for b in range(size_y):
-        slot = _hash(y, q + b) & mask
-        count_y[slot] += 1
-        place[slot] = b
-    for a in range(size_x):
-        count_x[_hash(x, p + a) & mask] += 1
-    best_a = best_b = np.int64(-1)
-    for a in range(size_x):
-        if best_a >= 0 and a >= best_a + best_b:
-            break
-        slot = _hash(x, p + a) & mask
-        other = np.int64(place[slot])
-        is_single = count_x[slot] == 1 and count_y[slot] == 1
-        closer = best_a < 0 or a + other < best_a + best_b
-        if is_single and closer and _agree(x, p + a, y, q + other):
-            best_a, best_b = np.int64(a), other
-    return best_a, best_b
+    longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
+    window = 1
+    while window < longest:
+        window *= 2
+    return _nearest_run(x, p, y, q, window, True)
 
 
 @inner_kernel
 def _tokens(ends):  # type: ignore[no-untyped-def]
     """Return the tokens of a stream, the first symbol of each, and the end."""
-    tokens = np.empty(len(ends), np.int64)
-    starts = np.zeros(len(ends) + 1, np.int64)
-    count = 0
-    for place in range(len(ends)):
-        if ends[place] >= 0:
-            tokens[count] = ends[place] - 1
-            count += 1
-            starts[count] = place + 1
-    return tokens[:count], starts
+    last = np.flatnonzero(ends >= 0)  # the last symbol of each token
+    starts = np.zeros(len(last) + 1, np.int64)
+    starts[1:] = last + 1
+    return ends[last] - 1, starts
 
 
 @inner_kernel
@@ -370,7 +367,7 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
     if n == 0 or m == 0 or _is_unknown(x) or _is_unknown(y):
         return
     max_comb_len = min(max_comb_len, max(n, m))  # a step must fit into int32
-    step, low = _best_steps(x, s_starts[: n + 1], y, t_starts[: m + 1], max_comb_len)
+    step, low = _best_steps(x, s_starts, y, t_starts, max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
     # Write the matches and the tokens between them, in order.
     s_end = t_end = np.int64(0)
