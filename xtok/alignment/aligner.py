@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.kernels import in_python
-from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Side, Walk, align_documents, align_rest
+from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
 from xtok.tokenizers.table import TokenTable, TokenType
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
     IdsLike: TypeAlias = Sequence[int] | NDArray[Any]
+    PlacedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 PYTHON_TOKENS = 600
 """Tokens to align in Python, before loading or compiling the kernels, which takes seconds."""
@@ -177,12 +179,10 @@ class TokenAligner:
             raise ValueError(f"max_comb_len is {max_comb_len}, expected at least 1")
         rows, columns = pair.tables
         # Two vocabularies lack different characters, so their unknown tokens have different text.
-        unknown: list[set[int]] = [
-            set() if pair.is_same else set(table.ids_of_type(TokenType.UNKNOWN).tolist())
-            for table in pair.tables
-        ]
         roles = {
-            s: t for s, t in pair.equal_roles.items() if s not in unknown[0] and t not in unknown[1]
+            s: t
+            for s, t in pair.equal_roles.items()
+            if pair.is_same or TokenType.UNKNOWN not in (rows.types[s], columns.types[t])
         }
         ours, theirs = _symbols(roles, pair.tables)
         self.student = SymbolTable("student", rows, ours, FIRST_UNKNOWN)
@@ -233,10 +233,7 @@ class TokenAligner:
             raise ValueError(
                 f"{num_rows} student sequences, but {len(teacher.bounds) - 1} teacher sequences"
             )
-        s, t = (
-            Side(rows.ids, rows.bounds, table.symbols, table.offsets)
-            for rows, table in ((student, self.student), (teacher, self.teacher))
-        )
+        s, t = self.student.with_ids(student), self.teacher.with_ids(teacher)
         chunks = Walk(
             student=np.full(len(s.ids), -1, np.int32),
             teacher=np.full(len(t.ids), -1, np.int32),
@@ -253,9 +250,8 @@ class TokenAligner:
         if (chunks.differs[:, 0] >= 0).any():
             most = min(self.max_comb_len, num_tokens)  # fits into an int64
             walk_on(s, t, most, self.is_lossy, chunks)
-        lengths = np.diff(s.bounds)
-        place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
-        has_chunk = place < np.repeat(chunks.total, lengths)
+        ends = np.repeat(s.bounds[:-1] + chunks.total, np.diff(s.bounds))
+        has_chunk = np.arange(len(s.ids)) < ends
         return FlatAlignment(
             chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
         )
@@ -266,21 +262,15 @@ class TokenAligner:
         has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
         return has_unknown and not self.is_lossy
 
-    def align_spans(
-        self,
-        student_ids: NDArray[Any],
-        student_bounds: NDArray[np.int64],
-        teacher_ids: NDArray[Any],
-        teacher_bounds: NDArray[np.int64],
-    ) -> FlatAlignment:
+    def align_spans(self, student: PlacedIds, teacher: PlacedIds) -> FlatAlignment:
         """Align one document with unknown tokens, by the bytes of its text.
 
         A chunk lies between shared token boundaries, if both sides have the same bytes there.
-        Bounds are int64 `[T + 1]`, the first byte of each token and the end.
+        Each side consists of its ids and int64 `[T + 1]`, the first byte of each token and the end.
         """
-        shared = np.intersect1d(student_bounds, teacher_bounds)
-        ours, in_ours = _segments(self.student, student_ids, student_bounds, shared)
-        theirs, in_theirs = _segments(self.teacher, teacher_ids, teacher_bounds, shared)
+        shared = np.intersect1d(student[1], teacher[1])
+        ours, in_ours = _segments(self.student, *student, shared)
+        theirs, in_theirs = _segments(self.teacher, *teacher, shared)
         same = np.array([a == b != b"" for a, b in zip(ours, theirs, strict=True)], np.bool_)
         number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
         total = int(same.sum())
@@ -313,10 +303,7 @@ class TokenAligner:
         )
 
     def pairs(
-        self,
-        student_ids: IdsLike,
-        teacher_ids: IdsLike,
-        alignment: FlatAlignment | None = None,
+        self, student_ids: IdsLike, teacher_ids: IdsLike, alignment: FlatAlignment | None = None
     ) -> list[AlignedPair]:
         """Return the chunks of one document with token and byte spans.
 
@@ -423,7 +410,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     """
     if isinstance(batch, ShiftedAlignment):
         raise ValueError("the alignment is already shifted")
-    valid, has_start = (_copy(batch.pair_valid) for _ in range(2))
+    valid, has_start = deepcopy(batch.pair_valid), deepcopy(batch.pair_valid)
     shifted: dict[str, Any] = {}
     for side in ("student", "teacher"):
         ids: Any = getattr(batch, f"{side}_chunk_id")
@@ -445,14 +432,10 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
 
 
 def _shift(array: Any, fill: Any) -> Any:
-    shifted = _copy(array)
+    shifted = deepcopy(array)
     shifted[:, :-1] = array[:, 1:]
     shifted[:, -1:] = fill
     return shifted
-
-
-def _copy(array: Any) -> Any:
-    return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
 def _nonzero(array: Any) -> Any:

@@ -98,7 +98,7 @@ def align_rendered(
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
             bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
-            aligned = aligner.align_spans(parts[0], bounds[0], parts[1], bounds[1])
+            aligned = aligner.align_spans(*zip(parts, bounds, strict=True))
         else:
             aligned = aligner.align_document(*parts)
         chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)

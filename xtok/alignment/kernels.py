@@ -136,8 +136,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
         p = q = np.int64(0)
         if is_lossy and not (_has_text(s, s.bounds[d], i) or _has_text(t, t.bounds[d], j)):
             p, q = _num_controls(x), _num_controls(y)
-            i = i if p == 0 else x_ends[p - 1]
-            j = j if q == 0 else y_ends[q - 1]
+            i, j = x_ends[p], y_ends[q]
         is_other = False  # whether symbols differed since the last shared boundary
         while p < len(x) and q < len(y):
             if x[p] == y[q]:
@@ -150,8 +149,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 if a < 0:
                     break
                 p, q = p + a, q + b
-            s_end = i if p == 0 else x_ends[p - 1]
-            t_end = j if q == 0 else y_ends[q - 1]
+            s_end, t_end = x_ends[p], y_ends[q]
             # Only the token ends at p and q are boundaries, not ends within a skip.
             if s_end >= 0 and t_end >= 0:
                 stretch = TokenSpans(i, s_end, j, t_end)
@@ -198,19 +196,20 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(side, start, stop):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens; for each the next token, or −1 within a token."""
+    """Return the symbols of tokens; the next token at each place, or −1 within a token."""
     total = 0
     for i in range(start, stop):
         total += _num_symbols(side, i)
     stream = np.empty(total, np.uint16)
-    ends = np.full(total, -1, np.int64)
+    ends = np.full(total + 1, -1, np.int64)
+    ends[0] = start
     place = 0
     for i in range(start, stop):
         for x in range(side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]):
             stream[place] = side.symbols[x]
             place += 1
-            if x + 1 == side.offsets[side.ids[i] + 1]:
-                ends[place - 1] = i + 1
+        if _num_symbols(side, i):
+            ends[place] = i + 1
     return stream, ends
 
 
@@ -323,15 +322,6 @@ def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _tokens(ends):  # type: ignore[no-untyped-def]
-    """Return the tokens of a stream, the first symbol of each, and the end."""
-    last = np.flatnonzero(ends >= 0)  # the last symbol of each token
-    starts = np.zeros(len(last) + 1, np.int64)
-    starts[1:] = last + 1
-    return ends[last] - 1, starts
-
-
-@inner_kernel
 def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
     while x_from < x_to and y_from < y_to and x[x_from] == y[y_from]:
         x_from, y_from = x_from + 1, y_from + 1
@@ -361,27 +351,26 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
-    s_tokens, s_starts = _tokens(x_ends)
-    t_tokens, t_starts = _tokens(y_ends)
-    n, m = len(s_tokens), len(t_tokens)
+    # First symbol of each token, and the end; and the same boundaries in numbers of tokens.
+    s_starts, t_starts = np.flatnonzero(x_ends >= 0), np.flatnonzero(y_ends >= 0)
+    s_at, t_at = x_ends[s_starts], y_ends[t_starts]
+    n, m = len(s_at) - 1, len(t_at) - 1
     if n == 0 or m == 0 or _is_unknown(x) or _is_unknown(y):
         return
     max_comb_len = min(max_comb_len, max(n, m))  # a step must fit into int32
     step, low = _best_steps(x, s_starts, y, t_starts, max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
-    # Write the matches and the tokens between them, in order.
+    # Write the tokens before each match, and the match; the last match is empty.
     s_end = t_end = np.int64(0)
-    for index in range(len(matches), -1, -1):
-        to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        a, a_end = _text_between(x, s_starts, s_end, to_i)
-        b, b_end = _text_between(y, t_starts, t_end, to_j)
+    for index in range(len(matches) - 1, -1, -1):
+        i, j = matches[index, 0], matches[index, 2]
+        a, a_end = _text_between(x, s_starts, s_end, i)
+        b, b_end = _text_between(y, t_starts, t_end, j)
         if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
-            s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
-            _emit(s, t, TokenSpans(s_tokens[a], s_stop, t_tokens[b], t_stop), False, d, chunks)
+            _emit(s, t, TokenSpans(s_at[a], s_at[a_end], t_at[b], t_at[b_end]), False, d, chunks)
+        s_end, t_end = matches[index, 1], matches[index, 3]
         if index > 0:
-            s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
-            s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
-            _emit(s, t, TokenSpans(s_tokens[to_i], s_stop, t_tokens[to_j], t_stop), True, d, chunks)
+            _emit(s, t, TokenSpans(s_at[i], s_at[s_end], t_at[j], t_at[t_end]), True, d, chunks)
 
 
 @inner_kernel
@@ -426,10 +415,14 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Backtrack; return first and end of both sides' matching groups, int64 `[matches, 4]`."""
+    """Backtrack; return first and end of both sides' matching groups, int64 `[matches + 1, 4]`.
+
+    The last groups come first, after an empty match of both ends.
+    """
     n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)
-    count = 0
+    matches[0, :2], matches[0, 2:] = n, m
+    count = 1
     i, j = n, m
     while i > 0 and j > 0:
         c = j - low[i]

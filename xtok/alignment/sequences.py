@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok.alignment.kernels import Side
 from xtok.tokenizers.table import TokenTable, TokenType
 
 
@@ -54,6 +55,10 @@ class SymbolTable:
         """The ids of text, int64, sorted by their bytes."""
         tokens = self.table.tokens()
         return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
+
+    def with_ids(self, rows: FlatIds | Sequences) -> Side:
+        """Return checked sequences of this side as input of the kernels."""
+        return Side(rows.ids, rows.bounds, self.symbols, self.offsets)
 
     def check(self, ids: NDArray[Any], place: Callable[[int], list[int]]) -> NDArray[np.int32]:
         """Return flat ids as int32; a `ValueError` for an id outside the table or without text."""

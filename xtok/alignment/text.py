@@ -36,6 +36,6 @@ def align(
     ours, theirs = (tokenizer.encode(text) for tokenizer in pair.tokenizers)
     alignment = None
     if aligner.prefers_spans(ours.ids, theirs.ids):
-        alignment = aligner.align_spans(*ours[:2], *theirs[:2])
+        alignment = aligner.align_spans(ours[:2], theirs[:2])
     rows = ours.ids.tolist(), theirs.ids.tolist()
     return describe_alignment(aligner, pair, *rows, alignment=alignment)

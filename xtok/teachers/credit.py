@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.alignment.kernels import Side
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
 from xtok.predictions.topk import TopK
@@ -57,10 +56,7 @@ def prefix_weights(
         places = np.flatnonzero(is_shared[number])
         sizes = np.bincount(number[places], minlength=len(sums))[is_shared]
         chunks += [places, offsets_of(sizes)]
-    sides = (
-        Side(tokens.ids, tokens.bounds, table.symbols, table.offsets)
-        for tokens, table in ((student, aligner.student), (teacher, aligner.teacher))
-    )
+    sides = aligner.student.with_ids(student), aligner.teacher.with_ids(teacher)
     by_bytes = aligner.teacher.by_bytes
     weigh_by_prefix(*sides, by_bytes, predictions, tuple(chunks), sums[is_shared], weights)
     return weights

@@ -173,7 +173,7 @@ def _align_texts(
     if not by_spans:
         return aligner.align_document(ours.ids, theirs.ids)
     places = [_places(*side) for side in zip(sides, (ours, theirs), strict=True)]
-    return aligner.align_spans(ours.ids, places[0], theirs.ids, places[1])
+    return aligner.align_spans((ours.ids, places[0]), (theirs.ids, places[1]))
 
 
 def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
