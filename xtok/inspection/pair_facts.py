@@ -13,7 +13,7 @@ from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers.classes import num_digits
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import TokenType
+from xtok.tokenizers.table import TokenType, differing_ids
 
 _EXAMPLES = 3
 
@@ -118,6 +118,7 @@ def pair_facts(
     from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
 
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
+    differing = differing_ids(rows, columns)
     ours, theirs = (num_digits(table) > 1 for table in pair.tables)  # multi-digit numbers
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
     alone = (r for r, ids in rows.roles.items() if not (pair.partners[list(ids)] >= 0).any())
@@ -132,9 +133,9 @@ def pair_facts(
         teacher=pair.teacher.model_id,
         same=pair.is_same,
         num_ids=max(int(np.flatnonzero(t.types != TokenType.UNUSED)[-1]) + 1 for t in pair.tables),
-        differing=len(pair.differing_ids),
+        differing=len(differing),
         differing_examples=tuple(
-            f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in pair.differing_ids[:_EXAMPLES]
+            f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in differing[:_EXAMPLES]
         ),
         vocabulary=SharedCounts(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=int(is_equal.sum()),

@@ -214,7 +214,7 @@ def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Result:
         return _NO_TOKENS
     if of_map.sha256() == of_model.sha256():
         return "ok", f"the tokens of {model_id}"
-    differ = list(differing_ids(of_map, of_model))
+    differ = differing_ids(of_map, of_model)
     if not differ:
         return "failed", f"the types of some tokens differ from {model_id}"
     shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,14 +17,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers.relaxed import match_relaxed
 from xtok.tokenizers.roles import match_roles
 from xtok.tokenizers.sides import SIDES as SIDES
-from xtok.tokenizers.table import (
-    Decoded,
-    TokenTable,
-    Vocabulary,
-    differing_ids,
-    match_bytes,
-    same_tokens,
-)
+from xtok.tokenizers.table import Decoded, TokenTable, Vocabulary, match_bytes, same_tokens
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -52,6 +45,9 @@ class Pair:
     teacher: Vocabulary
     student_tokenizer: Tokenizer | None = None
     teacher_tokenizer: Tokenizer | None = None
+    # A map of Llama 3 and Qwen needs the spelling of one in seven student tokens.
+    _spellings: dict[int, list[int] | None] = field(default_factory=dict, init=False, repr=False)
+    _forms: dict[tuple[object, ...], Pair] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -68,10 +64,15 @@ class Pair:
     @functools.cached_property
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
         """Both vocabularies with their tokenizers' digests, as stored in a map."""
-        return (
-            _with_digest(self.student, self.student_tokenizer),
-            _with_digest(self.teacher, self.teacher_tokenizer),
+        student, teacher = (
+            replace(side, definition_sha256=tokenizer.definition_sha256) if tokenizer else side
+            for side, tokenizer in self._with_tokenizers()
         )
+        return student, teacher
+
+    def _with_tokenizers(self) -> Iterator[tuple[Vocabulary, Tokenizer | None]]:
+        yield self.student, self.student_tokenizer
+        yield self.teacher, self.teacher_tokenizer
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -127,11 +128,6 @@ class Pair:
         return match_relaxed(*self.tables)
 
     @functools.cached_property
-    def differing_ids(self) -> list[int]:
-        """The ids with different tokens on the two sides, in rising order."""
-        return list(differing_ids(*self.tables))
-
-    @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
         """Student ids with upper-case letters, if the teacher's vocabulary is lower-case only.
 
@@ -170,11 +166,6 @@ class Pair:
                 advance(len(chunk))
 
     @functools.cached_property
-    def _spellings(self) -> dict[int, list[int] | None]:
-        # A map of Llama 3 and Qwen needs the spelling of one in seven student tokens.
-        return {}
-
-    @functools.cached_property
     def is_same(self) -> bool:
         """Whether both sides are the same vocabulary, regardless of their widths."""
         return same_tokens(*self.tables)
@@ -188,25 +179,15 @@ class Pair:
             XtokError: for the form `raw` without tokenizers: a map has no display strings.
         """
         key = form, *map(frozenset, ignored)
+        if key == ("bytes", frozenset(), frozenset()):
+            return self
         if key not in self._forms:
-            sides = self.student, self.teacher
-            given = self.student_tokenizer, self.teacher_tokenizer
             student, teacher = (
                 replace(side, table=_in_form(require_table(side), tokenizer, form, frozenset(ids)))
-                for side, tokenizer, ids in zip(sides, given, ignored, strict=True)
+                for (side, tokenizer), ids in zip(self._with_tokenizers(), ignored, strict=True)
             )
             self._forms[key] = replace(self, student=student, teacher=teacher)
         return self._forms[key]
-
-    @functools.cached_property
-    def _forms(self) -> dict[tuple[object, ...], Pair]:
-        return {("bytes", frozenset(), frozenset()): self}
-
-
-def _with_digest(vocabulary: Vocabulary, tokenizer: Tokenizer | None) -> Vocabulary:
-    if tokenizer is None:
-        return vocabulary
-    return replace(vocabulary, definition_sha256=tokenizer.definition_sha256)
 
 
 def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.int64]:

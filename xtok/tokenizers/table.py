@@ -302,7 +302,10 @@ class Decoded:
                 continue
             if token_id in tokens or token_id < 0:
                 problem = "is negative" if token_id < 0 else "is repeated in the vocabulary"
-                raise _misplaced(token_id, content, problem)
+                raise TokenizerError(
+                    f"token id {token_id} ({quoted(escape(content))}) {problem}",
+                    hint="the tokenizer's files are damaged: download them again",
+                )
             tokens[token_id] = b""
             self._kinds.append(kind)
             if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -343,13 +346,6 @@ def _control_name(token_id: int, content: bytes) -> str:
     return content.decode("utf-8", "backslashreplace")
 
 
-def _misplaced(token_id: int, content: bytes, problem: str) -> TokenizerError:
-    return TokenizerError(
-        f"token id {token_id} ({quoted(escape(content))}) {problem}",
-        hint="the tokenizer's files are damaged: download them again",
-    )
-
-
 def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
     """Whether two tables have the same bytes and control tokens, regardless of width and types."""
     if ours is None or other is None or ours is other:
@@ -365,11 +361,11 @@ def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
     )
 
 
-def differing_ids(ours: TokenTable, other: TokenTable) -> Iterator[int]:
-    """Yield the ids with different bytes or control names in two tables, in rising order."""
+def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
+    """Return the ids with different bytes or control names in two tables, in rising order."""
     pairs = enumerate(zip_longest(ours.tokens(), other.tokens(), fillvalue=b""))
     names = ours.control_names, other.control_names
-    return (i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i))
+    return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
