@@ -78,46 +78,34 @@ def load_tokenizer(
         return from_transformers(model, vocab_size=vocab_size)
     name = _parsed(model)
     with no_panic(os.fspath(model)):
-        files = _files(name, offline)
-        backend = _backend(name, files, trust_remote_code)
-        return Tokenizer(
-            backend,
-            model_id=_id_of(name),
-            files=files,
-            location=None if name.kind in _BUILT_IN else files.model if files else name.path,
-            vocab_size=vocab_size,
-        )
+        backend, files, location = _loaded(name, offline, trust_remote_code)
+        if name.suffix is not None and name.path.exists() and backend.name != "tiktoken":
+            raise TokenizerError(
+                f"{name.location} does not support @{name.suffix}",
+                hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
+            )
+        return Tokenizer(backend, _id_of(name), files, location, vocab_size=vocab_size)
 
 
-def _files(name: _Name, offline: bool) -> ModelFiles | None:
-    """Return the folder or repo of a model; None for a single file, and without files."""
-    kind, location, suffix, path = name
-    if kind in (*_BUILT_IN, *_FILES) or (kind is None and path.is_file() and not name.is_json):
-        return None
-    if path.exists():
-        return ModelFiles(path.parent if name.is_json else path, offline=offline)
-    if _is_path(location, sure=kind == "hf"):
-        raise _not_found(location)
-    return ModelFiles(location, revision=suffix, offline=offline)
-
-
-def _backend(name: _Name, files: ModelFiles | None, trust_remote_code: bool) -> Backend:
+def _loaded(
+    name: _Name, offline: bool, trust_remote_code: bool
+) -> tuple[Backend, ModelFiles | None, str | Path | None]:
+    """Return the backend, the folder or repo if it has one, and `Tokenizer.location`."""
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
-        return _BUILT_IN[kind](location)
-    is_local = path.exists()
-    if files is None:
-        backend = _from_file(path, kind, suffix)
-    elif name.is_json and runs_code(files) and not trust_remote_code:
-        backend = load_json(path)
-    else:  # the suffix of a repo is its revision
-        backend = _from_folder(files, suffix if is_local else None, trust_remote_code)
-    if is_local and suffix is not None and backend.name != "tiktoken":
-        raise TokenizerError(
-            f"{location} does not support @{suffix}",
-            hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
-        )
-    return backend
+        return _BUILT_IN[kind](location), None, None
+    if kind in _FILES or (kind is None and path.is_file() and not name.is_json):
+        return _from_file(path, kind, suffix), None, path
+    pattern: str | None = None
+    if path.exists():
+        files, pattern = ModelFiles(path.parent if name.is_json else path, offline=offline), suffix
+    elif _is_path(location, sure=kind == "hf"):
+        raise _not_found(location)
+    else:
+        files = ModelFiles(location, revision=suffix, offline=offline)
+    if name.is_json and runs_code(files) and not trust_remote_code:
+        return load_json(path), files, files.model
+    return _from_folder(files, pattern, trust_remote_code), files, files.model
 
 
 _TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
@@ -237,12 +225,8 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
             f"{name} has type {type(tokenizer).__name__}, expected a fast Hugging Face tokenizer",
             hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
         )
-    return Tokenizer(
-        HuggingFaceBackend(tokenizer, name),
-        model_id=Path(name).name or name,
-        files=ModelFiles(Path(name)),
-        vocab_size=vocab_size,
-    )
+    backend, path = HuggingFaceBackend(tokenizer, name), Path(name)
+    return Tokenizer(backend, path.name or name, ModelFiles(path), vocab_size=vocab_size)
 
 
 def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
@@ -273,14 +257,9 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     path = files.first((_TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
-    if path.name in _WORD_FILES and not any(map(files.find, ("config.json", _CONFIG))):
-        raise TokenizerError(
-            f"{files} has {path.name}, but no config.json that names the tokenizer's class",
-            hint="download the model's config.json or tokenizer_config.json into it",
-        )
+    if path.name != _TOKENIZER_JSON and not any(map(files.find, ("config.json", _CONFIG))):
+        _check_without_config(path, files)
     is_loose = path.name not in (_TOKENIZER_JSON, *_WORD_FILES)
-    if is_loose:
-        _check_alone(path, files)
     head = _head(path)
     kind = "tekken" if path.suffix == ".json" else _kind(head)
     if is_loose and kind != "spm":
@@ -331,15 +310,20 @@ def _displays(path: Path) -> list[bytes]:
     return [entry.display for entry in SentencePieceBackend.from_file(path).entries()]
 
 
-def _check_alone(path: Path, files: ModelFiles) -> None:
-    """Refuse a folder with several tokenizer files and no config."""
-    folder = files.model
-    if not isinstance(folder, Path) or any(map(files.find, ("config.json", _CONFIG))):
-        return
-    found = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
-    if len(found) > 1:
+def _check_without_config(path: Path, files: ModelFiles) -> None:
+    """Refuse a vocabulary of words, and a folder with several tokenizer files."""
+    if path.name in _WORD_FILES:
         raise TokenizerError(
-            f"{files} has several tokenizers, but no config.json: {', '.join(found)}",
+            f"{files} has {path.name}, but no config.json that names the tokenizer's class",
+            hint="download the model's config.json or tokenizer_config.json into it",
+        )
+    folder = files.model
+    if not isinstance(folder, Path):
+        return
+    names = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
+    if len(names) > 1:
+        raise TokenizerError(
+            f"{files} has several tokenizers, but no config.json: {', '.join(names)}",
             hint=f"give the path of a single file, such as {path}",
         )
 

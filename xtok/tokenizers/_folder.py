@@ -82,5 +82,5 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
             backend.roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
     backend.added |= added | of_file
     backend.text_tokens |= text
-    backend.parts.append(json.dumps(sorted(text.items())).encode())
+    backend.definitions.append(json.dumps(sorted(text.items())).encode())
     backend.files = files

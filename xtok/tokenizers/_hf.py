@@ -52,10 +52,10 @@ class HuggingFaceBackend(Backend):
         decoder = list(components(rust.decoder))
         self._decode = _decoder(decoder, model)
         _check_marks(rust.model, decoder, model)
-        self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
-        self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder) or (
-            not self._byte_level and _falls_back(rust.model)
-        )
+        kinds = {component["type"] for component in decoder}
+        self._byte_level = "ByteLevel" in kinds
+        falls_back = not self._byte_level and _falls_back(rust.model)
+        self._byte_fallback = "ByteFallback" in kinds or falls_back
         self.drops_text = self._drops_text()
         self.keeps_text = not (self.drops_text or _stripping(self._rust))
         self.text_changes = tuple(_text_changes(self._rust, decoder))

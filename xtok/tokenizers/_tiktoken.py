@@ -8,20 +8,12 @@ import hashlib
 import json
 from binascii import a2b_base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import (
-    AddedNames,
-    Backend,
-    Roles,
-    chat_templates,
-    damaged,
-    is_panic,
-)
+from xtok.tokenizers._backend import AddedNames, Backend, Roles, chat_templates, damaged, is_panic
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 
@@ -31,14 +23,13 @@ if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """The parts of a tokenizer that a rank file lacks."""
 
     pattern: str  # splits text before merging
-    control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
-    text: Mapping[str, int] = field(default_factory=dict)  # added tokens that are not special
-    roles: Mapping[str, str] = field(default_factory=dict)  # role to names
+    control: Mapping[str, int] = {}  # special tokens, name to id
+    text: Mapping[str, int] = {}  # added tokens that are not special
+    roles: Mapping[str, str] = {}  # role to names
 
 
 def _numbered(start: int, names: str) -> dict[str, int]:
@@ -233,7 +224,7 @@ class RankBackend(Backend):
         from tiktoken import Encoding
 
         self.name, self._ranks, self._split_pattern = name, ranks, pattern
-        # `add_configs` extends the following attributes by the configs in the folder of the file.
+        # `add_configs` adds the contents of configs in the folder of the file to these attributes.
         self.text_tokens = dict(text or {})
         self.added = {entry.id: entry for entry in added}
         ids = {entry.content.decode(): entry.id for entry in added}
@@ -241,7 +232,7 @@ class RankBackend(Backend):
             role: {ids[name]: f"the {self.name} family" for name in names.split() if name in ids}
             for role, names in roles.items()
         }
-        self.parts = [json.dumps([pattern, sorted(self.text_tokens.items())]).encode()]
+        self.definitions = [json.dumps([pattern, sorted(self.text_tokens.items())]).encode()]
         self._encoding_of = functools.partial(Encoding, name, pat_str=pattern, special_tokens={})
         single_bytes = {bytes([byte]): byte for byte in range(256)}
         trial = self._encoding_of(mergeable_ranks=single_bytes)
@@ -266,7 +257,7 @@ class RankBackend(Backend):
                 yield TokenEntry(rank, TokenType.NORMAL, token)
 
     def definition(self) -> Iterable[bytes]:
-        return self.parts
+        return self.definitions
 
     def declared_roles(self) -> Roles:
         return self.roles

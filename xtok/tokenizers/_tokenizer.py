@@ -32,14 +32,7 @@ from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
 from xtok.tokenizers.roles import find_roles
 from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import (
-    Decoded,
-    TokenTable,
-    TokenType,
-    Vocabulary,
-    utf8_runs,
-    utf8_text,
-)
+from xtok.tokenizers.table import Decoded, TokenTable, TokenType, Vocabulary, utf8_runs, utf8_text
 
 
 class Encoding(NamedTuple):
@@ -67,10 +60,10 @@ class Tokenizer:
     def __init__(
         self,
         backend: Backend,
-        *,
         model_id: str,
         files: ModelFiles | None = None,
         location: str | Path | None = None,
+        *,
         vocab_size: int | None = None,
     ) -> None:
         self.location, self._model_id = location, model_id
@@ -127,13 +120,8 @@ class Tokenizer:
         Raises:
             TokenizerError: if the width excludes more than a few of its ids.
         """
-        return Tokenizer(
-            self._backend,
-            model_id=self._model_id,
-            files=self._files,
-            location=self.location,
-            vocab_size=vocab_size,
-        )
+        made_of = self._backend, self._model_id, self._files, self.location
+        return Tokenizer(*made_of, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
         """Return the name and result of another loader of the folder; None if there is none.

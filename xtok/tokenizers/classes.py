@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import unicodedata
 from enum import IntEnum
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,17 +104,9 @@ def script_of(letter: str) -> str:
     return _SCRIPT_OF_WORD.get(words[0], words[0]) if words else ""
 
 
+@functools.lru_cache(maxsize=4)
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
     """Return the `TokenClass` of each id, uint8 `[V]`; the array is cached, do not change it."""
-    if table not in _CLASSES_OF:
-        _CLASSES_OF[table] = _classes(table)
-    return _CLASSES_OF[table]
-
-
-_CLASSES_OF: WeakKeyDictionary[TokenTable, NDArray[np.uint8]] = WeakKeyDictionary()
-
-
-def _classes(table: TokenTable) -> NDArray[np.uint8]:
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
     classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
     classes[table.text_ids] = TokenClass.PARTIAL_UTF8

@@ -17,8 +17,8 @@ SHOWN = 80
 """Maximum number of characters shown; some vocabularies have tokens of a megabyte."""
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_BYTES_OF_ESCAPES = {"\\": b"\\", "n": b"\n", "r": b"\r", "t": b"\t"}
-_ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([\\nrt]))")
+_BYTES_OF_ESCAPES = {b"\\": b"\\", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_ESCAPED = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\nrt]))")
 
 
 def escape(data: bytes) -> str:
@@ -59,13 +59,11 @@ def unescape(text: str) -> bytes:
     >>> unescape(r"\xe4\xb8\n")
     b'\xe4\xb8\n'
     """
-    pieces: list[bytes] = []
-    end = 0
-    for match in _ESCAPED.finditer(text):
-        byte = bytes.fromhex(match[1]) if match[1] else _BYTES_OF_ESCAPES[match[2]]
-        pieces += [text_bytes(text[end : match.start()]), byte]
-        end = match.end()
-    return b"".join([*pieces, text_bytes(text[end:])])
+    return _ESCAPED.sub(_unescaped, text_bytes(text))
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match[1].decode()) if match[1] else _BYTES_OF_ESCAPES[match[2]]
 
 
 def shorten(text: str) -> str:

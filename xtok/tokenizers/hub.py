@@ -137,7 +137,6 @@ class ModelFiles:
         return content
 
     def _is_online(self) -> bool:
-
         from huggingface_hub import constants
 
         return not (self.offline or constants.HF_HUB_OFFLINE)

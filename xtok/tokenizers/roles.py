@@ -133,17 +133,15 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     the simplified names. Ties go to the lower id; `threshold` > 0 is the minimum.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
-    if not columns:
+    if not (rows and columns):
         return {}
     ours, theirs = (
         [_bigrams(table.control_names[i]) for i in ids]
         for table, ids in ((student, rows), (teacher, columns))
     )
-    place = {bigram: i for i, bigram in enumerate(sorted(set().union(*ours, *theirs)))}
+    bigrams = sorted(set().union(*ours, *theirs))
     a, b = (
-        np.array([[bigram in name for bigram in place] for name in names], np.float32).reshape(
-            len(names), len(place)
-        )
+        np.array([[bigram in name for bigram in bigrams] for name in names], np.float32)
         for names in (ours, theirs)
     )
     sizes = a.sum(axis=1)[:, None] + b.sum(axis=1)[None, :]
