@@ -185,18 +185,17 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
         text = both[stem_begins[stem_of[n]] : size]
         size = len(text)
         low, high = 0, len(order)
-        while low < high:  # find the first token after these bytes
+        while low < high:  # find the first token after those that start with these bytes
             middle = (low + high) // 2
             a, b = offsets[order[middle]], offsets[order[middle] + 1]
             same = _shared(data, a, b, text)
-            if b - a > size if same == size else a + same < b and data[a + same] > text[same]:
+            if same < size and a + same < b and data[a + same] > text[same]:
                 high = middle
             else:
                 low = middle + 1
-        may_grow[n] = False
-        if low < len(order):
-            a, b = offsets[order[low]], offsets[order[low] + 1]
-            may_grow[n] = _shared(data, a, b, text) == size
+        last = order[low - 1]  # the last token (-1) if none starts with these bytes
+        a, b = offsets[last], offsets[last + 1]
+        may_grow[n] = b - a > size and _shared(data, a, b, text) == size
 
 
 @inner_kernel
@@ -363,29 +362,25 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
         if e < 0:
             break
         j += 1
-        start = end = np.int64(0)
-        if may_grow[e] and j < last:
-            start, end = starts[j], starts[j + 1]
+        likely = _likely(is_boundary[e], is_aligned)
+        if not may_grow[e] or j >= last or starts[j] == starts[j + 1]:
+            goes_to[count], part[count] = token_or_row[e], on_path * likely
+            count += 1
+            break
+        start, end = starts[j], starts[j + 1]
         if missing[0] + end - start + 2 >= len(missing):
             return Parts(goes_to, part), count, is_known, True
         goes_to, part = _room(Parts(goes_to, part), count, end - start + 2)
-        first = stem_first[e]
-        likely = _likely(is_boundary[e], is_aligned)
-        is_any = is_open[t]
-        last_byte = data[offsets[t + 1] - 1]
-        t = token_ids[j] if start < end else t
-        left, p_next = 1.0, 0.0
-        if start < end:
-            left = np.exp(np.float64(rest_logprob[j]))
-            if np.isnan(left):
-                is_known, left = False, 0.0
-        is_listed = False
+        first, is_any, last_byte = stem_first[e], is_open[t], data[offsets[t + 1] - 1]
+        t = token_ids[j]
+        left, p_next, is_listed = np.exp(np.float64(rest_logprob[j])), 0.0, False
+        if np.isnan(left):
+            is_known, left = False, 0.0
         for k in range(start, end):
             c = ids[k]
             p = np.exp(np.float64(logprobs[k]))
             if c == t:
-                is_listed = True
-                p_next = p
+                p_next, is_listed = p, True
                 continue
             goes_to[count] = first if is_text[c] or ends_text[c] else -1
             part[count] = on_path * p * likely
@@ -396,7 +391,7 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
                     goes_to[count] = stem_first[grown]
                     part[count] = on_path * p * _likely(is_boundary[grown], is_aligned)
             count += 1
-        if start < end and not is_listed and not np.isnan(realized_logprob[j]):
+        if not is_listed and not np.isnan(realized_logprob[j]):
             p_next = np.exp(np.float64(realized_logprob[j]))
             left = max(0.0, left - p_next)
         goes_to[count], part[count] = token_or_row[e], on_path * left * likely
@@ -494,17 +489,7 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
     """
     _, tokens, values, kept, order, places, _ = scratch
     bits = values.view(np.int64)
-    lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
-    while above - lowest > 1:
-        middle = (lowest + above) // 2
-        edge, at_least = _edge(middle), np.int64(0)
-        for n in range(count):
-            at_least += bits[n] >= edge
-        if at_least < top_k:
-            above = middle
-        else:
-            lowest = middle
-    lowest = max(np.int64(0), lowest - 1)  # values that round to the same float32 may be below
+    lowest = _lowest_bucket(bits, count, top_k)
     edge, size = _edge(lowest) if lowest else np.int64(0), np.uint64(0)
     for n in range(count):
         kept[size] = n
@@ -520,30 +505,41 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
         places[bucket] += 1
     places[lowest:] = 0
     for n in range(1, size):
-        new = order[n]
-        value = values[new]
-        m = n
-        while m > 0 and (
-            values[order[m - 1]] < value
-            or (values[order[m - 1]] == value and tokens[order[m - 1]] > tokens[new])
-        ):
-            order[m] = order[m - 1]
-            m -= 1
-        order[m] = new
-    for n in range(1, size):  # break ties after rounding by id, also at the cut
-        new = order[n]
-        most = CLOSE_RATIO * values[new]
-        m = n
-        while (
-            m > 0
-            and values[order[m - 1]] < most
-            and tokens[order[m - 1]] > tokens[new]
-            and _rounded(values[order[m - 1]]) == _rounded(values[new])
-        ):
+        new, m = order[n], n
+        while m > 0 and _is_better(tokens, values, new, order[m - 1]):
             order[m] = order[m - 1]
             m -= 1
         order[m] = new
     return min(np.int64(size), top_k)
+
+
+@inner_kernel
+def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
+    """Return the bucket below that of the smallest of the `top_k` largest values.
+
+    It can contain values that are equal to that one after rounding.
+    """
+    lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
+    while above - lowest > 1:
+        middle = (lowest + above) // 2
+        edge, at_least = _edge(middle), np.int64(0)
+        for n in range(count):
+            at_least += bits[n] >= edge
+        if at_least < top_k:
+            above = middle
+        else:
+            lowest = middle
+    return max(np.int64(0), lowest - 1)
+
+
+@inner_kernel
+def _is_better(tokens, values, a, b):  # type: ignore[no-untyped-def]
+    """Return whether a is likelier than b after rounding, or as likely with a lower id."""
+    p, q = values[a], values[b]
+    is_close = p < CLOSE_RATIO * q and q < CLOSE_RATIO * p
+    if is_close and (p == q or _rounded(p) == _rounded(q)):
+        return tokens[a] < tokens[b]
+    return p > q
 
 
 @inner_kernel
