@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,7 +15,7 @@ from xtok._lib.progress import Progress
 from xtok.errors import XtokError
 from xtok.teachers.checkpoint import PartSummary, ProjectJob, make_part
 from xtok.teachers.translator import Translator
-from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.tokenizers import absolute, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 
 WAITING_PER_CORE = 4
@@ -44,18 +44,6 @@ class Cluster:
     def absolute(self) -> Cluster:
         """Make the paths of existing files absolute: workers run in a different folder."""
         return replace(self, student=absolute(self.student), teacher=absolute(self.teacher))
-
-    def load(self, widths: Sequence[int]) -> list[Tokenizer]:
-        """Load both tokenizers with these widths."""
-        return [
-            load_tokenizer(
-                model,
-                vocab_size=width,
-                offline=self.offline,
-                trust_remote_code=self.trust_remote_code,
-            )
-            for model, width in zip((self.student, self.teacher), widths, strict=True)
-        ]
 
 
 def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> list[PartSummary]:
@@ -191,7 +179,12 @@ def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _translators.clear()
-        loaded = cluster.load(job.back_map.shape[::-1])
+        sides = zip((cluster.student, cluster.teacher), job.back_map.shape[::-1], strict=True)
+        offline, trusts = cluster.offline, cluster.trust_remote_code
+        loaded = [
+            load_tokenizer(name, vocab_size=width, offline=offline, trust_remote_code=trusts)
+            for name, width in sides
+        ]
         for tokenizer, digest in zip(loaded, job.recipe["models"], strict=True):
             if tokenizer.definition_sha256 != digest:
                 name = tokenizer.vocabulary.model_id

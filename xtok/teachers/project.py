@@ -89,12 +89,9 @@ class Projected:
             f"target ({share}), not counting {self.first_tokens:,} that begin a text; mean rest: "
             f"{rest}"
         ]
-        if self.teacher_bits_per_byte is not None:
+        if (bits := self.teacher_bits_per_byte) is not None:
             least = "at least " * self.teacher_is_bound
-            lines.append(
-                f"bits per byte of this text, by the teacher: {least}"
-                f"{self.teacher_bits_per_byte:.3f}"
-            )
+            lines.append(f"bits per byte of this text, by the teacher: {least}{bits:.3f}")
         return lines
 
 
@@ -283,12 +280,9 @@ def _swapped(path: Path, pair: Pair) -> XtokError:
 def _check_json(path: Path, schema: Any) -> None:
     for column in schema:
         if not _is_json(column.type):
-            raise cache_error(
-                path,
-                f"the column {column.name!r} has the type {column.type}, which JSON does not "
-                "support",
-                "drop the column, or convert it to strings or numbers",
-            )
+            problem = f"the column {column.name!r} has the type {column.type}, which JSON does not "
+            hint = "drop the column, or convert it to strings or numbers"
+            raise cache_error(path, f"{problem}support", hint)
 
 
 def _is_json(kind: Any) -> bool:

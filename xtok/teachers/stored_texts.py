@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
 from xtok.errors import XtokError
 from xtok.predictions.topk import firsts_of
-from xtok.teachers.formats.documents import Documents, cache_error
+from xtok.teachers.formats.documents import Documents, cache_error, joined_masks
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
@@ -37,27 +38,30 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """
     texts = _texts_of(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
-    mask, of_teacher = None, rows.loss_mask
-    if of_teacher is not None or any(text.mask is not None for text in texts):
-        parts = [np.ones(len(t.ids), np.bool_) if t.mask is None else t.mask for t in texts]
-        if of_teacher is not None:
-            places, bounds = translator.places(texts, rows.topk.bounds), topk.bounds.tolist()
-            parts = [
-                _narrowed(part, places[begin:end], of_teacher)
-                for part, (begin, end) in zip(parts, pairwise(bounds), strict=True)
-            ]
-        mask = np.concatenate([*parts, np.zeros(0, np.bool_)])
+    mask = joined_masks([text.mask for text in texts], np.diff(topk.bounds))
+    if rows.loss_mask is not None:
+        mask = np.ones(len(topk.token_ids), np.bool_) if mask is None else mask
+        places = translator.places(texts, rows.topk)
+        mask = _narrowed(mask, topk.bounds, places, rows.loss_mask)
     return rows._replace(topk=topk, loss_mask=mask)
 
 
 def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
-    bounds, chats = rows.topk.bounds.tolist(), _chats(rows)
-    ids = [rows.topk.token_ids[a:b] for a, b in pairwise(bounds)]
-    texts = {
-        i: _of_chat(translator, ids[i], chat) for i, chat in enumerate(chats) if chat is not None
-    }
-    spans = _text_spans(translator, rows, ids, chats)
+    ids = [rows.topk.token_ids[a:b] for a, b in pairwise(rows.topk.bounds.tolist())]
     whole, parts = rows.values("text"), rows.values("student_text")
+    texts, spans = dict[int, SharedText](), dict[int, slice]()
+    columns = zip(rows.places, _chats(rows), whole, parts, strict=True)
+    for i, (place, chat, text, part) in enumerate(columns):
+        if part is not None:
+            _check_student_text(part, text, place)
+        if chat is not None:
+            texts[i] = _of_chat(translator, ids[i], chat)
+        elif text is not None and (span := _text_in(translator, ids[i], text, place)):
+            spans[i] = span
+        if part is not None and i not in spans:
+            other = "messages" if chat else "control tokens in its text"
+            problem = f"student_text is not supported together with {other}"
+            raise cache_error(place, problem, "remove student_text")
     encoded = translator.student.encode_batch(
         [whole[i] if parts[i] is None else parts[i] for i in spans]
     )
@@ -67,27 +71,6 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     rest = [i for i in range(len(ids)) if i not in texts]
     texts.update(zip(rest, translator.of_teacher([ids[i] for i in rest]), strict=True))
     return [texts[i] for i in range(len(ids))]
-
-
-def _text_spans(
-    translator: Translator,
-    rows: Documents,
-    ids: Sequence[NDArray[np.int32]],
-    chats: Sequence[Sides | None],
-) -> dict[int, slice]:
-    spans = {}
-    both = zip(rows.values("text"), rows.values("student_text"), strict=True)
-    for i, (place, (text, part)) in enumerate(zip(rows.places, both, strict=True)):
-        if part is not None:
-            _check_student_text(part, text, place)
-        span = None if text is None or chats[i] else _text_in(translator, ids[i], text, place)
-        if span is not None:
-            spans[i] = span
-        elif part is not None:
-            other = "messages" if chats[i] else "control tokens in its text"
-            problem = f"student_text is not supported together with {other}"
-            raise cache_error(place, problem, "remove student_text")
-    return spans
 
 
 def _text_in(
@@ -168,7 +151,10 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
 
 
 def _narrowed(
-    mask: NDArray[np.bool_], places: NDArray[np.int64], of_teacher: NDArray[np.bool_]
+    mask: NDArray[np.bool_],
+    bounds: NDArray[np.int64],
+    places: NDArray[np.int64],
+    of_teacher: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
     """Remove the student tokens from a mask that start at a token outside the teacher's mask.
 
@@ -176,10 +162,10 @@ def _narrowed(
     token of their turn.
     """
     mask = mask.copy()
-    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    for start, stop in turns.tolist():
+    turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
+    for start, stop in pairwise(turns.tolist()):
         known = start + np.flatnonzero(places[start:stop] >= 0)
-        if len(known):
+        if len(known) and mask[start]:
             before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
             mask[start:stop] = of_teacher[places[known[before.clip(0)]]]
     return mask
@@ -215,37 +201,36 @@ Sides = tuple[ChatRecord, ChatRecord]
 
 
 def _check_student_text(part: str, text: str | None, place: object) -> None:
-    if text is None:
-        reason = "the row has no text"
-    elif not text.endswith(part):
+    if text is not None and text.endswith(part):
+        return
+    reason = "the row has no text"
+    if text is not None:
         own, whole = part.encode()[::-1], text.encode()[::-1]
         reason = f"byte {len(own) - 1 - num_common(own, whole)} differs"
-    else:
-        return
     problem = f"its student_text is not the end of its text: {reason}"
     raise cache_error(place, problem, "store the end of the teacher's text as student_text")
 
 
 def _chats(rows: Documents) -> list[Sides | None]:
     names = "messages", "tools", "documents", "system", "chat_template_kwargs"
-    columns = zip(*map(rows.values, names), strict=True)
-    chats: list[Sides | None] = []
-    for place, fields, own in zip(
-        rows.places, columns, rows.values("student_messages"), strict=True
-    ):
-        if fields[0] is None:
-            if own is not None:
-                problem = "it has student_messages, but no messages for the teacher"
-                raise cache_error(place, problem, "add messages, or remove student_messages")
-            chats.append(None)
-            continue
-        chat = chat_record(dict(zip(names, fields, strict=True)), place)
-        student, teacher = chat, chat
+    columns = map(rows.values, (*names, "student_messages"))
+    return [
+        _sides(dict(zip(names, fields, strict=True)), own, place)
+        for place, *fields, own in zip(rows.places, *columns, strict=True)
+    ]
+
+
+def _sides(fields: dict[str, Any], own: Any, place: object) -> Sides | None:
+    if fields["messages"] is None:
         if own is not None:
-            student = substituted(chat, own, "student_messages")
-            teacher = teacher_differs(student, chat, ("student_messages", "messages"))
-        chats.append((student, teacher))
-    return chats
+            problem = "it has student_messages, but no messages for the teacher"
+            raise cache_error(place, problem, "add messages, or remove student_messages")
+        return None
+    student = teacher = chat_record(fields, place)
+    if own is not None:
+        student = substituted(teacher, own, "student_messages")
+        teacher = teacher_differs(student, teacher, ("student_messages", "messages"))
+    return student, teacher
 
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:

@@ -164,10 +164,15 @@ class Translator:
         if not self._reads_chats or (source == 1 and not self.is_control[ids].any()):
             return None
         back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
-        rendered = None if back is None else self._other_side(back, 1 - source, system)
-        if back is None or rendered is None:
+        if back is None:
             return None
-        (other, alone), this = rendered, back.conversation
+        try:
+            other, alone = self._other_side(back, 1 - source, system)
+        except XtokError:  # the template does not support a role or tools
+            if system:
+                raise
+            return None
+        this = back.conversation
         ours, theirs = (this, other) if source == 0 else (other, this)
         spans = self._shared_spans(ours, theirs)
         if not spans or not self._has_answers(this, source, [both[source] for both in spans]):
@@ -203,27 +208,20 @@ class Translator:
             needed[span] = False
         return not needed.any()
 
-    def _other_side(
-        self, back: ReadBack, side: int, system: str
-    ) -> tuple[Conversation, slice] | None:
+    def _other_side(self, back: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
         """Render a recovered conversation with the other side's template and system text.
 
-        Returns None if the template does not support a role or tools.
+        Also returns the tokens of the system text.
         """
-        own = bool(system) and back.messages[0]["role"] in ("system", "developer")
-        if system:
-            first = {"role": "system", "content": system}
-            back = replace(back, messages=[first, *back.messages[own:]])
-        try:
-            other = back.render(self.pair.tokenizers[side], self.templates[side])
-        except XtokError:
-            if system:
-                raise
-            return None
+        tokenizer, template = self.pair.tokenizers[side], self.templates[side]
         if not system:
-            return other, slice(0, 0)
-        place = other.message_spans[0].whole
+            return back.render(tokenizer, template), slice(0, 0)
+        own = back.messages[0]["role"] in ("system", "developer")
+        first = {"role": "system", "content": system}
+        back = replace(back, messages=[first, *back.messages[own:]])
         numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
+        other = back.render(tokenizer, template)
+        place = other.message_spans[0].whole
         return other.renumbered(numbers), slice(*place.tokens) if place else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
@@ -262,19 +260,13 @@ class Translator:
 
     # Predictions
 
-    def places(
-        self, texts: Sequence[SharedText], teacher_bounds: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def places(self, texts: Sequence[SharedText], predictions: TopK) -> NDArray[np.int64]:
         """Return the teacher token at the first byte of each token of `spelled`; −1 if unknown."""
-        bounds = offsets_of([len(text.spelled) for text in texts])
-        ours, our_bounds = _span_places(texts, 0, bounds)
-        theirs, their_bounds = _span_places(texts, 1, teacher_bounds)
-        spelled = _concatenated(text.spelled for text in texts)[ours]
-        teacher_ids = _concatenated(text.teacher_ids for text in texts)[theirs]
-        within = self._projector.places(
-            FlatIds(spelled, our_bounds), FlatIds(teacher_ids, their_bounds)
-        )
-        places = np.full(bounds[-1], -1)
+        spelled = _spelled_ids(texts)
+        ours, student = _in_spans(texts, 0, spelled)
+        theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
+        within = self._projector.places(student, teacher)
+        places = np.full(len(spelled.ids), -1)
         places[ours] = np.append(theirs, -1)[within.place]
         return places
 
@@ -311,27 +303,32 @@ class Translator:
         return _at_most_one(whole._replace(realized_logprob=realized))
 
     def _projected(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
-        spelled = _concatenated(text.spelled for text in texts)
-        bounds = offsets_of([len(text.spelled) for text in texts])
-        ours, our_bounds = _span_places(texts, 0, bounds)
-        theirs, their_bounds = _span_places(texts, 1, predictions.bounds)
-        shared = chosen_rows(predictions, theirs, predictions.token_ids[theirs], their_bounds)
-        projected = self._projector.project(shared, spelled[ours], our_bounds, top_k)
-        rows = np.full(len(spelled), -1)
+        spelled = _spelled_ids(texts)
+        ours, student = _in_spans(texts, 0, spelled)
+        theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
+        shared = chosen_rows(predictions, theirs, *teacher)
+        projected = self._projector.project(shared, *student, top_k)
+        rows = np.full(len(spelled.ids), -1)
         rows[ours] = np.arange(len(ours))
-        return chosen_rows(projected, rows, spelled, bounds)
+        return chosen_rows(projected, rows, *spelled)
 
 
-def _span_places(
-    texts: Sequence[SharedText], side: Literal[0, 1], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of all spans of a side, and the bounds of the spans within them."""
+def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
+    bounds = offsets_of([len(text.spelled) for text in texts])
+    return FlatIds(_concatenated(text.spelled for text in texts), bounds)
+
+
+def _in_spans(
+    texts: Sequence[SharedText], side: Literal[0, 1], flat: FlatIds
+) -> tuple[NDArray[np.int64], FlatIds]:
+    """Return the places of the tokens of a side that are in spans, and these spans as documents."""
     ranges = [
         np.arange(begin + span[side].start, begin + span[side].stop)
-        for text, begin in zip(texts, bounds.tolist(), strict=False)
+        for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
         for span in text.spans
     ]
-    return _concatenated(ranges, np.int64), offsets_of([*map(len, ranges)])
+    places = _concatenated(ranges, np.int64)
+    return places, FlatIds(flat.ids[places], offsets_of([*map(len, ranges)]))
 
 
 def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,16 @@ from xtok._lib.lines import JsonLine, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
 from xtok.config import CacheKind
-from xtok.predictions.topk import TopK, joined
+from xtok.predictions.topk import joined
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, PROJECTED, Documents, cache_error
+from xtok.teachers.formats.documents import (
+    AGAIN_HINT,
+    PER_TOKEN,
+    PROJECTED,
+    Documents,
+    cache_error,
+    joined_masks,
+)
 from xtok.teachers.formats.flat_values import json_numbers
 
 MAX_LINE_BYTES = 1 << 29
@@ -36,13 +43,6 @@ FORMATS = (
 """Hint of errors: the supported formats."""
 
 _RETRY_HINT = "request this text from the server again, or delete the line"
-
-
-class _Answer(NamedTuple):
-    topk: TopK  # one document
-    columns: dict[str, str | None]
-    mask: NDArray[np.bool_] | None  # True for training targets
-    place: LinePlace
 
 
 def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
@@ -75,13 +75,13 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
         XtokError: if a line is not a response.
     """
     read = vllm.read if kind == "vllm" else sglang.read
-    pending: list[_Answer] = []
+    pending: list[Documents] = []
     size, done = 0, shard.start
     for line in _lines(shard):
         for answer in _answers(line.value, line.place):
             topk, columns = read(answer, line.place), _columns(answer, kind, line.place)
             mask = _mask(answer, len(topk.token_ids), line.place)
-            pending.append(_Answer(topk, columns, mask, line.place))
+            pending.append(Documents(topk, columns, [line.place], mask))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
             yield _joined(pending), line.read - done
@@ -174,15 +174,12 @@ def _mask(answer: Mapping[str, Any], num_tokens: int, place: LinePlace) -> NDArr
     return values != -100 if name == "labels" else values
 
 
-def _joined(answers: Sequence[_Answer]) -> Documents:
-    arrow = need("pyarrow", answers[0].place)
+def _joined(answers: Sequence[Documents]) -> Documents:
+    """Join documents; their columns are strings, and become arrays."""
+    places = [place for answer in answers for place in answer.places]
+    arrow = need("pyarrow", places[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
-    places = [answer.place for answer in answers]
-    mask = None
-    if any(answer.mask is not None for answer in answers):
-        mask = np.concatenate([
-            np.ones(len(answer.topk.token_ids), np.bool_) if answer.mask is None else answer.mask
-            for answer in answers
-        ])  # fmt: skip
+    sizes = [len(answer.topk.token_ids) for answer in answers]
+    mask = joined_masks([answer.loss_mask for answer in answers], sizes)
     return Documents(joined([answer.topk for answer in answers]), columns, places, mask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,19 @@ class Documents(NamedTuple):
         if name not in self.columns:
             return [None] * len(self.places)
         return python_values(self.columns[name], self.places)
+
+
+def joined_masks(
+    masks: Sequence[NDArray[np.bool_] | None], sizes: Iterable[int]
+) -> NDArray[np.bool_] | None:
+    """Concatenate the masks of documents with these sizes; None if no document has a mask.
+
+    In a document without a mask, all tokens are targets.
+    """
+    if all(mask is None for mask in masks):
+        return None
+    both = zip(masks, sizes, strict=True)
+    return np.concatenate([np.ones(n, np.bool_) if mask is None else mask for mask, n in both])
 
 
 def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:

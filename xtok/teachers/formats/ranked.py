@@ -126,15 +126,12 @@ def logprobs_of_ids(
     scores: RankedTopK, chosen: Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[float]]:
     """Return the log-probabilities of the chosen ids of each row."""
-    topk = scores.topk
-    ids, logprobs, starts = topk.ids.tolist(), topk.logprobs.tolist(), topk.starts.tolist()
-    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
-    of_others = _other_logprobs(topk, vocab_size).tolist()
+    topk, of_others = scores.topk, _other_logprobs(scores.topk, vocab_size).tolist()
+    own = topk.token_ids.tolist(), topk.realized_logprob.tolist()
+    ids, logprobs = topk.ids.tolist(), topk.logprobs.tolist()
     rows = []
-    for (begin, end), row, other, token, logprob in zip(
-        pairwise(starts), chosen, of_others, tokens, realized, strict=True
-    ):
-        known = dict(zip(ids[begin:end], logprobs[begin:end], strict=True)) if row else {}
-        known[token] = logprob
-        rows.append([known.get(i, other) for i in row])
+    for n, (start, end) in enumerate(pairwise(topk.starts.tolist())):
+        known = dict(zip(ids[start:end], logprobs[start:end], strict=True))
+        known[own[0][n]] = own[1][n]
+        rows.append([known.get(i, of_others[n]) for i in chosen[n]])
     return rows

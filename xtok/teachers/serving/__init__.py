@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xtok._lib.progress import Note, silent_note
 from xtok.config import ServeConfig
 from xtok.conversation import render
-from xtok.errors import XtokError, install_hint
+from xtok.errors import XtokError, install_hint, naming_template
 from xtok.maps.map_arguments import MapLike
 from xtok.teachers.back_map import bind_back_map
 from xtok.teachers.translator import Translator
@@ -130,17 +130,9 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
     if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
         return
     system = {"role": "system", "content": config.teacher_system}
-    try:
-        render(
-            teacher,
-            [system, {"role": "user", "content": "x"}],
-            template=template,
-            add_generation_prompt=True,
-        )
-    except XtokError as error:
-        if error.parameter:
-            error.renamed("teacher_template")
-        raise
+    messages = [system, {"role": "user", "content": "x"}]
+    with naming_template("teacher_template"):
+        render(teacher, messages, template=template, add_generation_prompt=True)
 
 
 def _key(config: ServeConfig, parameter: str) -> str | None:

@@ -80,19 +80,19 @@ async def _report(server: TeacherServer) -> ServerReport:
             raise
         problem = f"it returns no log-probabilities of a prompt: {error}"
         findings.append(ServerFinding(problem, _START, is_fatal=True))
-    options = await _options(server, kind)
+    version, prefix_caching = await _options(server, kind)
     if candidates:
-        findings += _findings(server, candidates, difference, options.get("prefix_caching"))
+        findings += _findings(server, candidates, difference, prefix_caching)
     return ServerReport(
         url=server.url,
         kind=kind,
-        version=options.get("version"),
+        version=version,
         model=server.model,
         max_model_len=server.max_model_len,
         candidates=candidates,
         tokenizer_difference=difference,
         logprobs_mode=mode,
-        prefix_caching=options.get("prefix_caching"),
+        prefix_caching=prefix_caching,
         findings=tuple(findings),
     )
 
@@ -143,20 +143,21 @@ async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
     return "raw_logprobs" if is_raw else "processed_logprobs"
 
 
-async def _options(server: TeacherServer, kind: ServerKind | None) -> dict[str, Any]:
-    options = dict[str, Any]()
+async def _options(
+    server: TeacherServer, kind: ServerKind | None
+) -> tuple[str | None, bool | None]:
+    """Return the server's version, and whether it caches prefixes."""
     if kind == "sglang":
         info = await _json(server, "/get_server_info")
-        options["version"] = info.get("version")
-        if isinstance(info.get("disable_radix_cache"), bool):
-            options["prefix_caching"] = not info["disable_radix_cache"]
-    elif kind == "vllm":
-        options["version"] = (await _json(server, "/version")).get("version")
+        uncached = info.get("disable_radix_cache")
+        return info.get("version"), not uncached if isinstance(uncached, bool) else None
+    if kind == "vllm":
+        version = (await _json(server, "/version")).get("version")
         metrics = (await server.connection.send("GET", "/metrics", max_bytes=16 << 20)).text
         pattern = r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"'
-        if caching := re.search(pattern, metrics):
-            options["prefix_caching"] = caching[1] == "True"
-    return options
+        caching = re.search(pattern, metrics)
+        return version, caching[1] == "True" if caching else None
+    return None, None
 
 
 async def _json(server: TeacherServer, route: str) -> dict[str, Any]:

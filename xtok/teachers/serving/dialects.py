@@ -63,13 +63,6 @@ def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) ->
     return {"object": "list", "data": [card]}
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """Return an error in the format of vLLM and SGLang."""
-    kind = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
-    error = {"message": message, "type": kind.get(status, "InternalServerError"), "param": None}
-    return {"object": "error", "error": {**error, "code": status}}
-
-
 def outside_vocabulary(name: str, token_id: int, student: Vocabulary) -> str:
     """Return the message for an id outside the student's vocabulary."""
     return (
@@ -305,27 +298,27 @@ def _sglang_response(
     chosen: list[list[int]] | None,
 ) -> dict[str, Any]:
     ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
-    top_k, start = request.top_logprobs_num, request.logprob_start_len
-    start = start if start >= 0 else len(ids) - 1
-    realized: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
+    start = request.logprob_start_len if request.logprob_start_len >= 0 else len(ids) - 1
+    realized = _triples(values, ids)[start:]
     realized[0][0] = None  # the first token has no score
     meta: dict[str, Any] = {
         "id": name, "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(ids),
         "completion_tokens": 0, "cached_tokens": 0, "input_token_logprobs": realized,
         "output_token_logprobs": [],
     }  # fmt: skip
-    if top_k:
-        best = sglang.response_rows(one, top_k, student.vocab_size)
+    if request.top_logprobs_num:
+        best = sglang.response_rows(one, request.top_logprobs_num, student.vocab_size)
         meta["input_top_logprobs"] = [None, *best[start + 1 :]]
         meta["output_top_logprobs"] = []
     if chosen is not None:
-        rows = [
-            [[value, i, None] for value, i in zip(*row, strict=True)]
-            for row in zip(_chosen_logprobs(one, chosen, student), chosen, strict=True)
-        ]
+        rows = [*map(_triples, _chosen_logprobs(one, chosen, student), chosen)]
         meta["input_token_ids_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_token_ids_logprobs"] = []
     return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+def _triples(logprobs: Sequence[float], ids: Sequence[int]) -> list[list[Any]]:
+    return [[logprob, i, None] for logprob, i in zip(logprobs, ids, strict=True)]
 
 
 def _demo(body: bytes) -> ScoringRequest:

@@ -33,7 +33,6 @@ from xtok.teachers.serving.dialects import (
     ScoringRequest,
     UnknownModel,
     completions,
-    error_body,
     generate,
     inference,
     model_cards,
@@ -328,7 +327,11 @@ async def _disconnected(request: Request) -> None:
 
 
 def _error(status: int, message: str) -> Response:
-    return JSONResponse(error_body(status, message), status)
+    """Return an error in the format of vLLM and SGLang."""
+    kinds = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
+    kind = kinds.get(status, "InternalServerError")
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return JSONResponse({"object": "error", "error": error}, status)
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -185,11 +185,24 @@ class TeacherServer:
 
     async def _difference_of_texts(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
         """Compare the texts of tokens in a response, for a server without /tokenize."""
-        content = await self._response_with_texts(ids)
-        if isinstance(content, str):
-            return content
-        if content is None:
-            return None
+        request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
+
+        async def response(**options: Any) -> bytes:
+            body = msgspec.json.encode({**request, **options})
+            return await self.connection.post(self.format.ROUTE, body, max_bytes)
+
+        try:
+            content = await response(return_text_in_logprobs=True)
+        except TeacherError as error:
+            if error.is_away:
+                raise
+            try:
+                await response()
+            except TeacherError as refusal:
+                if refusal.is_request:  # it refuses the ids
+                    return str(refusal)
+                raise
+            return None  # SGLang without a tokenizer, which fails only if texts are requested
         self._read(content, ids)
         texts = self.format.token_texts(msgspec.json.decode(content), ids)
         compared = 0
@@ -200,27 +213,6 @@ class TeacherServer:
                 if text.strip() != expected:
                     return f"its token {token_id} is {text!r}, not {expected!r}"
         return "" if compared else None
-
-    async def _response_with_texts(self, ids: Sequence[int]) -> bytes | str | None:
-        """Return a response with texts of tokens, or the problem if the server refuses the ids.
-
-        None for SGLang without a tokenizer, which fails only if texts are requested.
-        """
-        request, route = self.format.request(self.model, ids, 1), self.format.ROUTE
-        max_bytes = len(ids) * 3 * ENTRY_BYTES
-        with_texts = msgspec.json.encode({**request, "return_text_in_logprobs": True})
-        try:
-            return await self.connection.post(route, with_texts, max_bytes)
-        except TeacherError as error:
-            if error.is_away:
-                raise
-        try:
-            await self.connection.post(route, msgspec.json.encode(request), max_bytes)
-        except TeacherError as error:
-            if error.is_request:
-                return str(error)
-            raise
-        return None
 
     async def _check_tokenizer(self, student: Tokenizer | None, note: Note) -> None:
         problem = await self.difference(self.tokenizer)
@@ -336,13 +328,7 @@ class TeacherServer:
     def _read(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
         try:
             topk, ranks = self.format.read_response(content, ids)
-        except (
-            msgspec.MsgspecError,
-            OverflowError,
-            RecursionError,
-            ValueError,
-            XtokError,
-        ) as error:
+        except (msgspec.MsgspecError, XtokError, *MALFORMED) as error:
             raise TeacherError(
                 f"{self.format.ROUTE} returned no log-probabilities of the prompt: {error}"
             ) from error
