@@ -218,10 +218,7 @@ class PartSummary:
 
 
 def make_part(
-    job: ProjectJob,
-    shard: int,
-    translator: Translator,
-    advance: Callable[[int, int], object],
+    job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
     """Make the part of a shard, unless it exists; `advance` takes bytes read and tokens made."""
     if (kept := summary_of(job, shard)) is not None:

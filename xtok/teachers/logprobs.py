@@ -14,13 +14,7 @@ from xtok._lib.ragged import num_common, offsets_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
-from xtok.predictions.checked import (
-    PredictionError,
-    checked,
-    exceeds,
-    is_stand_in,
-    own_logprobs,
-)
+from xtok.predictions.checked import PredictionError, checked, exceeds, is_stand_in, own_logprobs
 from xtok.predictions.topk import TopK, firsts_of
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
@@ -160,10 +154,7 @@ def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDAr
 
 
 def _predictions(
-    aligner: TokenAligner,
-    teacher: Sequences,
-    realized: NDArray[np.float64],
-    credit: PrefixCredit,
+    aligner: TokenAligner, teacher: Sequences, realized: NDArray[np.float64], credit: PrefixCredit
 ) -> TopK:
     values = _logprobs("candidates", credit.logprobs, teacher, ndim=2)
     token_ids = teacher.values("candidates", credit.ids, np.int64, ndim=2)

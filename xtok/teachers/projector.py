@@ -17,22 +17,9 @@ from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.predictions.topk import TopK
+from xtok.teachers import projector_kernels as kernels
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.projector_kernels import (
-    BUCKETS,
-    ID_BITS,
-    ROOT,
-    PrefixTable,
-    ProjectorArrays,
-    RowBlock,
-    Scratch,
-    StudentTokens,
-    TeacherTokens,
-    add_hashes,
-    add_stems,
-    find_seams,
-    project_rows,
-)
+from xtok.teachers.projector_kernels import ID_BITS, ROOT, PrefixTable, RowBlock, Scratch
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_runs
 
@@ -210,10 +197,10 @@ class Projector:
             tokens, kept, order = np.empty((3, width + 1), np.int32)
             scratch = Scratch(
                 np.zeros(width), tokens, np.empty(width + 1), kept, order,
-                np.zeros(BUCKETS, np.int64), np.empty(room, np.int64),
+                np.zeros(kernels.BUCKETS, np.int64), np.empty(room, np.int64),
             )  # fmt: skip
-            arrays = ProjectorArrays(self._teacher, predictions, self.prefixes, rows)
-            project_rows(arrays, todo, self.is_same, top_k, scratch)
+            arrays = kernels.ProjectorArrays(self._teacher, predictions, self.prefixes, rows)
+            kernels.project_rows(arrays, todo, self.is_same, top_k, scratch)
             return scratch.missing[1 : scratch.missing[0] + 1]
 
         if self._size > _MAX_STEMS:
@@ -261,7 +248,7 @@ class Projector:
         lengths = np.array([len(before) for before, _ in spelled])
         of_wholes = np.frombuffer(b"".join(wholes), np.uint8), offsets_of([*map(len, wholes)])
         both, more = (*of_wholes, lengths, stem_of), (data, begins, offsets[token + 1])
-        find_seams(self._student, both, more, is_spelled, may_grow[new])
+        kernels.find_seams(self._student, both, more, is_spelled, may_grow[new])
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
         is_spelled |= np.array([*map(may_split, wholes)])[stem_of]
@@ -282,7 +269,7 @@ class Projector:
         token_or_row[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
         befores = [before for before, _ in spelled[len(numbers) :]]
         num_same_start[new][is_root] = [*map(self._num_alike, befores)]
-        add_stems(self.prefixes.slots, all_keys[:size], self._size)
+        kernels.add_stems(self.prefixes.slots, all_keys[:size], self._size)
         self._size = size
 
     def _make_room(self, size: int) -> None:
@@ -293,7 +280,7 @@ class Projector:
         arrays: Any = zip(self.prefixes[1:], old[1:], strict=True)
         for array, before in arrays:
             array[: self._size] = before[: self._size]
-        add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
+        kernels.add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
 
     def _spelled(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
@@ -350,12 +337,12 @@ def _no_prefixes(room: int) -> PrefixTable:
     )
 
 
-def _spellings(student: TokenTable) -> StudentTokens:
+def _spellings(student: TokenTable) -> kernels.StudentTokens:
     known = student.canonical_ids()
     order = np.array([known[token] for token in sorted(known)], np.int32)
     hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
-    add_hashes(student.data, student.offsets, hashes)
-    return StudentTokens(np.ascontiguousarray(student.data), student.offsets, order, hashes)
+    kernels.add_hashes(student.data, student.offsets, hashes)
+    return kernels.StudentTokens(np.ascontiguousarray(student.data), student.offsets, order, hashes)
 
 
 def may_split(stem: bytes) -> bool:
@@ -364,10 +351,12 @@ def may_split(stem: bytes) -> bool:
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
 
-def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> TeacherTokens:
+def _arrays(
+    teacher: TokenTable, student: TokenTable, back_map: ProjectionMap
+) -> kernels.TeacherTokens:
     is_open, joined = seams(teacher, student)
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
-    return TeacherTokens(
+    return kernels.TeacherTokens(
         data=np.ascontiguousarray(teacher.data),
         offsets=np.ascontiguousarray(teacher.offsets),
         is_text=teacher.lengths > 0,

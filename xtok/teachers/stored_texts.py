@@ -18,7 +18,7 @@ from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
 from xtok.errors import XtokError
 from xtok.predictions.topk import firsts_of
-from xtok.teachers.formats.documents import Documents, cache_error, joined_masks
+from xtok.teachers.formats.documents import Documents, cache_error, join_masks
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
@@ -38,7 +38,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """
     texts = _texts_of(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
-    mask = joined_masks([text.mask for text in texts], np.diff(topk.bounds))
+    mask = join_masks([text.mask for text in texts], np.diff(topk.bounds))
     if rows.loss_mask is not None:
         mask = np.ones(len(topk.token_ids), np.bool_) if mask is None else mask
         places = translator.places(texts, rows.topk)

@@ -18,12 +18,11 @@ from xtok.config import CacheKind
 from xtok.predictions.topk import joined
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.documents import (
-    AGAIN_HINT,
     PER_TOKEN,
     PROJECTED,
     Documents,
     cache_error,
-    joined_masks,
+    join_masks,
 )
 from xtok.teachers.formats.flat_values import json_numbers
 
@@ -165,10 +164,10 @@ def _mask(answer: Mapping[str, Any], num_tokens: int, place: LinePlace) -> NDArr
     if stored is None:
         return None
     if not isinstance(stored, list):
-        raise cache_error(place, f"{name} is not a list", AGAIN_HINT)
+        raise cache_error(place, f"{name} is not a list")
     if len(stored) != num_tokens:
         problem = f"{name} has {len(stored)} values, expected one for each of {num_tokens} tokens"
-        raise cache_error(place, problem, AGAIN_HINT)
+        raise cache_error(place, problem)
     dtype = np.int64 if name == "labels" else np.bool_
     values = json_numbers(stored, name, dtype, place, [np.array([0, num_tokens])])
     return values != -100 if name == "labels" else values
@@ -181,5 +180,5 @@ def _joined(answers: Sequence[Documents]) -> Documents:
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
     sizes = [len(answer.topk.token_ids) for answer in answers]
-    mask = joined_masks([answer.loss_mask for answer in answers], sizes)
+    mask = join_masks([answer.loss_mask for answer in answers], sizes)
     return Documents(joined([answer.topk for answer in answers]), columns, places, mask)

@@ -23,7 +23,7 @@ from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.documents import AGAIN_HINT, PROJECTED, Documents, cache_error
+from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20
@@ -192,7 +192,7 @@ def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None
 def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise cache_error(path, f"two columns have the name {twice}", AGAIN_HINT)
+        raise cache_error(path, f"two columns have the name {twice}")
     for known in [kind] if kind else _COLUMNS:
         if any({*columns} <= {*names} for columns in _COLUMNS[known]):
             return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import PredictionError, checked
 from xtok.predictions.topk import TopK, masses, rows_of
 from xtok.teachers.formats.documents import Documents, cache_error
@@ -28,17 +29,12 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 
 def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
-    pads, ends = ({*roles.get(role, ())} for role in ("pad", "eos"))
-    is_pad = np.isin(topk.token_ids, [*pads])
-    place, document = np.arange(len(is_pad)), rows_of(topk.bounds)
-    text = np.flatnonzero(~is_pad)
-    first, last = topk.bounds[1:].copy(), topk.bounds[:-1] - 1  # without padding
-    np.minimum.at(first, document[text], text)
-    np.maximum.at(last, document[text], text)
-    is_end = np.isin(topk.token_ids, [*ends])
-    leading, trailing = place < first[document], place > last[document]
-    trailing &= ~is_end | (place > last[document] + 1)
-    return is_pad & (trailing | (leading & ~is_end)) & (last >= first)[document]
+    is_pad, is_end = (np.isin(topk.token_ids, roles.get(role, ())) for role in ("pad", "eos"))
+    num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each place
+    begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
+    is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
+    is_trailing &= ~is_end | np.append(False, is_pad)[:-1]
+    return is_pad & (end > begin) & (is_trailing | (is_leading & ~is_end))
 
 
 def check_predictions(

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.topk import TopK, candidates_of
-from xtok.teachers.formats.documents import (
-    AGAIN_HINT,
-    PER_TOKEN,
-    Documents,
-    cache_error,
-    place_of,
-)
+from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, place_of
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
@@ -47,7 +41,7 @@ class CacheColumns:
         is_null = batch.column("input_ids").is_null().to_numpy(zero_copy_only=False)
         if is_null.any():
             place = self.places[int(np.argmax(is_null))]
-            raise cache_error(place, "it has no input_ids", AGAIN_HINT)
+            raise cache_error(place, "it has no input_ids")
 
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
@@ -66,7 +60,7 @@ class CacheColumns:
             if not (types.is_list(array.type) or types.is_fixed_size_list(array.type)):
                 kind = f"{'lists of ' * len(levels)}{array.type}"
                 problem = f"{name} has {kind}, expected {'lists of ' * depth}numbers"
-                raise cache_error(self.places[0], problem, AGAIN_HINT)
+                raise cache_error(self.places[0], problem)
             sizes = pyarrow.compute.list_value_length(array).fill_null(0)
             levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
             array = array.flatten()
@@ -111,7 +105,7 @@ class CacheColumns:
                 place = place_of(index, self.places, ours[:depth]) if depth else self.places[index]
                 size, other = sizes[:, index]
                 problem = f"{size} {names[0]}, but {other} {names[1]}"
-                raise cache_error(place, problem, AGAIN_HINT)
+                raise cache_error(place, problem)
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the loss mask and the columns to copy."""
@@ -136,7 +130,7 @@ class CacheColumns:
             others.validate(full=True)
         except pyarrow.ArrowInvalid as error:
             problem = f"this row or one of the next {len(others)} is damaged: {error}"
-            raise cache_error(self.places[0], problem, AGAIN_HINT) from error
+            raise cache_error(self.places[0], problem) from error
         return dict(zip(others.schema.names, others.columns, strict=True))
 
 

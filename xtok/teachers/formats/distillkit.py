@@ -36,10 +36,7 @@ Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 
 
 def read(
-    batch: Any,
-    places: Sequence[object],
-    config: Compression | None,
-    is_projected: bool,
+    batch: Any, places: Sequence[object], config: Compression | None, is_projected: bool
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 

@@ -58,7 +58,7 @@ class Documents(NamedTuple):
         return python_values(self.columns[name], self.places)
 
 
-def joined_masks(
+def join_masks(
     masks: Sequence[NDArray[np.bool_] | None], sizes: Iterable[int]
 ) -> NDArray[np.bool_] | None:
     """Concatenate the masks of documents with these sizes; None if no document has a mask.
@@ -83,6 +83,6 @@ def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.i
     return f"{places[row]}, position {index - int(document[row])}"
 
 
-def cache_error(place: object, problem: str, hint: str) -> XtokError:
+def cache_error(place: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
     """Return an error with its place in the cache."""
     return XtokError(f"{place}: {problem}", hint=hint)

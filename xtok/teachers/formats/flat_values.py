@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK
-from xtok.teachers.formats.documents import AGAIN_HINT, cache_error, place_of
+from xtok.teachers.formats.documents import cache_error, place_of
 from xtok.tokenizers.display import shorten
 
 Bounds = NDArray[np.int64]
@@ -64,13 +64,12 @@ def json_numbers(
     if types:
         index = next(n for n, value in enumerate(values) if type(value) in types)
         problem = f"{name} contains {shorten(json.dumps(values[index]))}, expected {_words(dtype)}"
-        raise cache_error(place_of(index, [place], bounds), problem, AGAIN_HINT)
+        raise cache_error(place_of(index, [place], bounds), problem)
     try:
         return _converted(np.array(values), name, dtype, [place], bounds)
     except OverflowError as error:
-        raise cache_error(
-            place, f"{name} contains a number with too many digits", AGAIN_HINT
-        ) from error
+        problem = f"{name} contains a number with too many digits"
+        raise cache_error(place, problem) from error
 
 
 def flat_numbers(
@@ -98,10 +97,10 @@ def flat_numbers(
     supported += {np.bool_: [types.is_boolean], np.float32: [types.is_floating]}.get(dtype, [])
     if not any(is_type(array.type) for is_type in supported):
         problem = f"{name} has the type {array.type}, expected {_words(dtype)}"
-        raise cache_error(places[0], problem, AGAIN_HINT)
+        raise cache_error(places[0], problem)
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise cache_error(place_of(index, places, bounds), f"{name} contains null", AGAIN_HINT)
+        raise cache_error(place_of(index, places, bounds), f"{name} contains null")
     return _converted(array.to_numpy(zero_copy_only=False), name, dtype, places, bounds)
 
 
@@ -115,7 +114,7 @@ def _converted(
             index = int(np.argmax(is_wrong))
             shown = shorten(str(values[index]))
             problem = f"{name} contains {shown}, expected {limits[0]}..{limits[1]}"
-            raise cache_error(place_of(index, places, bounds), problem, AGAIN_HINT)
+            raise cache_error(place_of(index, places, bounds), problem)
     with np.errstate(over="ignore"):  # infinite values are errors later
         return np.asarray(values.astype(dtype, copy=False))
 

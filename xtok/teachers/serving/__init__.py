@@ -63,7 +63,8 @@ def serve(
     pair, bound_map = bind_back_map(pair, back_map, note)
     student, teacher = pair.tokenizers
     _check_teacher_system(config, teacher)
-    own_key, teacher_key = (_key(config, name) for name in ("api_key", "teacher_api_key"))
+    own_key = _key(config.api_key, "api_key")
+    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
 
     async def answer(listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -109,8 +110,7 @@ def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) ->
     """
     with _needed_packages():
         from xtok.teachers.serving.check import checked
-    config = ServeConfig(teacher_api_key=api_key)
-    return asyncio.run(checked(url, teacher, _key(config, "teacher_api_key")))
+    return asyncio.run(checked(url, teacher, _key(api_key, "teacher_api_key")))
 
 
 @contextmanager
@@ -135,9 +135,9 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
         render(teacher, messages, template=template, add_generation_prompt=True)
 
 
-def _key(config: ServeConfig, parameter: str) -> str | None:
-    """Return a key from the config or the environment."""
-    key: str | None = getattr(config, parameter) or os.environ.get(f"XTOK_{parameter.upper()}")
+def _key(given: str | None, parameter: str) -> str | None:
+    """Return a given key, or the key in the environment."""
+    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise XtokError(
             "the key starts or ends with a space or line break, or is not printable ASCII",

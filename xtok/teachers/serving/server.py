@@ -27,17 +27,9 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 from xtok.predictions.topk import within
 from xtok.teachers.formats.ranked import RankedTopK, ranked
+from xtok.teachers.serving import dialects
 from xtok.teachers.serving.connection import TeacherError
-from xtok.teachers.serving.dialects import (
-    BadRequest,
-    ScoringRequest,
-    UnknownModel,
-    completions,
-    generate,
-    inference,
-    model_cards,
-    outside_vocabulary,
-)
+from xtok.teachers.serving.dialects import BadRequest, ScoringRequest
 from xtok.teachers.serving.teacher import PROBE, TeacherServer
 from xtok.tokenizers.display import shorten
 
@@ -62,9 +54,9 @@ _BACKLOG = 2048
 
 Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
-    "/v1/completions": completions,
-    "/generate": generate,
-    "/inference/v1/generate": inference,
+    "/v1/completions": dialects.completions,
+    "/generate": dialects.generate,
+    "/inference/v1/generate": dialects.inference,
 }
 
 
@@ -121,6 +113,7 @@ class Proxy:
         self.student = translator.student.vocabulary
         self._longest = int(translator.teacher.table.lengths.max())
         self._pool = ThreadPoolExecutor(1, "xtok-project")  # one projection at a time
+        self._project = self.metrics.own.time()(score)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
         self._noted: set[str] = set()  # subjects of the notes so far
@@ -164,7 +157,7 @@ class Proxy:
     async def _models(self, request: Request) -> Response:
         if problem := self._refused(request):
             return problem
-        cards = model_cards(self.student, self.teacher.model, self._max_model_len())
+        cards = dialects.model_cards(self.student, self.teacher.model, self._max_model_len())
         return JSONResponse(cards)
 
     async def _scored(self, request: Request, parse: Parser) -> Response:
@@ -229,7 +222,7 @@ class Proxy:
         served = self.student.model_id
         names = served, self.teacher.model, self.translator.pair.teacher.model_id
         if name and name.rpartition("/")[2] not in {n.rpartition("/")[2] for n in names}:
-            raise UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
+            raise dialects.UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
     def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
         """Check sequences and translate them for the teacher."""
@@ -256,7 +249,7 @@ class Proxy:
             raise BadRequest("the sequence is empty, expected at least one token id")
         width = self.student.vocab_size
         if outside := [i for i in ids if not 0 <= i < width]:
-            raise BadRequest(outside_vocabulary("id", outside[0], self.student))
+            raise BadRequest(dialects.outside_vocabulary("id", outside[0], self.student))
         limit = self.teacher.max_model_len
         if limit is not None and len(ids) > limit * self._longest:  # too long for any text
             raise BadRequest(
@@ -268,19 +261,15 @@ class Proxy:
         begin, candidates = time.perf_counter(), self.teacher.candidates
         answer = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
         self.metrics.teacher.observe(time.perf_counter() - begin)
-        size = max(top_k + 1, candidates)
+        size = max(top_k + 1, candidates) * (16 if chooses else 1)
         scores = await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._project, text, answer, 16 * size if chooses else size
+            self._pool, self._project, self.translator, text, answer, size
         )
         self.metrics.tokens.labels("student").inc(len(text.ids))
         self.metrics.tokens.labels("teacher").inc(len(text.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
         self.metrics.rest.observe(float(np.nan_to_num(rest).mean()) if len(rest) else 0.0)
         return scores
-
-    def _project(self, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
-        with self.metrics.own.time():
-            return score(self.translator, text, answer, top_k)
 
     def _max_model_len(self) -> int | None:
         """Return how many of the student's tokens fit in typical text."""
