@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +263,11 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
     Raises:
         XtokError: if the part changed after it was written.
     """
-    is_whole = False
-    for table in _streams(job, shard):
-        is_whole = True
-        if len(table):  # not the last, which has only the totals
-            yield table
-    if not is_whole:
+    tables = _streams(job, shard)
+    if (first := next(tables, None)) is None:
         hint = "run the command again: it rebuilds this part and keeps the others"
         raise XtokError(f"the part {job.part(shard)[0]} changed after it was written", hint=hint)
+    yield from filter(len, chain([first], tables))  # the last has only the totals
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:

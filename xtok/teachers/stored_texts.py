@@ -18,7 +18,7 @@ from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
 from xtok.errors import XtokError
 from xtok.predictions.topk import firsts_of
-from xtok.teachers.formats.documents import Documents, cache_error, join_masks
+from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
@@ -38,11 +38,12 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """
     texts = _texts_of(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
-    mask = join_masks([text.mask for text in texts], np.diff(topk.bounds))
-    if rows.loss_mask is not None:
-        mask = np.ones(len(topk.token_ids), np.bool_) if mask is None else mask
-        places = translator.places(texts, rows.topk)
-        mask = _narrowed(mask, topk.bounds, places, rows.loss_mask)
+    mask = None
+    if rows.loss_mask is not None or any(text.mask is not None for text in texts):
+        masks = (np.ones(len(t.ids), np.bool_) if t.mask is None else t.mask for t in texts)
+        mask = np.concatenate([*masks, np.zeros(0, np.bool_)])
+        if rows.loss_mask is not None:
+            _narrow(mask, topk.bounds, translator.places(texts, rows.topk), rows.loss_mask)
     return rows._replace(topk=topk, loss_mask=mask)
 
 
@@ -150,25 +151,23 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
 
-def _narrowed(
+def _narrow(
     mask: NDArray[np.bool_],
     bounds: NDArray[np.int64],
     places: NDArray[np.int64],
     of_teacher: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Remove the student tokens from a mask that start at a token outside the teacher's mask.
+) -> None:
+    """Remove the student tokens from a mask that start at a token outside the teacher's, in place.
 
     Tokens without a place, as those that only the student's template writes, follow the preceding
     token of their turn.
     """
-    mask = mask.copy()
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, stop in pairwise(turns.tolist()):
         known = start + np.flatnonzero(places[start:stop] >= 0)
         if len(known) and mask[start]:
             before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
             mask[start:stop] = of_teacher[places[known[before.clip(0)]]]
-    return mask
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:

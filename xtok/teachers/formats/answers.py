@@ -17,13 +17,7 @@ from xtok._lib.shards import Shard
 from xtok.config import CacheKind
 from xtok.predictions.topk import joined
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.documents import (
-    PER_TOKEN,
-    PROJECTED,
-    Documents,
-    cache_error,
-    join_masks,
-)
+from xtok.teachers.formats.documents import PER_TOKEN, PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers
 
 MAX_LINE_BYTES = 1 << 29
@@ -179,6 +173,6 @@ def _joined(answers: Sequence[Documents]) -> Documents:
     arrow = need("pyarrow", places[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
-    sizes = [len(answer.topk.token_ids) for answer in answers]
-    mask = join_masks([answer.loss_mask for answer in answers], sizes)
+    has_mask = any(answer.loss_mask is not None for answer in answers)
+    mask = np.concatenate([answer.targets for answer in answers]) if has_mask else None
     return Documents(joined([answer.topk for answer in answers]), columns, places, mask)

@@ -24,8 +24,7 @@ def table(documents: Documents, target: Target) -> Any:
     with np.errstate(divide="ignore"):
         sums = np.where(is_real, np.exp(logprobs), 0).sum(axis=1, keepdims=True)
         logprobs = np.where(is_real, logprobs - np.log(sums), np.float32(-1e9))
-    mask = documents.loss_mask
-    mask = np.ones(len(topk.token_ids), np.bool_) if mask is None else mask
+    mask = documents.targets
     is_target = is_real & np.append(mask[1:], False)[:, None]
     columns = {
         "input_ids": topk.token_ids,

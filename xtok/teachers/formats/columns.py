@@ -153,12 +153,10 @@ def next_tokens(
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[topk.bounds[1:][lengths > 0] - 1] = -1  # last tokens
     starts, kept = candidates_of(topk.starts, rows)
-    counts = np.diff(starts)
-    is_real = np.arange(target.width) < counts[:, None]
+    is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)
     logprobs = np.full(is_real.shape, PAD, np.float32)
-    within = np.arange(starts[-1]) - np.repeat(starts[:-1], counts) < target.width
-    ids[is_real], logprobs[is_real] = topk.ids[kept][within], topk.logprobs[kept][within]
+    ids[is_real], logprobs[is_real] = topk.ids[kept], topk.logprobs[kept]
     return ids, logprobs, is_real
 
 

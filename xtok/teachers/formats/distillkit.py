@@ -89,9 +89,7 @@ def table(documents: Documents, target: Target) -> Any:
 
     topk = documents.topk
     ids, logprobs, is_real = next_tokens(topk, target)
-    is_target = is_real.any(axis=1)
-    if documents.loss_mask is not None:
-        is_target &= np.append(documents.loss_mask[1:], False)
+    is_target = is_real.any(axis=1) & np.append(documents.targets, False)[1:]
     is_last = np.zeros(len(topk.token_ids), np.bool_)
     is_last[topk.bounds[1:][np.diff(topk.bounds) > 0] - 1] = True
     bounds = offsets_of(np.maximum(np.diff(topk.bounds) - 1, 0))
@@ -176,8 +174,7 @@ def _rules(config: Compression) -> list[tuple[object, str]]:
         (0 <= exact_k <= k <= d, f"k and exact_k are {k} and {exact_k}"),
         ({*terms} <= {*range(_MAX_POWER + 1), *_TERMS}, f"polynomial_terms are {terms}"),
         (dtypes <= {*_FLOATS}, f"types are {dtypes}"),
-        (all(0 < one.element_bits < 64 for one in bins), f"bins are {bins}"),
-        (all(one.num_elements > 0 for one in bins), f"bins are {bins}"),
+        (all(0 < bits < 64 and n > 0 for _, bits, n in bins), f"bins are {bins}"),
         (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
         (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,13 @@ class Documents(NamedTuple):
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays, a value per document
     places: Sequence[object]  # file and row of each document, for errors
-    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets
+    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; all if None
+
+    @property
+    def targets(self) -> NDArray[np.bool_]:
+        """The mask of training targets; without a loss mask, all tokens."""
+        mask = self.loss_mask
+        return np.ones(len(self.topk.token_ids), np.bool_) if mask is None else mask
 
     def place(self, index: int) -> str:
         """Return the place of a token, for errors."""
@@ -56,19 +62,6 @@ class Documents(NamedTuple):
         if name not in self.columns:
             return [None] * len(self.places)
         return python_values(self.columns[name], self.places)
-
-
-def join_masks(
-    masks: Sequence[NDArray[np.bool_] | None], sizes: Iterable[int]
-) -> NDArray[np.bool_] | None:
-    """Concatenate the masks of documents with these sizes; None if no document has a mask.
-
-    In a document without a mask, all tokens are targets.
-    """
-    if all(mask is None for mask in masks):
-        return None
-    both = zip(masks, sizes, strict=True)
-    return np.concatenate([np.ones(n, np.bool_) if mask is None else mask for mask, n in both])
 
 
 def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:

@@ -120,11 +120,8 @@ class Proxy:
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        routes = [
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
-            Route("/v1/models", self._models),
-        ]
+        routes = [Route("/health", self._health), Route("/metrics", self._metrics)]
+        routes.append(Route("/v1/models", self._models))
         for path, parse in _PARSERS.items():
             routes.append(Route(path, partial(self._scored, parse=parse), methods=["POST"]))
         return Starlette(routes=routes)
