@@ -34,7 +34,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import differing
 from xtok.maps.records import Recipe
-from xtok.predictions.topk import TopK
+from xtok.predictions.topk import TopK, firsts_of
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
 from xtok.teachers.stored_texts import project_documents
@@ -318,12 +318,11 @@ def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
     nats = own[is_known].sum(dtype=np.float64)
     nats += teacher.rest_logprob[is_bounded].sum(dtype=np.float64)
     rests = np.exp(made.rest_logprob[made.valid], dtype=np.float64)
-    starts = made.bounds[:-1][np.diff(made.bounds) > 0]
     return Totals(
         documents=len(teacher.bounds) - 1,
         teacher_tokens=len(teacher.token_ids),
         student_tokens=len(made.token_ids),
-        first_tokens=int((~made.valid[starts]).sum()),
+        first_tokens=int((~made.valid[firsts_of(made.bounds)]).sum()),
         targets=int(made.valid.sum()),
         rests=int((~np.isnan(rests)).sum()),
         rest=float(np.nansum(rests)),

@@ -93,11 +93,10 @@ def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any
 
             import xtok
 
-            others = {"xtok": xtok.__version__}
-            others |= {name: importlib.metadata.version(name) for name in libraries}
             for name, expected in {"xtok": xtok_version, **libraries}.items():
-                if others[name] != expected:
-                    return f"{node} has {name} {others[name]} instead of {expected}"
+                other = xtok.__version__ if name == "xtok" else importlib.metadata.version(name)
+                if other != expected:
+                    return f"{node} has {name} {other} instead of {expected}"
             from xtok.teachers.cluster import _make_part
         except ImportError as error:  # also importlib.metadata.PackageNotFoundError
             return f"{node} does not have the package {error.name}"

@@ -22,7 +22,6 @@ from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers.back_map import bind_back_map
 from xtok.teachers.checkpoint import (
     PartSummary,
     ProjectJob,
@@ -39,7 +38,7 @@ from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.stored_texts import notes_on
-from xtok.teachers.translator import Translator
+from xtok.teachers.translator import Translator, bind_back_map
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import Pair

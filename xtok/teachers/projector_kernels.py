@@ -161,7 +161,6 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
     data, offsets, order, hashes = student
     stem_data, stem_offsets, stem_begins, stem_of = stems
     more_data, more_begins, more_ends = more
-    mask = np.uint64(len(hashes) - 1)
     longest = np.diff(offsets).max()
     both = np.empty(0, np.uint8)
     for n in range(len(stem_of)):
@@ -178,10 +177,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
             for i in range(start, min(size, start + longest)):
                 key = _hashed(key, both[i])
                 if i >= seam and not joins[n]:
-                    slot = key & mask
-                    while hashes[slot] != 0 and hashes[slot] != key:
-                        slot = (slot + np.uint64(1)) & mask
-                    joins[n] = hashes[slot] == key
+                    joins[n] = hashes[_hash_slot(hashes, key)] == key
         text = both[stem_begins[stem_of[n]] : size]
         size = len(text)
         low, high = 0, len(order)
@@ -215,15 +211,21 @@ def _hashed(key, byte):  # type: ignore[no-untyped-def]
 @kernel
 def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
     """Insert the hashes of byte strings into a table with enough free slots."""
-    mask = np.uint64(len(hashes) - 1)
     for n in range(len(offsets) - 1):
         key = _HASH
         for i in range(offsets[n], offsets[n + 1]):
             key = _hashed(key, data[i])
-        slot = key & mask
-        while hashes[slot] != 0 and hashes[slot] != key:
-            slot = (slot + np.uint64(1)) & mask
-        hashes[slot] = key
+        hashes[_hash_slot(hashes, key)] = key
+
+
+@inner_kernel
+def _hash_slot(hashes, key):  # type: ignore[no-untyped-def]
+    """Return the slot of a hash, or the free slot for it."""
+    mask = np.uint64(len(hashes) - 1)
+    slot = key & mask
+    while hashes[slot] != 0 and hashes[slot] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
 
 
 @kernel

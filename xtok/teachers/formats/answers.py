@@ -90,17 +90,14 @@ def _lines(shard: Shard) -> Iterator[JsonLine]:
 
 def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
     """Yield a line's responses, one per choice: a line holds one response, or a list."""
-    if isinstance(value, list) and value:
-        for item in value:
-            yield from _answers(item, place)
-    elif isinstance(value, dict):
-        _require_no_error(value, place)
-        choices = value.get("choices")
+    for item in value if isinstance(value, list) and value else [value]:
+        if not isinstance(item, dict):
+            raise cache_error(place, f"{json.dumps(item)} is not a response", _RETRY_HINT)
+        _require_no_error(item, place)
+        choices = item.get("choices")
         choices = [*filter(_is_scored, choices)] if isinstance(choices, list) else []
         for number, choice in enumerate(choices or [{}]):
-            yield _answer_of_choice(value, choice, number, is_only=len(choices) < 2)
-    else:
-        raise cache_error(place, f"{json.dumps(value)} is not a response", _RETRY_HINT)
+            yield _answer_of_choice(item, choice, number, is_only=len(choices) < 2)
 
 
 def _is_scored(choice: Any) -> bool:

@@ -149,9 +149,8 @@ def next_tokens(
     topk: TopK, target: Target
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
     """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
-    lengths = np.diff(topk.bounds)
     rows = np.arange(1, len(topk.token_ids) + 1)
-    rows[topk.bounds[1:][lengths > 0] - 1] = -1  # last tokens
+    rows[np.isin(rows, topk.bounds)] = -1  # last tokens
     starts, kept = candidates_of(topk.starts, rows)
     is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)

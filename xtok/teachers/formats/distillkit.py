@@ -90,8 +90,7 @@ def table(documents: Documents, target: Target) -> Any:
     topk = documents.topk
     ids, logprobs, is_real = next_tokens(topk, target)
     is_target = is_real.any(axis=1) & np.append(documents.targets, False)[1:]
-    is_last = np.zeros(len(topk.token_ids), np.bool_)
-    is_last[topk.bounds[1:][np.diff(topk.bounds) > 0] - 1] = True
+    is_last = np.isin(np.arange(1, len(topk.token_ids) + 1), topk.bounds)
     bounds = offsets_of(np.maximum(np.diff(topk.bounds) - 1, 0))
     labels = np.where(is_target, topk.token_ids, -100).astype(np.int64)
     return pyarrow.table({

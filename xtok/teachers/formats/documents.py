@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xtok._lib.parquet import python_values
 from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
-from xtok.predictions.topk import TopK, chosen_rows, firsts_of
+from xtok.predictions.topk import TopK, chosen_rows
 
 PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
@@ -52,8 +52,8 @@ class Documents(NamedTuple):
             return self
         rows, topk, mask = np.flatnonzero(kept), self.topk, self.loss_mask
         bounds, before = offsets_of(kept)[topk.bounds], topk.bounds[:-1]
-        firsts = firsts_of(bounds)
-        places = np.where(np.isin(rows, before) | ~np.isin(np.arange(len(rows)), firsts), rows, -1)
+        is_first = np.isin(np.arange(len(rows)), bounds)
+        places = np.where(np.isin(rows, before) | ~is_first, rows, -1)
         cut = chosen_rows(topk, places, topk.token_ids[rows], bounds)
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 

@@ -69,12 +69,11 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     Candidates and the text's own token are in the order of their ranks. The first token's entry is
     null; other tokens without a prediction have an empty entry. The mask is `loss_mask`.
     """
-    topk, names = documents.topk, documents.columns
-    columns = [documents.values(name) for name in names]
+    topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
-    bounds, starts = topk.bounds.tolist(), topk.starts.tolist()
-    for document, (begin, end) in enumerate(pairwise(bounds)):
+    starts = topk.starts.tolist()
+    for document, (begin, end) in enumerate(pairwise(topk.bounds.tolist())):
         span = slice(starts[begin], starts[end])
         entries = zip(topk.ids[span].tolist(), topk.logprobs[span].tolist(), strict=True)
         rows = [
@@ -87,7 +86,7 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
             "prompt_logprobs": [None, *rows[1:]] if rows else [],
         }  # fmt: skip
         line = {
-            **{name: values[document] for name, values in zip(names, columns, strict=True)},
+            **{name: values[document] for name, values in columns.items()},
             **({} if mask is None else {"loss_mask": mask[begin:end]}),
             "object": "text_completion", "model": model, "system_fingerprint": PROJECTED,
             "choices": [choice],

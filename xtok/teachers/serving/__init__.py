@@ -14,8 +14,7 @@ from xtok.config import ServeConfig
 from xtok.conversation import render
 from xtok.errors import XtokError, install_hint, naming_template
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers.back_map import bind_back_map
-from xtok.teachers.translator import Translator
+from xtok.teachers.translator import Translator, bind_back_map
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
