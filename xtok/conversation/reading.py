@@ -473,10 +473,5 @@ def _proved(
         tools=tools or None,
         variables=dict(renderer.variables),
         add_generation_prompt=asks,
-        conversation=replace(
-            chat,
-            ids=chat.ids[:size],
-            bounds=chat.bounds[: size + 1],
-            assistant_mask=chat.assistant_mask[:size],
-        ),
+        conversation=chat.first(size),
     )

@@ -115,6 +115,11 @@ class Conversation:
             "message_spans": [asdict(span) for span in self.message_spans],
         }
 
+    def first(self, size: int) -> Conversation:
+        """Return the first tokens. The text and its spans are unchanged."""
+        ids, mask = self.ids[:size], self.assistant_mask[:size]
+        return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
+
     def renumbered(self, numbers: Mapping[int, int]) -> Conversation:
         """Replace message indices in runs; other messages get negative indices."""
         runs = (r._replace(message=numbers.get(r.message, -2 - r.message)) for r in self.runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -113,14 +113,11 @@ def connected(address: str | None) -> Iterator[Any]:
         XtokError: if Ray is not installed, or the cluster does not respond.
     """
     ray = need("ray", "work on a cluster")
-    if ray.is_initialized():
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            connect(ray, address)
+            stack.callback(ray.shutdown)
         yield ray
-        return
-    connect(ray, address)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
 
 
 def connect(ray: Any, address: str | None) -> None:
@@ -187,10 +184,9 @@ def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
         for tokenizer, digest in zip(loaded, job.recipe["models"], strict=True):
             if tokenizer.definition_sha256 != digest:
                 name = tokenizer.vocabulary.model_id
-                raise XtokError(
-                    f"{name} is a different tokenizer on the node {socket.gethostname()}",
-                    hint="use the same files on all nodes, or pin a commit: REPO@REVISION",
-                )
+                problem = f"{name} is a different tokenizer on the node {socket.gethostname()}"
+                hint = "use the same files on all nodes, or pin a commit: REPO@REVISION"
+                raise XtokError(problem, hint=hint)
         _translators[key] = Translator(
             pair_of(*loaded), job.back_map, templates=job.config.templates, num_threads=1
         )

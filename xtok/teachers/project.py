@@ -22,16 +22,8 @@ from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers.checkpoint import (
-    PartSummary,
-    ProjectJob,
-    Totals,
-    holding,
-    make_part,
-    one_schema,
-    recipe_of_parts,
-    tables_of,
-)
+from xtok.teachers import checkpoint
+from xtok.teachers.checkpoint import PartSummary, ProjectJob, Totals
 from xtok.teachers.formats import distillkit, neutral
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
@@ -133,19 +125,19 @@ def project(
             held.enter_context(_compression_config(target, pair, config, note))
         inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
         job = ProjectJob(
-            recipe=recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
+            recipe=checkpoint.recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
             shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
             back_map=projection,
             config=config,
             folder=target.with_name(f"{target.name}.checkpoint"),
         )
-        held.enter_context(holding(job, target, note))
+        held.enter_context(checkpoint.holding(job, target, note))
         parts = _make_parts(job, pair, cluster, progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = "when the file is complete, delete the parts and start again: rm "
                 raise cache_error(path, "it changed during reading", f"{hint}{job.folder}/*.part")
-        _write(job, target, pair, one_schema([part.schema for part in parts]))
+        _write(job, target, pair, checkpoint.one_schema([part.schema for part in parts]))
     return _report(target, pair, parts)
 
 
@@ -158,7 +150,7 @@ def _make_parts(
         return make_parts_on_ray(job, cluster, progress)
     translator = Translator(pair, job.back_map, templates=job.config.templates)
     with progress("projecting", job.size) as advance:
-        return [make_part(job, n, translator, advance) for n in range(len(job.shards))]
+        return [checkpoint.make_part(job, n, translator, advance) for n in range(len(job.shards))]
 
 
 def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected:
@@ -217,7 +209,7 @@ def open_caches(
     if len({cache.renormalized for cache in opened}) > 1:
         problem = "only some of the files are renormalized"
         raise XtokError(problem, hint="project the files one at a time")
-    one_schema(columns)
+    checkpoint.one_schema(columns)
     return tuple(opened)
 
 
@@ -277,11 +269,11 @@ def _swapped(path: Path, pair: Pair) -> XtokError:
 
 
 def _check_json(path: Path, schema: Any) -> None:
-    for column in schema:
-        if not _is_json(column.type):
-            problem = f"the column {column.name!r} has the type {column.type}, which JSON does not "
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if not _is_json(kind):
+            problem = f"the column {name!r} has the type {kind}, which JSON does not support"
             hint = "drop the column, or convert it to strings or numbers"
-            raise cache_error(path, f"{problem}support", hint)
+            raise cache_error(path, problem, hint)
 
 
 def _is_json(kind: Any) -> bool:
@@ -298,7 +290,8 @@ def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
     student = Target(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
     width = 1 if to == "vllm" else job.config.top_k
     arrow, first = need("pyarrow", job.folder), schema.empty_table()
-    for part in chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards))):
+    parts = (checkpoint.tables_of(job, shard) for shard in range(len(job.shards)))
+    for part in chain.from_iterable(parts):
         table = arrow.concat_tables([first, part], promote_options="default")
         if to == "neutral":
             yield table

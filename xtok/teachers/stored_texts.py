@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import Any
 
@@ -141,13 +140,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
         raise cache_error(sides[1].place, problem, "; ".join([hint, *_notes_of(theirs)]))
-    theirs = replace(
-        theirs,
-        ids=ids,
-        bounds=theirs.bounds[: len(ids) + 1],
-        assistant_mask=theirs.assistant_mask[: len(ids)],
-    )
-    spans = written_alike(ours, theirs, translator.pair.equal_roles)
+    spans = written_alike(ours, theirs.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
 

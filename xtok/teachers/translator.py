@@ -204,8 +204,8 @@ class Translator:
             return None
         this = back.conversation
         ours, theirs = (this, other) if source == 0 else (other, this)
-        spans = self._shared_spans(ours, theirs)
-        if not spans or not self._has_answers(this, source, [both[source] for both in spans]):
+        spans = self._shared_spans((ours, theirs), source)
+        if not spans:
             return None
         our_last, their_last = spans[-1]
         our_end, their_end = len(ours.ids), len(theirs.ids)
@@ -217,26 +217,26 @@ class Translator:
         text = SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
         return text._replace(alone=alone)
 
-    def _shared_spans(self, ours: Conversation, theirs: Conversation) -> list[tuple[slice, slice]]:
-        """Return the spans that both sides write alike; none if the bytes of one differ."""
-        spans = written_alike(ours, theirs, self._roles)
+    def _shared_spans(
+        self, sides: tuple[Conversation, Conversation], source: Literal[0, 1]
+    ) -> list[tuple[slice, slice]]:
+        """Return the spans that both sides write alike.
+
+        Returns none if the bytes of one differ, or if the source has an answer outside of them.
+        """
+        spans = written_alike(*sides, self._roles)
+        needed = sides[source].assistant_mask.copy()
+        if source == 1:
+            needed &= self.pair.tables[1].lengths[sides[1].ids] > 0
         for both in spans:
+            needed[both[source]] = False
             student, teacher = (
                 b"".join(table[i] for i in side.ids[span].tolist())
-                for table, side, span in zip(self.pair.tables, (ours, theirs), both, strict=True)
+                for table, side, span in zip(self.pair.tables, sides, both, strict=True)
             )
             if student != teacher:
                 return []
-        return spans
-
-    def _has_answers(self, of: Conversation, side: Literal[0, 1], spans: Sequence[slice]) -> bool:
-        """Return whether spans contain all tokens of the assistant."""
-        needed = of.assistant_mask.copy()
-        if side == 1:
-            needed &= self.pair.tables[1].lengths[of.ids] > 0
-        for span in spans:
-            needed[span] = False
-        return not needed.any()
+        return [] if needed.any() else spans
 
     def _other_side(self, back: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
         """Render a recovered conversation with the other side's template and system text.

@@ -714,7 +714,7 @@ def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: To
 def test_a_server_that_is_still_loading_is_waited_for(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teachers, "NOTE_INTERVAL", 1.0)
+    monkeypatch.setattr(connection, "NOTE_INTERVAL", 1.0)
     model.busy = 2
     _, notes = begin(pair, model, wait=60.0)
     assert len(notes) == 2

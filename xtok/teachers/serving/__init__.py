@@ -138,9 +138,7 @@ def _key(given: str | None, parameter: str) -> str | None:
     """Return a given key, or the key in the environment."""
     key = given or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise XtokError(
-            "the key starts or ends with a space or line break, or is not printable ASCII",
-            hint=f"correct {{option}} or XTOK_{parameter.upper()}",
-            parameter=parameter,
-        )
+        problem = "the key starts or ends with a space or line break, or is not printable ASCII"
+        hint = f"correct {{option}} or XTOK_{parameter.upper()}"
+        raise XtokError(problem, hint=hint, parameter=parameter)
     return key

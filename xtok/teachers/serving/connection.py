@@ -20,6 +20,9 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
 """Time limits of a whole response. A score includes the time in the server's queue."""
 
+NOTE_INTERVAL = 30.0
+"""Seconds between notes while waiting for the server to start."""
+
 _LONGEST_PAUSE = 60.0
 """Upper limit for the seconds in Retry-After. Trainers have time limits of their own."""
 
@@ -111,6 +114,31 @@ class Connection:
             raise httpx.ReadTimeout(f"no complete response in {seconds:g} seconds") from error
         wait = {"Retry-After": response.headers.get("Retry-After", "")}
         return httpx.Response(response.status_code, headers=wait, content=bytes(content))
+
+    async def first_response(self, route: str, wait: float, note: Note) -> httpx.Response:
+        """Send a request until the server responds.
+
+        Raises:
+            TeacherError: if it does not respond within `wait` seconds, or is still busy.
+        """
+        begin = asyncio.get_running_loop().time()
+        noted_at = -NOTE_INTERVAL
+        while True:
+            try:
+                response = await self.send("GET", route)
+                if response.status_code not in BUSY:
+                    return response
+                problem = problem_of(response)
+            except httpx.RequestError as error:
+                problem = reason(error)
+            waited = asyncio.get_running_loop().time() - begin
+            if waited >= wait:
+                raise TeacherError(problem)
+            if waited - noted_at >= NOTE_INTERVAL:
+                left = f", for at most {wait - waited:.0f} s more"
+                note(f"waiting for the teacher's server at {self.url}{left}: {problem}")
+                noted_at = waited
+            await asyncio.sleep(min(2.0, wait))
 
     async def post(
         self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
@@ -209,11 +237,9 @@ def _parsed(url: str) -> httpx.URL:
     except httpx.InvalidURL:
         is_address = has_more = False
     if not is_address or has_more:
-        raise XtokError(
-            f"{url.rpartition('@')[2]} is not the address of a server",
-            hint="give {option} as http://HOST:PORT" + ", without a query" * has_more,
-            parameter="teacher_url",
-        )
+        problem = f"{url.rpartition('@')[2]} is not the address of a server"
+        hint = "give {option} as http://HOST:PORT" + ", without a query" * has_more
+        raise XtokError(problem, hint=hint, parameter="teacher_url")
     return parsed.copy_with(path=parsed.path.rstrip("/").removesuffix("/v1") or "/")
 
 

@@ -19,14 +19,7 @@ from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.documents import Documents
 from xtok.teachers.formats.ranked import RankedTopK, completed
-from xtok.teachers.serving.connection import (
-    BUSY,
-    Connection,
-    TeacherError,
-    json_of,
-    problem_of,
-    reason,
-)
+from xtok.teachers.serving.connection import Connection, TeacherError, json_of, problem_of, reason
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.sides import MAX_WIDTH
 
@@ -43,9 +36,6 @@ CHECK_INTERVAL = 60.0
 
 ENTRY_BYTES = 512
 """Upper limit for the average bytes of a candidate in a response; vLLM needs 80, SGLang fewer."""
-
-NOTE_INTERVAL = 30.0
-"""Seconds between notes while waiting for the server to start."""
 
 PROBE = (
     "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
@@ -131,7 +121,7 @@ class TeacherServer:
         Raises:
             TeacherError: if the server does not respond in time, or refuses the key.
         """
-        response = await self._first_response(wait, note)
+        response = await self.connection.first_response("/v1/models", wait, note)
         if response.status_code in (401, 403):
             raise TeacherError(f"it rejects the key: {problem_of(response)}")
         value: Any = json_of(response) if response.is_success else None
@@ -143,26 +133,6 @@ class TeacherServer:
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
         self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary may be wider
-
-    async def _first_response(self, wait: float, note: Note) -> httpx.Response:
-        begin = asyncio.get_running_loop().time()
-        noted_at = -np.inf
-        while True:
-            try:
-                response = await self.connection.send("GET", "/v1/models")
-                if response.status_code not in BUSY:
-                    return response
-                problem = problem_of(response)
-            except httpx.RequestError as error:
-                problem = reason(error)
-            waited = asyncio.get_running_loop().time() - begin
-            if waited >= wait:
-                raise TeacherError(problem)
-            if waited - noted_at >= NOTE_INTERVAL:
-                left = f", for at most {wait - waited:.0f} s more"
-                note(f"waiting for the teacher's server at {self.url}{left}: {problem}")
-                noted_at = waited
-            await asyncio.sleep(min(2.0, wait))
 
     async def difference(self, tokenizer: Tokenizer) -> str | None:
         """Compare the server's tokenizer with a local tokenizer.
