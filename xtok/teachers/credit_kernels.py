@@ -108,12 +108,9 @@ def _bound(t, by_bytes, prefix, behind):  # type: ignore[no-untyped-def]
         middle = (low + high) // 2
         i = by_bytes[middle]
         same = _shared_symbols(t, i, prefix)
-        if same == len(prefix):
-            is_before = behind
-        else:
-            x = t.offsets[i] + same
-            is_before = x == t.offsets[i + 1] or t.symbols[x] < prefix[same]
-        if is_before:
+        x = t.offsets[i] + same
+        is_less = same < len(prefix) and (x == t.offsets[i + 1] or t.symbols[x] < prefix[same])
+        if is_less or (behind and same == len(prefix)):
             low = middle + 1
         else:
             high = middle
