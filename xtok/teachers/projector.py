@@ -19,7 +19,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.predictions.topk import TopK
 from xtok.teachers import projector_kernels as kernels
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.projector_kernels import ID_BITS, ROOT, PrefixTable, RowBlock, Scratch
+from xtok.teachers.projector_kernels import ID_BITS, ROOT
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_runs
 
@@ -142,7 +142,7 @@ class Projector:
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
-            rows = RowBlock(
+            rows = kernels.RowBlock(
                 place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
                 *np.empty((1, len(some), top_k), np.float32),
@@ -189,13 +189,13 @@ class Projector:
         credit = shares(sums, ours_in, np.flatnonzero(is_shared), weights)
         return np.where(is_shared, credit, np.float32(np.nan))
 
-    def _fill(self, rows: RowBlock, predictions: TopK, top_k: int) -> None:
+    def _fill(self, rows: kernels.RowBlock, predictions: TopK, top_k: int) -> None:
         room = max(_LEAST_ROOM, 2 * int(np.diff(predictions.starts).max()) + 3)
         width = len(self.student.table)
 
         def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
             tokens, kept, order = np.empty((3, width + 1), np.int32)
-            scratch = Scratch(
+            scratch = kernels.Scratch(
                 np.zeros(width), tokens, np.empty(width + 1), kept, order,
                 np.zeros(kernels.BUCKETS, np.int64), np.empty(room, np.int64),
             )  # fmt: skip
@@ -328,11 +328,11 @@ class Projector:
         return -1
 
 
-def _no_prefixes(room: int) -> PrefixTable:
+def _no_prefixes(room: int) -> kernels.PrefixTable:
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
     first, token_or_row, num_same_start = np.empty((3, room), np.int32)
     may_grow, is_boundary = np.empty((2, room), np.bool_)
-    return PrefixTable(
+    return kernels.PrefixTable(
         slots, np.empty(room, np.int64), first, token_or_row, may_grow, is_boundary, num_same_start
     )
 
