@@ -62,12 +62,10 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
             other = "messages" if chat else "control tokens in its text"
             problem = f"student_text is not supported together with {other}"
             raise cache_error(place, problem, "remove student_text")
-    encoded = translator.student.encode_batch(
-        [whole[i] if parts[i] is None else parts[i] for i in spans]
-    )
+    of_student = [whole[i] if parts[i] is None else parts[i] for i in spans]
+    encoded = translator.student.encode_batch(of_student)
     for (i, span), student_ids in zip(spans.items(), encoded, strict=True):
-        is_end = parts[i] is not None
-        texts[i] = _of_text(translator.pair, ids[i], student_ids, span, is_end=is_end)
+        texts[i] = _of_text(translator.pair, ids[i], student_ids, span, is_end=parts[i] is not None)
     rest = [i for i in range(len(ids)) if i not in texts]
     texts.update(zip(rest, translator.of_teacher([ids[i] for i in rest]), strict=True))
     return [texts[i] for i in range(len(ids))]

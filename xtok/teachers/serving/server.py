@@ -142,8 +142,7 @@ class Proxy:
     # Routes
 
     async def _health(self, request: Request) -> Response:
-        problem = await self.teacher.problem()
-        if problem:
+        if problem := await self.teacher.problem():
             return _error(503, f"the teacher's server at {self.teacher.url}: {problem}")
         return Response(status_code=200)
 
