@@ -127,11 +127,11 @@ def logprobs_of_ids(
 ) -> list[list[float]]:
     """Return the log-probabilities of the chosen ids of each row."""
     topk, of_others = scores.topk, _other_logprobs(scores.topk, vocab_size).tolist()
-    own = topk.token_ids.tolist(), topk.realized_logprob.tolist()
+    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     ids, logprobs = topk.ids.tolist(), topk.logprobs.tolist()
     rows = []
     for n, (start, end) in enumerate(pairwise(topk.starts.tolist())):
         known = dict(zip(ids[start:end], logprobs[start:end], strict=True))
-        known[own[0][n]] = own[1][n]
+        known[tokens[n]] = realized[n]
         rows.append([known.get(i, of_others[n]) for i in chosen[n]])
     return rows
