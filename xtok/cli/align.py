@@ -46,6 +46,7 @@ def align(
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
+    models.both()
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
     if chat is None:
