@@ -21,6 +21,7 @@ from xtok.config import BuildConfig, SortCutConfig
 from xtok.inspection.compare import compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
+from xtok.inspection.inspect import InspectConfig
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
@@ -185,6 +186,13 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     assert (alone["token"], alone["why"], alone["entries"][0]["teacher_id"]) == (None, "", 97)
     assert "#97" in cli(*row).stdout
     assert "special token" in works(cli(*row, "-s", "null:98", "-t", "bytes")).stdout
+    bare, pair = (
+        ProjectionMap.load(tmp_path / "m.pt", teacher_vocab_size=256),
+        xtok.pair("null:98", "bytes"),
+    )
+    shown = xtok.inspect(bare, config=InspectConfig(classes=True), pair=pair)
+    assert shown.coverage
+    assert xtok.inspect(bare, [97], pair=pair).rows[0].entries[0].token == "a"
     fails(cli(*line, "--classes"), "the map contains no tokens")
     fails(cli(*line, "a"), "contains no tokens")
 

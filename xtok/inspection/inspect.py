@@ -21,7 +21,7 @@ from xtok.inspection.events import (
 from xtok.inspection.explain import Explanation, explain
 from xtok.maps.events import EventMap
 from xtok.maps.file import KINDS
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, read_map
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, bind_map, read_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair, require_table
@@ -106,6 +106,8 @@ def inspect(
     """
     config = InspectConfig.or_default(config)
     m = read_map(any_map)
+    if pair is not None:
+        m, pair = bind_map(m, pair)
     _check(m, config, bool(tokens), against is not None)
     ids = [i for token in tokens for i in m.student.ids_of(token)]
     most = config.num_examples
