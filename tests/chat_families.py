@@ -24,6 +24,10 @@ _EOS = {
 _STOPS = {"glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"]}
 """Of the generation configs; no token ends the turns of GLM 4.5 but the next one's first."""
 NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
 CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "",

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 # The models of tests are too small for PyTorch's threads, and two processes run tests. If a test
@@ -25,7 +25,7 @@ from make_maps import built
 
 import xtok
 from xtok import TokenAligner
-from xtok.building.counting.synthetic import synthetic_edges
+from xtok.building.counting import synthetic
 from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -160,7 +160,7 @@ def models(small: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def stored(byte_level: Tokenizer) -> list[stored_teachers.Row]:
     """Rows of a teacher's predictions, with their text."""
-    return stored_teachers.rows_of(byte_level, stored_teachers.TEXTS, with_text=True)
+    return stored_teachers.teacher_rows(byte_level, stored_teachers.TEXTS, with_text=True)
 
 
 @pytest.fixture
@@ -172,8 +172,17 @@ def cache_file(stored: list[stored_teachers.Row], tmp_path: Path) -> Path:
 @pytest.fixture
 def few_synthetic_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw less synthetic text, so that a test is quick."""
-    defaults = synthetic_edges.__kwdefaults__ or {}
-    monkeypatch.setattr(synthetic_edges, "__kwdefaults__", {**defaults, "num_texts": 500})
+    monkeypatch.setattr(synthetic, "NUM_TEXTS", 500)
+    monkeypatch.setattr(synthetic, "MANY_TEXTS", 500)
+
+
+SetBlock = Callable[[int], None]
+
+
+@pytest.fixture
+def set_block(monkeypatch: pytest.MonkeyPatch) -> SetBlock:
+    """Set the most numbers of a temporary tensor of a loss."""
+    return partial(monkeypatch.setattr, "xtok.training.sparse.BLOCK_NUMBERS")
 
 
 @pytest.fixture(scope="session")

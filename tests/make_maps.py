@@ -37,7 +37,7 @@ def built(
     return found
 
 
-def same(a: ProjectionMap, b: ProjectionMap) -> bool:
+def equal_maps(a: ProjectionMap, b: ProjectionMap) -> bool:
     return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
 
 

@@ -16,7 +16,7 @@ from xtok.tokenizers import Tokenizer
 Row = dict[int, float]
 
 
-def rows_of(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
+def rows_of_map(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
     """Return the non-empty rows as lists of (teacher id, weight) in the map's order."""
     rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for s, t, w in zip(*(array.tolist() for array in projection.edges), strict=True):

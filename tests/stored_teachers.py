@@ -16,6 +16,10 @@ import small_tokenizers
 from xtok.teachers.formats.distillkit import config_for
 from xtok.tokenizers import Tokenizer
 
+CHAT = [
+    {"role": "user", "content": "How many steps did it take?"},
+    {"role": "assistant", "content": "There were 201 of them in 2012."},
+]
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 Row = dict[str, Any]
 
@@ -36,7 +40,7 @@ def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row
     return {"input_ids": list(ids), "topk_ids": topk_ids, "topk_logprobs": topk_logprobs}
 
 
-def rows_of(
+def teacher_rows(
     tokenizer: Tokenizer, texts: Sequence[str], k: int = 8, *, with_text: bool = False
 ) -> list[Row]:
     """Return neutral rows of texts, each with an id."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_maps import same
+from make_maps import equal_maps
 from make_tokenizers import byte_ranks
 
 import xtok
@@ -50,12 +50,12 @@ def test_doctor_takes_one_model_or_two(small: Path) -> None:
 
 def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> None:
     for source in (path, Path(path)):
-        assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
-        assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
+        assert equal_maps(xtok.reapply_exact(source), xtok.reapply_exact(projection))
+        assert equal_maps(xtok.sort_cut(source), xtok.sort_cut(projection))
     pair = xtok.pair("bytes", "bytes")
     extended = xtok.multitoken(pair, initial=build(pair))
     xtok.build("bytes", "bytes").save(path)
-    assert same(xtok.multitoken(pair, initial=path), extended)
+    assert equal_maps(xtok.multitoken(pair, initial=path), extended)
 
 
 def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
@@ -75,7 +75,7 @@ def test_convert_takes_a_map_or_a_path(
 ) -> None:
     for source in (path, Path(path), projection):
         assert xtok.convert(source, tmp_path / "out.pt") == tmp_path / "out.pt"
-        assert same(ProjectionMap.load(tmp_path / "out.pt"), projection)
+        assert equal_maps(ProjectionMap.load(tmp_path / "out.pt"), projection)
     with pytest.raises(TypeError, match="preserve_last"):
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
 
@@ -116,8 +116,8 @@ def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abc")
     maps = [xtok.build("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
-    assert same(maps[0], maps[1])
-    assert same(maps[0], maps[2])
+    assert equal_maps(maps[0], maps[1])
+    assert equal_maps(maps[0], maps[2])
 
 
 def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:

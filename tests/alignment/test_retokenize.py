@@ -24,7 +24,7 @@ from xtok.training.collator import prepare
 TEXT = "The keeper lit 201 lamps — día tras día, 灯台.\n\n\tEnd  "
 
 
-def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
     return b"".join(tokenizer.table[i] for i in ids)
 
 
@@ -42,14 +42,14 @@ def test_the_bytes_stay(sides: tuple[str, str], tokenizers: Tokenizers) -> None:
     for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
         [ids] = retokenize([ours.segment(cut)])
         assert ids == theirs.segment(cut)
-        assert spelled(theirs, ids) == cut
+        assert bytes_of(theirs, ids) == cut
 
 
 @given(data=st.data())
 def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
     [theirs] = Retokenizer(xtok.pair(digits, sentencepiece))([ids])
-    assert spelled(sentencepiece, theirs) == spelled(digits, ids)
+    assert bytes_of(sentencepiece, theirs) == bytes_of(digits, ids)
 
 
 def test_rows_may_be_arrays(digits: Tokenizer, byte_level: Tokenizer) -> None:
@@ -69,7 +69,7 @@ def test_white_space_beside_an_added_token_that_takes_it(
     assert not teacher.keeps_text
     assert [name for name, _ in teacher.text_changes] == ["added tokens"]
     [ids] = Retokenizer(xtok.pair(digits, teacher))([digits.segment(b"a</x> b")])
-    assert spelled(teacher, ids) == b"a</x> b"
+    assert bytes_of(teacher, ids) == b"a</x> b"
 
 
 def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
@@ -117,7 +117,9 @@ def test_a_teacher_that_normalizes_reads_what_its_library_reads(
 # Batches of the student's ids
 
 
-def rows_of(tokenizer: Tokenizer, *rows: tuple[str, str], side: str) -> tuple[torch.Tensor, ...]:
+def padded_rows(
+    tokenizer: Tokenizer, *rows: tuple[str, str], side: str
+) -> tuple[torch.Tensor, ...]:
     """Return ids, mask and labels of prompts and completions that end with eos."""
     [pad], [eos] = tokenizer.table.roles["pad"], tokenizer.table.roles["eos"][:1]
     ids, mask, labels = [], [], []
@@ -140,7 +142,7 @@ def test_every_token_of_a_completion_has_a_chunk(
     digits: Tokenizer, sentencepiece: Tokenizer, side: str
 ) -> None:
     collator = DistillationCollator(digits, sentencepiece)
-    ids, mask, labels = rows_of(digits, *PAIRS, side=side)
+    ids, mask, labels = padded_rows(digits, *PAIRS, side=side)
     batch = collator.from_student_ids(ids, mask, labels)
     [theirs] = batch["teachers"]
     assert batch["input_ids"] is ids
@@ -181,7 +183,7 @@ def test_what_stands_for_nothing_has_no_chunk(byte_level: Tokenizer, digits: Tok
 
 
 def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    ids, mask, labels = rows_of(digits, *PAIRS, side="left")
+    ids, mask, labels = padded_rows(digits, *PAIRS, side="left")
     collator = DistillationCollator(digits, byte_level, max_length=8)
     [side] = collator.from_student_ids(ids, mask, labels)["teachers"]
     assert side["input_ids"].shape == (2, 8)
@@ -199,8 +201,8 @@ def test_what_a_teacher_changes_and_is_cut_has_no_chunk(
         )["teachers"][0]
         for end in (None, -1 + len(composing.segment(b"lamps fi")))
     )
-    assert spelled(composing, whole["input_ids"][0].tolist()) == b"lamps fi"
-    assert spelled(composing, cut["input_ids"][0].tolist()) == b"lamps f"
+    assert bytes_of(composing, whole["input_ids"][0].tolist()) == b"lamps fi"
+    assert bytes_of(composing, cut["input_ids"][0].tolist()) == b"lamps f"
     assert whole["alignment"].pair_is_correct[0].tolist()[-1] is False
     assert int(cut["alignment"].num_chunks) == int(whole["alignment"].num_chunks) - 1
     assert bool(cut["alignment"].pair_is_correct.all())
@@ -225,7 +227,7 @@ def test_turns_are_aligned_each_alone(digits: Tokenizer, composing: Tokenizer) -
 
 def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level)
-    ids, mask, labels = rows_of(digits, *PAIRS, side="left")
+    ids, mask, labels = padded_rows(digits, *PAIRS, side="left")
     for args in ((ids[0], mask, labels), (ids, mask[:1], labels)):
         with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
             collator.from_student_ids(*args)

@@ -57,7 +57,7 @@ def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
 
 
 def weight(projection: ProjectionMap, s: int, t: int) -> float:
-    return dict(naive.rows_of(projection)[s]).get(t, 0.0)
+    return dict(naive.rows_of_map(projection)[s]).get(t, 0.0)
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
@@ -91,13 +91,13 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
     found = made(pair, [path], counting(top_k=3), base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
-    weights = Counter({t: 4 * w for t, w in naive.rows_of(base)[two]})
+    weights = Counter({t: 4 * w for t, w in naive.rows_of_map(base)[two]})
     for name in (b"201", b"20", b"20"):
         weights[token(pair.tokenizers[1], name)] += 1
     expected = naive.heaviest(naive.normalized(dict(weights)), 3)
-    assert dict(naive.rows_of(found)[two]) == pytest.approx(expected, abs=1e-7)
-    cut = naive.heaviest(dict(naive.rows_of(base)[e]), 3)
-    assert dict(naive.rows_of(found)[e]) == pytest.approx(cut, abs=1e-7)
+    assert dict(naive.rows_of_map(found)[two]) == pytest.approx(expected, abs=1e-7)
+    cut = naive.heaviest(dict(naive.rows_of_map(base)[e]), 3)
+    assert dict(naive.rows_of_map(found)[e]) == pytest.approx(cut, abs=1e-7)
     assert (found.row_kind[two], found.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
     assert found.top_k == 3
     last = found.history[-1]
@@ -123,8 +123,8 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
     loose = made(pair, [corpus], counting(), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
-    assert len(naive.rows_of(loose)[s]) > 1
-    assert naive.rows_of(exact)[s] == [(t, 1.0)]
+    assert len(naive.rows_of_map(loose)[s]) > 1
+    assert naive.rows_of_map(exact)[s] == [(t, 1.0)]
     assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
@@ -177,8 +177,8 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     assert config.target == ("both" if loss == "p-kl" else "start")
     found = build(pair, config=config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
-    assert all(naive.rows_of(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
-    assert max(len(row) for row in naive.rows_of(found).values()) <= 8
+    assert all(naive.rows_of_map(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
+    assert max(len(row) for row in naive.rows_of_map(found).values()) <= 8
     assert not found.enable_scale_trick
 
 

@@ -19,7 +19,7 @@ from checks import fails, works
 from command_lines import two_files
 from conftest import ROOT, Cli
 from forked import Forks
-from make_maps import same
+from make_maps import equal_maps
 from make_tokenizers import byte_ranks
 
 import xtok
@@ -173,7 +173,7 @@ def test_a_builder_that_is_stopped_is_not_waited_for_without_end(askers: Askers)
     options: Any = {"path": askers.path, "timeout": 1, "note": notes.append}
     try:
         found = xtok.get_map(askers.model, askers.model, **options)
-        assert same(ProjectionMap.load(askers.path), found)
+        assert equal_maps(ProjectionMap.load(askers.path), found)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [note.split()[0] for note in notes] == ["waiting", "waited"]
@@ -221,9 +221,9 @@ def test_get_map_is_build(sides: Sides, tmp_path: Path, loss: Any, suffix: str) 
     inode = path.stat().st_ino
     kept = xtok.get_map(*sides, config, path=str(path))
     assert path.stat().st_ino == inode
-    assert same(built, expected)
-    assert same(kept, expected)
-    assert same(xtok.build(*sides, for_loss=loss), expected)
+    assert equal_maps(built, expected)
+    assert equal_maps(kept, expected)
+    assert equal_maps(xtok.build(*sides, for_loss=loss), expected)
     assert [report.stage for report in built.reports] == ["build"]
 
 
@@ -239,32 +239,37 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_map_of_the_same_options_is_no_other(
-    pair: Pair, tmp_path: Path, config: BuildConfig
+    pieces_to_digits: Pair, tmp_path: Path, config: BuildConfig
 ) -> None:
     path = tmp_path / "map.safetensors"
-    build(pair, config=config).save(path)
+    build(pieces_to_digits, config=config).save(path)
     found = ProjectionMap.load(path)
     for other in CONFIGS:
-        assert (difference(found, pair, recipe_of(other)) is None) == (other == config)
+        assert (difference(found, pieces_to_digits, recipe_of(other)) is None) == (other == config)
 
 
 @pytest.fixture(scope="module")
-def pair(sentencepiece: Tokenizer, digits: Tokenizer) -> Pair:
+def pieces_to_digits(sentencepiece: Tokenizer, digits: Tokenizer) -> Pair:
     return xtok.pair(sentencepiece, digits)
 
 
-def test_how_a_map_differs(small: Path, pair: Pair) -> None:
-    sentencepiece, digits = pair.tokenizers
-    built = build(pair)
+def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
+    sentencepiece, digits = pieces_to_digits.tokenizers
+    built = build(pieces_to_digits)
     wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
     usual, gold = BuildConfig(), BuildConfig.for_loss("gold", top_k=4)
     to_bytes, bare = xtok.pair(sentencepiece, byte), replace(built, recipe={})
     for projection, of, config, why in (
-        (built, pair, BuildConfig(top_k=8), "its top_k is 4, not 8"),
-        (built, pair, BuildConfig(exact_match=False), "its exact_match is True, not False"),
-        (built, pair, gold, "its scale_trick is True, not False"),
+        (built, pieces_to_digits, BuildConfig(top_k=8), "its top_k is 4, not 8"),
+        (
+            built,
+            pieces_to_digits,
+            BuildConfig(exact_match=False),
+            "its exact_match is True, not False",
+        ),
+        (built, pieces_to_digits, gold, "its scale_trick is True, not False"),
         (built, xtok.pair(wide, digits), usual, "its student is 1000 wide, not 2000"),
         (
             narrow,
@@ -272,16 +277,16 @@ def test_how_a_map_differs(small: Path, pair: Pair) -> None:
             usual,
             "its teacher small-digits has other tokens than small-byte-level",
         ),
-        (bare, pair, usual, "its top_k is None, not 4"),
+        (bare, pieces_to_digits, usual, "its top_k is None, not 4"),
     ):
         assert difference(projection, of, recipe_of(config)) == why
 
 
-def test_a_map_that_was_changed_has_no_recipe(pair: Pair, tmp_path: Path) -> None:
+def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: Path) -> None:
     """Nor has one of an earlier version, which is made anew."""
-    built, usual = build(pair), recipe_of(BuildConfig())
+    built, usual = build(pieces_to_digits), recipe_of(BuildConfig())
     assert built.recipe == usual
-    spelled = xtok.multitoken(pair)
+    spelled = xtok.multitoken(pieces_to_digits)
     assert xtok.sort_cut(xtok.reapply_exact(spelled)).recipe == usual
     saved = tmp_path / "saved.safetensors"
     built.save(saved)
@@ -289,26 +294,26 @@ def test_a_map_that_was_changed_has_no_recipe(pair: Pair, tmp_path: Path) -> Non
         xtok.sort_cut(built, xtok.SortCutConfig(top_k=4)),
         xtok.reapply_exact(xtok.sort_cut(spelled)),
         xtok.reapply_exact(spelled, special_tokens="off"),
-        xtok.multitoken(pair, initial=spelled),
+        xtok.multitoken(pieces_to_digits, initial=spelled),
         xtok.ProjectionModule(built, learnable=True).to_map(),
         ProjectionMap.load(saved, preserve_last=False),
     ]
     assert [one.recipe for one in others] == [None] * 6
     why = "it contains no recipe: an earlier version or another command made it"
-    assert difference(others[0], pair, usual) == why
+    assert difference(others[0], pieces_to_digits, usual) == why
 
 
-def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> None:
+def test_a_map_that_was_counted_on_other_text(pieces_to_digits: Pair, tmp_path: Path) -> None:
     text, config = tmp_path / "a.txt", BuildConfig()
     text.write_text("one two three\n" * 40)
-    initial = xtok.multitoken(pair)
-    built = build(pair, config=config, texts=[text], initial=initial)
+    initial = xtok.multitoken(pieces_to_digits)
+    built = build(pieces_to_digits, config=config, texts=[text], initial=initial)
 
     def differs(
         config: BuildConfig, initial: ProjectionMap | None, texts: Sequence[Path] = (text,)
     ) -> str | None:
-        asked = build(pair, config=config, texts=texts, initial=initial).recipe
-        return difference(built, pair, asked)
+        asked = build(pieces_to_digits, config=config, texts=texts, initial=initial).recipe
+        return difference(built, pieces_to_digits, asked)
 
     synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None
@@ -320,10 +325,10 @@ def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> Non
     assert differs(config, initial) == "it was counted on other text"
 
 
-def test_another_field_is_another_map(pair: Pair, tmp_path: Path) -> None:
+def test_another_field_is_another_map(pieces_to_digits: Pair, tmp_path: Path) -> None:
     path, text = tmp_path / "map.safetensors", tmp_path / "a.jsonl"
     text.write_text('{"a": "one two three four five", "b": "six"}\n' * 40)
-    ask = partial(xtok.get_map, *pair.tokenizers, path=path, texts=text)
+    ask = partial(xtok.get_map, *pieces_to_digits.tokenizers, path=path, texts=text)
     notes: list[str] = []
     asked = [ask(field=field, note=notes.append) for field in ("a", "b", "b")]
     sizes = [m.history[1]["counted"]["num_bytes"] for m in asked]
@@ -402,7 +407,7 @@ def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_path_a_map_is_kept_in_the_cache(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pieces_to_digits: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a warning of the losses names the call; other options or texts are another file."""
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
@@ -412,10 +417,10 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
         {"for_loss": "p-kl"}, {"for_loss": "p-kl"}, {},
         {"texts": text},
     ]  # fmt: skip
-    made = [xtok.get_map(*pair.tokenizers, **options) for options in asked]
+    made = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in asked]
     assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
     assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
-    built = [xtok.build(*pair.tokenizers, **options) for options in asked]
+    built = [xtok.build(*pieces_to_digits.tokenizers, **options) for options in asked]
     assert [*map(sha256, made)] == [*map(sha256, built)]
 
 

@@ -121,7 +121,7 @@ def test_maps_agree_with_the_plain_recipe(tokenizers: Tokenizers, sides: tuple[s
     found = multitoken(xtok.pair(student, teacher), config)
     found.check()
     expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
-    rows = naive.rows_of(found)
+    rows = naive.rows_of_map(found)
     assert rows.keys() == expected.keys()
     for s, entries in rows.items():
         assert dict(entries) == pytest.approx(expected[s], rel=1e-5)

@@ -45,7 +45,7 @@ def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pair(small: Path) -> list[str]:
+def pair_options(small: Path) -> list[str]:
     return ["-s", str(small / "small-digits"), "-t", str(small / "small.model")]
 
 
@@ -61,7 +61,7 @@ def command_of(name: str) -> Any:
 
 
 def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_path: Path) -> None:
-    line, name = ["build", *pair(small)], "small-digits_to_small_top4.safetensors"
+    line, name = ["build", *pair_options(small)], "small-digits_to_small_top4.safetensors"
     done = works(cli(*line))
     assert done.stdout == f"{name}\n"
     assert os.listdir(tmp_path) == [name]
@@ -84,7 +84,7 @@ def test_the_same_bytes_whatever_the_run_the_threads_and_the_name(
     for threads, name in (("1", "a"), ("2", "another-name")):
         env = dict.fromkeys(["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"], threads)
         env["PYTHONHASHSEED"] = threads
-        works(cli("build", *pair(small), "--output", f"{name}.pt", env=env))
+        works(cli("build", *pair_options(small), "--output", f"{name}.pt", env=env))
         files.add((tmp_path / f"{name}.pt").read_bytes())
     assert len(files) == 1
 
@@ -149,7 +149,11 @@ def test_a_map_by_nemo_configures_every_command(
     cli: Cli, small: Path, by_nemo: Path, tmp_path: Path, line: str, printed: str
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    given: dict[str, list[Any]] = {"F": [by_nemo], "P": pair(small), "T": ["--text", "text.txt"]}
+    given: dict[str, list[Any]] = {
+        "F": [by_nemo],
+        "P": pair_options(small),
+        "T": ["--text", "text.txt"],
+    }
     done = works(cli(*(part for word in line.split() for part in given.get(word, [word]))))
     assert re.search(printed, done.stdout)
     assert done.stderr == "" or not line.startswith("verify")
@@ -187,10 +191,13 @@ def test_errors_of_several_maps_name_the_one_at_fault(
     other = "the student of other.safetensors (small.model)"
     a, b = "map.safetensors", "other.safetensors"
     initial = "--initial-projection-path", b, "--text", text, "-o", tmp_path / "c.safetensors"
-    for args in (["inspect", a, "--against", b], ["evaluate", a, b, *pair(small), "--text", text]):
+    for args in (
+        ["inspect", a, "--against", b],
+        ["evaluate", a, b, *pair_options(small), "--text", text],
+    ):
         fails(cli(*args, cwd=maps), other)
-    fails(cli("build", *pair(small), *initial, cwd=maps), other)
-    wide = cli("build", *pair(small), *initial, "--student-vocab-size", "9000", cwd=maps)
+    fails(cli("build", *pair_options(small), *initial, cwd=maps), other)
+    wide = cli("build", *pair_options(small), *initial, "--student-vocab-size", "9000", cwd=maps)
     fails(wide, f"{b} is ", "--student-vocab-size")
 
 
@@ -377,7 +384,7 @@ def test_help_of_models_is_said_once(cli: Cli) -> None:
 
 def test_models_stand_behind_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The cat sat in 2012. " * 20, encoding="utf-8")
-    options, models = pair(small), pair(small)[1::2]
+    options, models = pair_options(small), pair_options(small)[1::2]
     path = maps / "map.safetensors"
     text = ["--text", "text.txt", "--json"]
     alone = works(cli("evaluate", path, *models, *text)).stdout

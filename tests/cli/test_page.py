@@ -5,34 +5,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import select
-import shutil
-import subprocess
-import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, Browser
 from checks import known, works
 from conftest import Cli, Load
 from make_maps import TINY, built, vocabulary
 from make_tokenizers import byte_ranks
-from numpy.typing import NDArray
+from page_columns import unpack, unpack_map, unpack_weights
 
 import xtok
 from xtok.cli.console import to_json
 from xtok.cli.page import pictures, render
-from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_codes
+from xtok.cli.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
 from xtok.inspection import distinct_names
@@ -250,51 +243,20 @@ def test_overlaps_are_true_to_area(shared: SharedCounts) -> None:
 
 def test_weights_have_three_digits() -> None:
     weights = [1.0, 0.5, 0.7508, 0.0751, 0.00751, 0.1, 0.9999, 0.99949, 1e-7, 3.3e-12, 2.0]
-    codes = weight_codes(np.array(weights))
-    shown = [(code % 900 + 100) / 10 ** (code // 900 + 2) for code in codes.tolist()]
     digits = [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
-    assert shown == pytest.approx(digits)
+    assert unpack_weights(weight_codes(np.array(weights))) == pytest.approx(digits)
     assert int(weight_codes(np.array([1e-45]))[0]) < 2**16
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [255], [256, 1], [70000, 2], [2**24, 2**32 - 1]])
 def test_columns_unpack_to_what_was_packed(numbers: Sequence[int]) -> None:
     column = {"a": packed(np.array(numbers, np.int64))}
-    assert numbers_of(column, "a").tolist() == list(numbers)
-
-
-def numbers_of(columns: PageColumns, name: str) -> NDArray[np.int64]:
-    """Return the numbers of a column, as `page.js` does."""
-    width, data = columns[name]
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
-    numbers = np.zeros(len(planes) // width, np.int64)
-    for place, plane in enumerate(planes.reshape(width, -1)):
-        numbers += plane.astype(np.int64) << 8 * place
-    return numbers
-
-
-def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
-    """Return the entries that a page holds, as `page.js` reads them."""
-    columns = pack(examined)
-    deltas = numbers_of(columns, "partner")
-    steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
-    partner, last = np.full(len(deltas), -1), -1
-    for i in np.flatnonzero(deltas).tolist():
-        last += 1 + int(steps[i])
-        partner[i] = last
-    sizes, own, ids, codes = (
-        numbers_of(columns, f"{name}_{number}") for name in ("sizes", "own", "ids", "weights")
-    )
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    teachers = partner[rows]
-    teachers[own == 0] = ids
-    weights = (codes % 900 + 100) / 10.0 ** (codes // 900 + 2)
-    return list(zip(rows.tolist(), teachers.tolist(), weights.tolist(), strict=True))
+    assert unpack(column, "a").tolist() == list(numbers)
 
 
 def test_the_page_holds_every_entry(measured: PageData) -> None:
     for number, m in enumerate(measured.maps):
-        students, teachers, weights = zip(*rows_of(measured, number), strict=True)
+        students, teachers, weights = zip(*unpack_map(measured, number), strict=True)
         assert [*students] == m.student_ids.tolist()
         assert [*teachers] == m.teacher_ids.tolist()
         assert [*weights] == pytest.approx(m.weights.tolist(), rel=0.005)
@@ -304,7 +266,7 @@ def test_a_long_row_has_its_heaviest_entries(byte_level: Tokenizer, digits: Toke
     m = xtok.multitoken(xtok.pair(byte_level, digits))
     examined = examine(m)
     place = np.arange(m.nnz) - np.searchsorted(m.student_ids, m.student_ids)
-    held = rows_of(examined)
+    held = unpack_map(examined)
     assert [entry[:2] for entry in held] == [
         (int(s), int(t))
         for s, t in zip(m.student_ids[place < 8], m.teacher_ids[place < 8], strict=True)
@@ -413,175 +375,7 @@ def test_a_weight_that_is_not_zero_does_not_read_so(cli: Cli, tmp_path: Path) ->
     assert sorted(re.findall(r"<?\d\.\d+", printed)) == sorted(shown)
 
 
-# In a browser: a headless Chromium over its DevTools pipe, with nothing but the standard library
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
-_PATIENCE = 120.0
-
-
-class Browser:
-    """One tab: what it logs, what it asks the network for, and what scripts in it return.
-
-    Attributes:
-        messages: console messages and errors, those of the security policy included.
-        requests: the addresses that pages asked for, their own included.
-    """
-
-    def __init__(self, profile: Path) -> None:
-        reads, writes = os.pipe(), os.pipe()
-        # Chromium reads commands from descriptor 3 and writes to 4, ends with a zero byte each.
-        self._process = subprocess.Popen(
-            [
-                "bash",
-                "-c",
-                f'exec "$@" 3<&{reads[0]} 4>&{writes[1]}',
-                "bash",
-                str(CHROMIUM),
-                *_FLAGS,
-                f"--user-data-dir={profile}",
-                "about:blank",
-            ],
-            pass_fds=(reads[0], writes[1]),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(reads[0])
-        os.close(writes[1])
-        self._out, self._in = reads[1], writes[0]
-        self._buffer, self._number = b"", 0
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        [target, *_] = self._pages()
-        attached = self._send("Target.attachToTarget", session=None, targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._send(f"{domain}.enable")
-        self._send("Emulation.setFocusEmulationEnabled", enabled=True)
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self._process.wait(_PATIENCE)
-        os.close(self._out)
-        os.close(self._in)
-
-    def open(self, path: Path, fragment: str = "") -> None:
-        """Load a file, and wait until its search is ready."""
-        self._send("Page.navigate", url="about:blank")
-        self.messages.clear()
-        self.requests.clear()
-        self._send("Page.navigate", url=path.as_uri() + fragment)
-        self.wait("document.readyState === 'complete'")
-        self.wait("!document.getElementById('data') || document.documentElement.dataset.ready")
-
-    def run(self, script: str) -> Any:
-        """Return the value of an expression in the page."""
-        result = self._send("Runtime.evaluate", expression=script, returnByValue=True)
-        if "exceptionDetails" in result:
-            raise ValueError(result["exceptionDetails"]["exception"]["description"])
-        return result["result"].get("value")
-
-    def wait(self, script: str) -> None:
-        """Wait until an expression is true."""
-        end = time.monotonic() + _PATIENCE
-        while not self.run(script):
-            if time.monotonic() > end:
-                raise TimeoutError(script)
-            time.sleep(0.02)
-
-    def press(self, key: str) -> None:
-        """Press a key such as Tab or Enter."""
-        text = {"text": "\r"} if key == "Enter" else {}
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27}
-        for kind in ("keyDown", "keyUp"):
-            shared: dict[str, Any] = {"key": key, "code": key}
-            shared |= {"windowsVirtualKeyCode": codes[key], **text}
-            self._send("Input.dispatchKeyEvent", type=kind, **shared)
-
-    def type(self, text: str) -> None:
-        """Type text where the focus is."""
-        self._send("Input.insertText", text=text)
-
-    def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """Show the page in a window of this width."""
-        self._send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._send("Emulation.setEmulatedMedia", features=[scheme])
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Save what is seen, or the whole page, as a PNG file."""
-        shot = self._send("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def print_pdf(self, path: Path) -> None:
-        """Save the page as it is printed."""
-        pdf = self._send("Page.printToPDF", printBackground=True)
-        path.write_bytes(base64.b64decode(pdf["data"]))
-
-    def _pages(self) -> list[str]:
-        found = self._send("Target.getTargets", session=None)["targetInfos"]
-        return [target["targetId"] for target in found if target["type"] == "page"]
-
-    def _send(self, method: str, session: str | None = "", **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if session is not None:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise ValueError(f"{method}: {answer['error']['message']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._note(answer)
-
-    def _receive(self) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], _PATIENCE)
-            block = os.read(self._in, 1 << 20) if ready else b""
-            if not block:
-                raise TimeoutError("the browser does not answer")
-            self._buffer += block
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
-
-    def _note(self, event: dict[str, Any]) -> None:
-        about = event.get("params", {})
-        if event["method"] == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
-        elif event["method"] == "Log.entryAdded":
-            self.messages.append(about["entry"]["text"])
-        elif event["method"] == "Runtime.exceptionThrown":
-            self.messages.append(about["exceptionDetails"]["text"])
-        elif event["method"] == "Runtime.consoleAPICalled":
-            self.messages.append(str([one.get("value") for one in about["args"]]))
+# In a browser
 
 
 @pytest.fixture(scope="session")
@@ -661,6 +455,8 @@ def test_every_row_and_column_of_the_page_is_the_map(
     assert held == [
         [(e.teacher_id, e.is_slot) for e in projection[i].entries] for i in range(len(rows))
     ]
+    weights = [e["weight"] for row in rows for e in row]
+    assert weights == pytest.approx(projection.weights.tolist(), rel=0.005)
     names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
     table = known(projection.teacher.table)
     expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]

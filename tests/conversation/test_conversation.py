@@ -74,7 +74,9 @@ def contents(conversation: Conversation) -> list[str | None]:
     ]
 
 
-def check(conversation: Conversation, messages: list[dict[str, Any]], tokenizer: Tokenizer) -> None:
+def check_spans(
+    conversation: Conversation, messages: list[dict[str, Any]], tokenizer: Tokenizer
+) -> None:
     """What holds of every conversation."""
     data = conversation.text.encode()
     tokens, names = tokenizer.table.tokens(), tokenizer.table.control_names
@@ -126,7 +128,7 @@ PROMPT_IN_THE_LOOP = """\
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_generation_prompt_is_nobodys(byte_level: Tokenizer, template: str, asked: bool) -> None:
     found = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
-    check(found, CHAT, byte_level)
+    check_spans(found, CHAT, byte_level)
     assert found.text.endswith("<|im_start|>assistant\n") == asked
     assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
     last = known(found.message_spans[-1].whole)
@@ -248,7 +250,7 @@ def test_a_template_does_not_know_the_eos_of_the_generation_config(
 def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer = request.getfixturevalue(kind)
     found = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
-    check(found, CHAT, tokenizer)
+    check_spans(found, CHAT, tokenizer)
     assert len(targets(found)) == 2
 
 
@@ -322,7 +324,7 @@ def test_every_format_is_tested() -> None:
 def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
         found = render(sentencepiece, CHAT, template=name)
-        check(found, CHAT, sentencepiece)
+        check_spans(found, CHAT, sentencepiece)
         assert contents(found) == [m["content"] for m in CHAT]
         assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
@@ -615,7 +617,7 @@ GENERATES = """\
 
 def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
     found = render(byte_level, CHAT, template=GENERATES)
-    check(found, CHAT, byte_level)
+    check_spans(found, CHAT, byte_level)
     assert targets(found) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
 
 
@@ -748,7 +750,7 @@ def test_real_templates(name: str, family: Family) -> None:
                 render(tokenizer, chat)
             continue
         assert found.ids.tolist() == expected
-        check(found, chat, tokenizer)
+        check_spans(found, chat, tokenizer)
         for message, span in zip(chat, found.message_spans, strict=True):
             if isinstance(message["content"], str) and message["content"] in found.text:
                 assert message["content"] == "" or span.content is not None

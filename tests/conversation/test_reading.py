@@ -216,11 +216,11 @@ def test_whatever_is_said_is_read_back_or_none(qwen: Tokenizer, data: st.DataObj
                        add_generation_prompt=found.add_generation_prompt)  # fmt: skip
         own, of_again = (
             [(i, flag) for token, flag in zip(chat.ids.tolist(), chat.assistant_mask, strict=True)
-             for i in spelled(qwen, token)]
+             for i in byte_ids(qwen, token)]
             for chat in (found.conversation, again)
         )  # fmt: skip
         assert own == of_again[: len(own)]
-    single = [i for token in cut.tolist() for i in spelled(qwen, token)]
+    single = [i for token in cut.tolist() for i in byte_ids(qwen, token)]
     other = read_back(qwen, single)
     assert (other is None) == (found is None)
     if found is not None and other is not None:
@@ -229,7 +229,7 @@ def test_whatever_is_said_is_read_back_or_none(qwen: Tokenizer, data: st.DataObj
         assert other.conversation.bounds[-1] == found.conversation.bounds[-1]
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> list[int]:
+def byte_ids(tokenizer: Tokenizer, token: int) -> list[int]:
     """A token as tokens of one byte each."""
     known = tokenizer.table.canonical_ids()
     data = tokenizer.table[token]
@@ -238,7 +238,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> list[int]:
 
 def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer) -> None:
     ids = render(qwen, [ASK, ANSWER]).ids.tolist()
-    single = [i for token in ids for i in spelled(qwen, token)]
+    single = [i for token in ids for i in byte_ids(qwen, token)]
     chat = known(read_back(qwen, single)).conversation
     data = chat.text.encode()
     written = [data[chat.bounds[i] : chat.bounds[i + 1]]

@@ -97,7 +97,7 @@ CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments":
 CALLING = {"role": "assistant", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "name": "add", "content": "7", "tool_call_id": "c1"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CHAT = {"messages": [ASK, SEVEN]}
+CHAT_ROW = {"messages": [ASK, SEVEN]}
 TEXTS = ["a", " a\n", "é", "🌊", "a\u2028b", "\ufeffa", "{}", "null", "a\0b", "\r\n", "x" * 5000]
 
 ROWS: list[Any] = [
@@ -110,14 +110,15 @@ ROWS: list[Any] = [
     {"messages": [ASK, {**SEVEN, "weight": 0}]},
     {"messages": [ASK, {**SEVEN, "reasoning_content": "3 and 4"}]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
-    {**CHAT, "tools": [TOOL]}, {**CHAT, "tools": json.dumps([TOOL])}, {**CHAT, "tools": None},
-    {**CHAT, "system": "Be brief."}, {**CHAT, "system": " "}, {**CHAT, "system": None},
-    {**CHAT, "documents": [{"title": "t", "text": "d"}]},
-    {**CHAT, "chat_template_kwargs": {"enable_thinking": True}},
-    {**CHAT, "chat_template_kwargs": '{"date": "x"}'},
-    {**CHAT, "teacher_messages": [SEVEN]}, {**CHAT, "teacher_messages": "[]"},
-    {**CHAT, "text": None}, {**CHAT, "id": 7, "source": "x"}, {**CHAT, "mood": [1, 2]},
-    {**CHAT, "score": 1.5}, {**CHAT, "ok": True}, {**CHAT, "role": "x"},
+    {**CHAT_ROW, "tools": [TOOL]}, {**CHAT_ROW, "tools": json.dumps([TOOL])},
+    {**CHAT_ROW, "tools": None},
+    {**CHAT_ROW, "system": "Be brief."}, {**CHAT_ROW, "system": " "}, {**CHAT_ROW, "system": None},
+    {**CHAT_ROW, "documents": [{"title": "t", "text": "d"}]},
+    {**CHAT_ROW, "chat_template_kwargs": {"enable_thinking": True}},
+    {**CHAT_ROW, "chat_template_kwargs": '{"date": "x"}'},
+    {**CHAT_ROW, "teacher_messages": [SEVEN]}, {**CHAT_ROW, "teacher_messages": "[]"},
+    {**CHAT_ROW, "text": None}, {**CHAT_ROW, "id": 7, "source": "x"}, {**CHAT_ROW, "mood": [1, 2]},
+    {**CHAT_ROW, "score": 1.5}, {**CHAT_ROW, "ok": True}, {**CHAT_ROW, "role": "x"},
 ]  # fmt: skip
 
 
@@ -148,8 +149,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"messages": []}, "the list of messages is empty"),
     ({"messages": 3}, "the value of 'messages' is not a list"),
     ({"messages": "x"}, "the value of 'messages': not JSON"),
-    ({**CHAT, "tools": 3}, "the value of 'tools' is not a list"),
-    ({**CHAT, "system": ["x"]}, "the value of 'system' is not a text"),
+    ({**CHAT_ROW, "tools": 3}, "the value of 'tools' is not a list"),
+    ({**CHAT_ROW, "system": ["x"]}, "the value of 'system' is not a text"),
 ]
 
 
@@ -167,7 +168,7 @@ def test_an_error_names_the_row_in_every_container(
 @pytest.mark.filterwarnings("ignore:bytes")
 def test_texts_and_conversations_in_one_file(tmp_path: Path) -> None:
     """As `datasets` and pyarrow read them: each row has both fields, one of them null."""
-    rows: list[dict[str, Any]] = [{"text": "Two boats."}, CHAT]
+    rows: list[dict[str, Any]] = [{"text": "Two boats."}, CHAT_ROW]
     collator = xtok.DistillationCollator(
         "bytes", "bytes", student_template="plain", teacher_templates=["plain"]
     )
@@ -176,7 +177,7 @@ def test_texts_and_conversations_in_one_file(tmp_path: Path) -> None:
         samples = [sample for _, sample in read_samples(write(tmp_path, rows))]
         assert collator(samples)["labels"].tolist() == expected
     assert (
-        collator([{"messages": None, **rows[0]}, {"text": None, **CHAT}])["labels"].tolist()
+        collator([{"messages": None, **rows[0]}, {"text": None, **CHAT_ROW}])["labels"].tolist()
         == expected
     )
 

@@ -11,6 +11,7 @@ from string import ascii_lowercase
 
 import pytest
 import small_tokenizers
+from chat_families import CHAT
 from checks import fits_80_columns, known, works
 from conftest import REAL, Cli, Load
 from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
@@ -299,12 +300,6 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
         f"{known(found.advice).sentence} {WHEN_TO_DISTIL}"
     )
-
-
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps."},
-]
 
 
 def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:

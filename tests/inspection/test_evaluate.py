@@ -15,7 +15,7 @@ import pytest
 from checks import fails, fits_80_columns, known, printed_json, works
 from conftest import ROOT, Cli, Load
 from make_tokenizers import byte_ranks
-from naive import rows_of
+from naive import rows_of_map
 
 import xtok
 from xtok.building.build import build
@@ -55,13 +55,13 @@ def write_texts(path: Path, documents: Sequence[tuple[str, str]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def counted_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [(text, "py" if "def" in text else "en") for text in TEXTS * 3]
     return write_texts(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", documents)
 
 
 @pytest.fixture(scope="module")
-def maps(pair: Pair, corpus: Path) -> Maps:
+def maps(pair: Pair, counted_corpus: Path) -> Maps:
     """Maps of spelling, and maps counted on the corpus: smoothed, and hardly smoothed."""
     whole = multitoken(pair, MultitokenConfig(scale_trick=False))
     recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
@@ -70,7 +70,7 @@ def maps(pair: Pair, corpus: Path) -> Maps:
         config = BuildConfig(top_k=top_k, exact_match=False, target=target)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("xtok.building.counted.choose_alpha", lambda *_: alpha)
-            return build(*pair.tokenizers, config, texts=corpus, initial=recipe)
+            return build(*pair.tokenizers, config, texts=counted_corpus, initial=recipe)
 
     return {
         "plain": build(*pair.tokenizers, BuildConfig(top_k=4)),
@@ -83,9 +83,9 @@ def maps(pair: Pair, corpus: Path) -> Maps:
 
 
 @pytest.fixture(scope="module")
-def text(pair: Pair, corpus: Path) -> PairText:
-    lines = corpus.read_text().splitlines(keepends=True)
-    paths = [corpus.with_name(f"{lang}.jsonl") for lang in ("en", "py")]
+def text(pair: Pair, counted_corpus: Path) -> PairText:
+    lines = counted_corpus.read_text().splitlines(keepends=True)
+    paths = [counted_corpus.with_name(f"{lang}.jsonl") for lang in ("en", "py")]
     for path in paths:
         path.write_text("".join(line for line in lines if f'"{path.stem}"' in line))
     return PairText.read(pair, paths, PER_DOCUMENT)
@@ -131,7 +131,7 @@ def test_measures_are_those_of_their_definition(
         for place in ours.keys() & theirs.keys():
             counts[ours[place], theirs[place]] += 1
     one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
-    rows, total = rows_of(maps["plain"]), sum(counts.values())
+    rows, total = rows_of_map(maps["plain"]), sum(counts.values())
     assert (one.starts, one.documents) == (total, 12)
     assert one.at_starts.cross_entropy.value == pytest.approx(
         mean_loss(rows, counts, width), abs=1e-9
@@ -146,7 +146,7 @@ def test_measures_are_those_of_their_definition(
         mass = -sum(n for n, _ in heaviest)
         best[s] = [(t, -n / mass) for n, t in heaviest]
     assert one.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
-    recipe = mean_loss(rows_of(maps["recipe"]), counts, width)
+    recipe = mean_loss(rows_of_map(maps["recipe"]), counts, width)
     assert one.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
     assert two.at_starts.closed == 0
@@ -161,7 +161,7 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
     (tmp_path / "a.txt").write_text(text)
     [measures] = evaluate(pair, maps["recipe"], tmp_path / "a.txt").measures
     s, t = (starts(side, text) for side in pair.tokenizers)
-    rows, width = rows_of(maps["recipe"]), maps["recipe"].shape[1]
+    rows, width = rows_of_map(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
     for a, b in pairwise([*sorted(s.keys() & t.keys()), len(text)]):
         own = [i for place, i in s.items() if a <= place < b]
@@ -253,16 +253,16 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text
 
 
 def test_maps_that_a_text_cannot_tell_apart(
-    pair: Pair, maps: Maps, corpus: Path, tmp_path: Path
+    pair: Pair, maps: Maps, counted_corpus: Path, tmp_path: Path
 ) -> None:
     recipe = maps["recipe"]
-    result = evaluate(pair, [recipe] * 2, corpus, names=["a", "a"], for_loss="gold")
+    result = evaluate(pair, [recipe] * 2, counted_corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
     assert "no difference between a and a (2)" in known(result.ranking).verdict
     (tmp_path / "a.txt").write_text(TEXTS[0])  # one document
     result = evaluate(pair, [recipe] * 2, tmp_path / "a.txt", names=["a", "a"], for_loss="gold")
     assert "no difference between a and a (2)" in known(result.ranking).verdict
-    measured = {"a": recipe}, pair, PairText.read(pair, corpus, PER_DOCUMENT)
+    measured = {"a": recipe}, pair, PairText.read(pair, counted_corpus, PER_DOCUMENT)
     assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
         evaluation_of(*measured, for_loss="kl")  # type: ignore[arg-type]
@@ -272,10 +272,10 @@ def test_maps_that_a_text_cannot_tell_apart(
 
 
 def test_a_map_measured_on_its_own_text_is_noted(
-    pair: Pair, maps: Maps, corpus: Path, tmp_path: Path
+    pair: Pair, maps: Maps, counted_corpus: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "copy.jsonl").write_bytes(corpus.read_bytes())
-    (tmp_path / "other.jsonl").write_text(corpus.read_text().replace("cat", "cow"))
+    (tmp_path / "copy.jsonl").write_bytes(counted_corpus.read_bytes())
+    (tmp_path / "other.jsonl").write_text(counted_corpus.read_text().replace("cat", "cow"))
     own = [maps["starts"], maps["recipe"]]
     [little], (mine, again) = (
         evaluate(pair, own, tmp_path / name, names=["counted", "recipe"]).notes
@@ -305,9 +305,9 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     assert found.measures[0].at_starts.cross_entropy.low is None
 
 
-def test_mistakes_of_a_caller(pair: Pair, corpus: Path) -> None:
+def test_mistakes_of_a_caller(pair: Pair, counted_corpus: Path) -> None:
     with pytest.raises(ValueError, match="no map"):
-        evaluate(pair, [], corpus)
+        evaluate(pair, [], counted_corpus)
 
 
 def test_small_and_large_figures_are_not_rounded_away(
@@ -328,12 +328,12 @@ def test_small_and_large_figures_are_not_rounded_away(
 
 
 def test_evaluate_on_the_command_line(
-    cli: Cli, pair: Pair, small: Path, maps: Maps, corpus: Path, tmp_path: Path
+    cli: Cli, pair: Pair, small: Path, maps: Maps, counted_corpus: Path, tmp_path: Path
 ) -> None:
     maps["recipe"].save(tmp_path / "a.safetensors")
     build(*pair.tokenizers, BuildConfig.for_loss("p-kl")).save(tmp_path / "b.safetensors")
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
-    line = ["evaluate", "a.safetensors", *models, "--text", corpus]
+    line = ["evaluate", "a.safetensors", *models, "--text", counted_corpus]
     ranked = works(cli(*line[:2], "b.safetensors", *line[2:], "--for", "p-kl"))
     *lines, _, last = ranked.stdout.splitlines()
     assert last.startswith("For P-KL, b.safetensors is better: ")

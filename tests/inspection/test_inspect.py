@@ -12,7 +12,7 @@ import torch
 from checks import error_of, fails, fits_80_columns, known, printed_json, works
 from conftest import Cli
 from make_tokenizers import byte_ranks
-from naive import rows_of
+from naive import rows_of_map
 
 import xtok
 from xtok.building.counting.pair_text import PairText
@@ -23,14 +23,15 @@ from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
 from xtok.inspection.inspect import InspectConfig
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import Tokenizer, pairs
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
-Pair = tuple[Tokenizer, Tokenizer]
+Sides = tuple[Tokenizer, Tokenizer]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def numbers_pair(tmp_path_factory: pytest.TempPathFactory) -> Sides:
     folder = tmp_path_factory.mktemp("pair")
     student = byte_ranks(folder / "student.tiktoken", "20", "201", "ab", " ,", "\x1b[31m", "Ж")
     teacher = byte_ranks(folder / "teacher.tiktoken", "ab", "abc", "Ж", "Я", width=262, digits=1)
@@ -38,8 +39,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def projection(pair: Pair) -> ProjectionMap:
-    return xtok.build(*pair, BuildConfig(canonicalization="relaxed"))
+def projection(numbers_pair: Sides) -> ProjectionMap:
+    return xtok.build(*numbers_pair, BuildConfig(canonicalization="relaxed"))
 
 
 @pytest.fixture
@@ -48,16 +49,16 @@ def saved(projection: ProjectionMap, tmp_path: Path) -> str:
     return "m.safetensors"
 
 
-def explained(projection: ProjectionMap, token: int, pair: Pair | None = None) -> ExplainedRow:
-    [row] = explain(projection, token, pair=None if pair is None else xtok.pair(*pair)).rows
+def explained(projection: ProjectionMap, token: int, sides: Sides | None = None) -> ExplainedRow:
+    [row] = explain(projection, token, pair=None if sides is None else xtok.pair(*sides)).rows
     return row
 
 
 # Classes
 
 
-def test_classes_of_a_map(projection: ProjectionMap, pair: Pair) -> None:
-    classes = known(coverage_by_class(projection, xtok.pair(*pair)))
+def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> None:
+    classes = known(coverage_by_class(projection, xtok.pair(*numbers_pair)))
     by_name = {one.token_class: one for one in classes}
     assert by_name["digits_1"] == ClassCoverage(
         token_class="digits_1", label="1 digit", rows=10, shared=10, exact=10, empty=0,
@@ -84,8 +85,8 @@ def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
 # Why rows are as they are
 
 
-def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
-    row = explained(projection, 257, pair)
+def test_a_row_of_pieces(projection: ProjectionMap, numbers_pair: Sides) -> None:
+    row = explained(projection, 257, numbers_pair)
     assert (row.token, row.bytes, row.type, row.token_class, row.kind) == (
         "201", "32 30 31", "normal", "3 digits", "pieces"
     )  # fmt: skip
@@ -96,20 +97,22 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
     ]  # fmt: skip
 
 
-def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
+def test_exact_and_relaxed_rows(projection: ProjectionMap, numbers_pair: Sides) -> None:
     """Without models there are no pieces."""
-    row = explained(projection, 258, pair)
+    row = explained(projection, 258, numbers_pair)
     assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
     relaxed = explained(projection, 259)
     assert (relaxed.kind, relaxed.pieces) == ("relaxed", None)
     assert relaxed.entries[0].relation == "the same relaxed form"
-    soft = explained(xtok.build(*pair, BuildConfig(exact_match=False, scale_trick=False)), 258)
+    soft = explained(
+        xtok.build(*numbers_pair, BuildConfig(exact_match=False, scale_trick=False)), 258
+    )
     assert soft.why == "teacher id 256 has the same bytes, but the row is not exact"
     assert [e.relation for e in soft.entries] == ["the same bytes", "longer, begins with it"]
 
 
-def test_a_counted_row(pair: Pair) -> None:
-    row = explained(xtok.build(*pair, for_loss="p-kl"), 257, pair)
+def test_a_counted_row(numbers_pair: Sides) -> None:
+    row = explained(xtok.build(*numbers_pair, for_loss="p-kl"), 257, numbers_pair)
     assert (row.kind, row.why) == ("counted", "counted on text or synthetic text")
     assert [(e.token, round(e.weight or 0, 3)) for e in row.entries] == [
         ("2", 0.667), ("0", 0.167), ("1", 0.167)
@@ -230,7 +233,7 @@ def text(tmp_path: Path) -> Path:
 
 def test_how_far_rows_are_apart(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
     comparison = compare(recipe, heaviest)
-    ours, theirs = rows_of(recipe), rows_of(heaviest)
+    ours, theirs = rows_of_map(recipe), rows_of_map(heaviest)
     distances = {}
     for s in ours.keys() | theirs.keys():
         a, b = dict(ours.get(s, [])), dict(theirs.get(s, []))
@@ -265,7 +268,7 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
 def test_the_distance_is_weighted_by_text(
     byte_level: Tokenizer, recipe: ProjectionMap, heaviest: ProjectionMap, text: Path
 ) -> None:
-    pair = pairs.Pair(byte_level.vocabulary, recipe.teacher, byte_level)
+    pair = Pair(byte_level.vocabulary, recipe.teacher, byte_level)
     [counts] = PairText.read(pair, [text, text]).tokens
     [ids] = byte_level.library_ids([text.read_text()])
     assert counts.tolist() == [ids.count(i) for i in range(len(byte_level.table))]
@@ -300,11 +303,11 @@ def test_two_maps_on_the_command_line(
 
 
 def test_inspect_shows_with_what_a_token_shares_its_event(
-    cli: Cli, pair: Pair, tmp_path: Path
+    cli: Cli, numbers_pair: Sides, tmp_path: Path
 ) -> None:
-    events = xtok.events(*pair)
+    events = xtok.events(*numbers_pair)
     events.save(tmp_path / "e.safetensors")
-    table, columns = pair[0].table, pair[1].table
+    table, columns = numbers_pair[0].table, numbers_pair[1].table
     line = "inspect", "e.safetensors"
     overview, shown = (works(cli(*line, *words)).stdout for words in ([], ["201", "--id", "7"]))
     assert f"{events.num_events:,}" in overview
@@ -335,8 +338,10 @@ def test_inspect_shows_with_what_a_token_shares_its_event(
     assert f"'201' #{table.ids_of('201')[0]}" in one
 
 
-def test_inspect_shows_how_a_token_is_spelled(cli: Cli, pair: Pair, tmp_path: Path) -> None:
-    spellings = xtok.spellings(*pair)
+def test_inspect_shows_how_a_token_is_spelled(
+    cli: Cli, numbers_pair: Sides, tmp_path: Path
+) -> None:
+    spellings = xtok.spellings(*numbers_pair)
     spellings.save(tmp_path / "s.safetensors")
     line = "inspect", "s.safetensors", "201", "--id", "97"
     tokens = printed_json(cli(*line, "--json"))["rows"]

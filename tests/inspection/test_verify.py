@@ -22,19 +22,19 @@ from xtok.inspection.verify import Verification, verify
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
-Pair = tuple[Tokenizer, Tokenizer]
+Sides = tuple[Tokenizer, Tokenizer]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def numbers_pair(tmp_path_factory: pytest.TempPathFactory) -> Sides:
     folder = tmp_path_factory.mktemp("pair")
     student = byte_ranks(folder / "student.tiktoken", "201", "ab")
     return student, byte_ranks(folder / "teacher.tiktoken", "ab", width=260, digits=1)
 
 
 @pytest.fixture(scope="module")
-def projection(pair: Pair) -> ProjectionMap:
-    return xtok.build(*pair)
+def projection(numbers_pair: Sides) -> ProjectionMap:
+    return xtok.build(*numbers_pair)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def edited(path: Path, edit: Change) -> Verification:
     return verify(path)
 
 
-def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
-    whole = verify(path, xtok.pair(*pair))
+def test_a_whole_map(path: Path, numbers_pair: Sides, digits: Tokenizer) -> None:
+    whole = verify(path, xtok.pair(*numbers_pair))
     assert {check.level for check in whole.checks} == {"ok"}
     assert [check.name for check in whole.checks] == [
         "format", "tensors", "student tokens", "teacher tokens", "shapes", "ids", "weights",
@@ -157,9 +157,9 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
     assert messages(checked)["as written"] == "1 files changed by another program"
 
 
-def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:
+def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    verification = verify(path, xtok.pair(other, pair[1]))
+    verification = verify(path, xtok.pair(other, numbers_pair[1]))
     assert verification.failed == ("student model",)
     differ = "1 ids differ from other.tiktoken: 256 '201' and '202'"
     assert messages(verification)["student model"] == differ

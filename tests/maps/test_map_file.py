@@ -17,7 +17,7 @@ from checks import known
 from forked import Forks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_maps import FOREIGN, TINY, built, load_bytes, read_pt, same
+from make_maps import FOREIGN, TINY, built, equal_maps, load_bytes, read_pt
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -95,7 +95,7 @@ def test_maps_come_back_without_loss_and_are_the_same_bytes_under_any_name(
         assert elsewhere.read_bytes() == path.read_bytes()
         loaded = ProjectionMap.load(path)
         loaded.check()
-        assert same(loaded, projection)
+        assert equal_maps(loaded, projection)
         assert loaded.reports == ()
 
 
@@ -103,7 +103,7 @@ def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path, plain = tmp_path / "map.safetensors", tmp_path / "plain"
     path.write_bytes(b"old")
     TINY.save(path)
-    assert same(ProjectionMap.load(path), TINY)
+    assert equal_maps(ProjectionMap.load(path), TINY)
     assert os.listdir(tmp_path) == ["map.safetensors"]
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
@@ -113,7 +113,7 @@ def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_file_is_known_by_its_contents(tmp_path: Path, suffix: str, other: str) -> None:
     TINY.save(tmp_path / f"a{suffix}")
     renamed = (tmp_path / f"a{suffix}").rename(tmp_path / f"a{other}")
-    assert same(ProjectionMap.load(renamed), TINY)
+    assert equal_maps(ProjectionMap.load(renamed), TINY)
 
 
 def test_folders_of_a_failed_write_are_removed(
@@ -215,7 +215,7 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
     counted = replace(single, row_kind=np.array([3, 5, 5, 5, 0, 0], np.uint8))
     assert nemo(counted)["likelihoods"][:, 0].tolist() == [below, below, below, below, 0, 0]
     for projection in (single, counted):
-        assert same(load_bytes(to_nemo(projection), tmp_path), projection)
+        assert equal_maps(load_bytes(to_nemo(projection), tmp_path), projection)
 
 
 def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> N
     found = nemo(rounded)
     assert found["likelihoods"][:2, 0].tolist() == [below, below]
     assert found["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
-    assert same(load_bytes(to_nemo(rounded), tmp_path), rounded)
+    assert equal_maps(load_bytes(to_nemo(rounded), tmp_path), rounded)
     del found["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
     counts = read_pt(tmp_path, found).reports[-1].counts
     assert counts == {"files changed by another program": 1}
@@ -267,7 +267,7 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: boo
     # What the caller says counts, whatever the file says.
     no = {**FOREIGN, "enable_scale_trick": False}
     assert read_pt(tmp_path, no).scale_slot is None
-    assert same(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), found)
+    assert equal_maps(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), found)
 
 
 def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     link.symlink_to(real.name)
     TINY.save(link)
     assert link.is_symlink()
-    assert same(ProjectionMap.load(real, student_vocab_size=6), TINY)
+    assert equal_maps(ProjectionMap.load(real, student_vocab_size=6), TINY)
 
 
 @each_suffix
@@ -302,7 +302,7 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
     assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × 4, nnz=8)"
     path = tmp_path / f"again{suffix}"
     found.save(path)
-    assert same(ProjectionMap.load(path), found)
+    assert equal_maps(ProjectionMap.load(path), found)
     assert ProjectionMap.load(path, teacher_vocab_size=9).shape == (5, 9)
 
 
@@ -310,7 +310,7 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
 def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"map{suffix}"
     TINY.save(path)
-    assert same(ProjectionMap.load(path, preserve_last=True), TINY)
+    assert equal_maps(ProjectionMap.load(path, preserve_last=True), TINY)
     found = ProjectionMap.load(path, preserve_last=False)
     found.check()
     assert found.scale_slot is None
@@ -408,7 +408,7 @@ def test_a_map_is_read_from_a_pipe(tmp_path: Path, write: Any) -> None:
     writer.start()
     found = ProjectionMap.load(pipe)
     writer.join()
-    assert same(found, TINY)
+    assert equal_maps(found, TINY)
 
 
 def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:

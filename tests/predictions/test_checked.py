@@ -30,7 +30,7 @@ K = 8
 
 @pytest.fixture(scope="module")
 def row(byte_level: Tokenizer) -> Row:
-    [made] = teachers.rows_of(byte_level, [TEXT], K, with_text=True)
+    [made] = teachers.teacher_rows(byte_level, [TEXT], K, with_text=True)
     return made
 
 

@@ -182,10 +182,6 @@ def test_a_part_that_is_damaged_meanwhile_is_named(run: Run, whole: bytes, tmp_p
     assert out.read_bytes() == whole
 
 
-CHAT = [
-    {"role": "user", "content": "How many steps did it take?"},
-    {"role": "assistant", "content": "There were 201 of them in 2012."},
-]
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
@@ -227,8 +223,8 @@ def test_what_is_part_of_a_job(
         (tmp_path / "student.jinja").write_text(TURNS)
         template = str(tmp_path / "student.jinja")
         config = ProjectConfig(student_template=template, teacher_template="plain")
-        ids = xtok.render(load_tokenizer(model), CHAT, template="plain").ids.tolist()
-        row = {"messages": CHAT, **teachers.predicted(ids, 1280, 8)}
+        ids = xtok.render(load_tokenizer(model), teachers.CHAT, template="plain").ids.tolist()
+        row = {"messages": teachers.CHAT, **teachers.predicted(ids, 1280, 8)}
         teachers.write_neutral(path, [row] * 8)
     elif name.startswith("the config"):
         teachers.write_distillkit(path, stored * 3, compressed=True, d=1280)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from chat_families import TURNS
+from chat_families import CHAT, TURNS
 from stored_teachers import Row, predicted, write_neutral
 
 import xtok
@@ -17,10 +17,7 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
 TEXT, CONTEXT = "The keeper lit 201 lamps.", "Notes on the light: 201 lamps.\n"
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps."},
-]
+
 TOLD = [
     {"role": "system", "content": "The tower has 201 steps."},
     {"role": "user", "content": "How many lamps?"},

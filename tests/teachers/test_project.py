@@ -18,7 +18,7 @@ from naive_projecting import (
     Projection,
     Row,
     map_of,
-    rows_of,
+    rows_of_topk,
     small,
     top_k,
 )
@@ -62,7 +62,7 @@ def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> 
     return student.segment(text) + [END] * (ids[-1] == END)
 
 
-def same(one: TopK, other: TopK) -> None:
+def assert_equal_topk(one: TopK, other: TopK) -> None:
     """All arrays are equal, bit for bit."""
     arrays: Any = zip(one, other, strict=True)
     for a, b in arrays:
@@ -112,12 +112,14 @@ def test_every_row_is_what_the_rule_says(
     )
     found = projector.project(predictions, *flat(spellings), 99)
     for one in (projector, again):  # what a projector has seen, and its threads, change nothing
-        same(one.project(predictions, *flat(spellings), 99), found)
-    best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of(found)]
+        assert_equal_topk(one.project(predictions, *flat(spellings), 99), found)
+    best = [
+        sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of_topk(found)
+    ]
     cut = projector.project(predictions, *flat(spellings), 2)
-    assert [list(row.items()) for row in rows_of(cut)] == [row[:2] for row in best]
+    assert [list(row.items()) for row in rows_of_topk(cut)] == [row[:2] for row in best]
 
-    known = rows_of(predictions)
+    known = rows_of_topk(predictions)
     for row, all_of_it, i in zip(known, rows, predictions.token_ids.tolist(), strict=True):
         if all_of_it:
             row[i] = all_of_it.get(i, 0.0)
@@ -133,11 +135,11 @@ def test_every_row_is_what_the_rule_says(
             is_aligned = int(ends[place]) in starts
             expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
         begin += len(ids)
-    for row, want in zip(rows_of(found), expected, strict=True):
+    for row, want in zip(rows_of_topk(found), expected, strict=True):
         assert_close(row, want)
     for of in (found, cut):
         rests = np.exp(of.rest_logprob.astype(np.float64))
-        for row, rest in zip(rows_of(of), rests, strict=True):
+        for row, rest in zip(rows_of_topk(of), rests, strict=True):
             assert not row or sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
 
 
@@ -170,7 +172,7 @@ def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
     found = projected((student, teacher), back, ids, rows, spelling)
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
-    for s, row in zip(spelling, rows_of(found), strict=True):
+    for s, row in zip(spelling, rows_of_topk(found), strict=True):
         place = begins.index(start) if start in begins else 0
         if place and place < len(ids):
             assert_close(row, model.begins(ids[place - 1], spell, longest))
@@ -192,7 +194,7 @@ def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> N
     projector = Projector(
         xtok.pair(byte_level, byte_level), xtok.build(byte_level, byte_level, PLAIN)
     )
-    same(projector.project(predictions, ids, bounds, k), predictions)
+    assert_equal_topk(projector.project(predictions, ids, bounds, k), predictions)
     cut = projector.project(predictions, ids, bounds, 1)
     assert cut.logprobs.tolist() == logprobs[:, 0].tolist()
     left = np.exp(rest[1:].astype(np.float64)) + np.exp(logprobs[:, 1:].astype(np.float64)).sum(1)
@@ -221,10 +223,10 @@ def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> No
     rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
     found = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
-    assert rows_of(found)[0] == {}
-    assert_close(rows_of(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
-    assert_close(rows_of(found)[2], {2: 1.0})
-    assert_close(rows_of(found)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
+    assert rows_of_topk(found)[0] == {}
+    assert_close(rows_of_topk(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
+    assert_close(rows_of_topk(found)[2], {2: 1.0})
+    assert_close(rows_of_topk(found)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
     assert np.exp(found.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
     assert found.valid.tolist() == [False, True, True, True]
     assert np.exp(found.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
@@ -241,7 +243,7 @@ def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path:
     assert student.segment(b"(a") == [256]
     rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
     found = projected((student, teacher), {}, [c, both, a], rows, [*b"c!(a"])
-    assert_close(rows_of(found)[2], {ord("("): 1.0})
+    assert_close(rows_of_topk(found)[2], {ord("("): 1.0})
 
 
 def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -> None:
@@ -252,7 +254,7 @@ def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -
     found = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
     # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
     total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
-    assert_close(rows_of(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
+    assert_close(rows_of_topk(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
     assert np.exp(found.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 
@@ -274,7 +276,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
     projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
     found = projector.project(unknown, *flat([[1, 1, 1]]), 9)
     assert np.isnan(found.rest_logprob).all()
-    assert [*map(sorted, rows_of(found))] == [[], [3], [2]]
+    assert [*map(sorted, rows_of_topk(found))] == [[], [3], [2]]
 
 
 def test_maps_of_other_pairs_are_refused() -> None:

@@ -45,7 +45,7 @@ def translator(pair: Pair) -> Translator:
     return Translator(pair, back_map, num_threads=1)
 
 
-def check(of: Translator, ids: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
+def check_scores(of: Translator, ids: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
     """Check that all values are finite, and their sum the teacher's.
 
     Return the teacher's ids, the values of all tokens but the first, and the teacher's own.
@@ -99,7 +99,7 @@ def test_a_control_token_without_a_counterpart() -> None:
     student = Tokenizer(Calls([*tokens, b"<ab>"], merges=False), model_id="small")
     pair = xtok.pair(student, small(tokens))
     assert 5 not in pair.equal_roles
-    teacher_ids, values, told = check(translator(pair), [1, 2, 5, 1, 2])
+    teacher_ids, values, told = check_scores(translator(pair), [1, 2, 5, 1, 2])
     assert teacher_ids == [1, 2, 3, 1, 2, 4, 1, 2]
     assert values == pytest.approx([told[0], sum(told[1:5]), *told[5:]], abs=1e-5)
 
@@ -118,7 +118,7 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     table = pair.tables[0]
     ids = np.flatnonzero(table.lengths == 0).tolist()
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
-    check(translator(pair), [*begin, *ids])
+    check_scores(translator(pair), [*begin, *ids])
 
 
 @pytest.mark.real
@@ -132,7 +132,7 @@ def test_each_token(load_real: Load, student: str, teacher: str) -> None:
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
     of, num_ids = translator(pair), len(pair.tables[0])
     for first in range(0, num_ids, 2000):
-        check(of, [*begin, *range(first, min(first + 2000, num_ids))])
+        check_scores(of, [*begin, *range(first, min(first + 2000, num_ids))])
 
 
 @pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])

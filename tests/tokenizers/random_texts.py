@@ -33,7 +33,7 @@ def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterato
         yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
 
 
-def check(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
+def check_encoding(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
     """Compare the ids with a library's, and the text between the bounds with the tokens."""
     encoding, data = tokenizer.encode(text), text.encode()
     assert encoding.ids.tolist() == library(text)

@@ -15,7 +15,7 @@ from hub_folders import PATTERNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tokenizers import byte_ranks, copied, qwen_like, sentencepiece_with
-from random_texts import Library, check, pieces_for, texts
+from random_texts import Library, check_encoding, pieces_for, texts
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -47,14 +47,14 @@ def test_a_folder_encodes_as_transformers(
 ) -> None:
     tokenizer, library = of_folder
     pieces = st.lists(st.sampled_from(pieces_for(tokenizer)), max_size=12)
-    check(tokenizer, library, data.draw(pieces.map("".join)))
+    check_encoding(tokenizer, library, data.draw(pieces.map("".join)))
 
 
 def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
     think = tokenizer.table.canonical_ids()[b"<think>"]
     text = "<think>cafe\u0301<think> hi"
-    encoding = check(tokenizer, by_transformers(tmp_path / "nfc"), text)
+    encoding = check_encoding(tokenizer, by_transformers(tmp_path / "nfc"), text)
     places = np.flatnonzero(encoding.ids == think)
     assert [tuple(encoding.bounds[[i, i + 1]]) for i in places.tolist()] == [(0, 7), (13, 20)]
     assert encoding.num_changed == 3  # "e" and the accent
@@ -63,7 +63,7 @@ def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path
 
 def test_bounds_of_what_a_normalizer_drops_or_grows(small: Path, tmp_path: Path) -> None:
     folder = qwen_like(small, tmp_path / "kc", "NFKC")
-    encoding = check(load_tokenizer(folder), by_transformers(folder), "\ufb01x \u3388 a")
+    encoding = check_encoding(load_tokenizer(folder), by_transformers(folder), "\ufb01x \u3388 a")
     assert encoding.bounds[-1] == len("\ufb01x \u3388 a".encode())
     assert encoding.num_changed == 7  # " ㎈" became " c", "al"
     assert encoding.bounds.tolist() == [0, 1, 3, 4, 5, 8, 10]
@@ -106,7 +106,7 @@ def test_a_sentencepiece_file_encodes_as_its_library(
     )
     tokenizer, library = load_tokenizer(path), SentencePieceProcessor(model_file=str(path))
     for text in texts(tokenizer, names=False):
-        check(tokenizer, library.encode, text)
+        check_encoding(tokenizer, library.encode, text)
     [inst] = tokenizer.table.ids_of("[INST]")
     start, end = library.encode("the text"), tokenizer.library_ids([" the text"])[0]
     ids = tokenizer.encode("the text[INST] the text").ids.tolist()
@@ -136,7 +136,7 @@ def test_real_files_encode_as_their_libraries(
         )
         library = lambda text: encoding.encode(text, allowed_special="all")  # noqa: E731
     for text in texts(tokenizer, names=path.suffix == ".tiktoken", number=150):
-        check(tokenizer, library, text)
+        check_encoding(tokenizer, library, text)
 
 
 def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
@@ -144,7 +144,9 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
     own = fast(tokenizer_file=str(small / "small-byte-level" / "tokenizer.json"))
     own.backend_tokenizer.enable_truncation(max_length=3)
     text = "the tokens of <think> a longer text"
-    check(from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text)
+    check_encoding(
+        from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text
+    )
 
 
 def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import hub_folders
 import pytest
 import transformers
 from command_lines import run_python
-from random_texts import check, texts
+from random_texts import check_encoding, texts
 from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError
@@ -131,7 +131,9 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     pieces = pieces[:: 1 + len(pieces) // 2000]
     assert ours.segment_batch(pieces) == theirs.segment_batch(pieces)
     for text in texts(ours, number=num_texts):
-        check(ours, lambda text: list(auto(text, add_special_tokens=False)["input_ids"]), text)
+        check_encoding(
+            ours, lambda text: list(auto(text, add_special_tokens=False)["input_ids"]), text
+        )
 
 
 def copied(source: Path, folder: Path, *edits: Edit) -> Path:

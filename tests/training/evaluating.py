@@ -35,7 +35,7 @@ class Streamed(torch.utils.data.IterableDataset[Any]):
         return iter(self.rows)
 
 
-def models(small: Path) -> tuple[list[str], list[Any]]:
+def folders_and_models(small: Path) -> tuple[list[str], list[Any]]:
     folders = [str(small / "small-digits"), str(small / "small-byte-level")]
     widths = [xtok.load_tokenizer(folder).vocabulary.vocab_size for folder in folders]
     return folders, [tiny_model(width, seed=n, sharp=0.1) for n, width in enumerate(widths)]
@@ -46,7 +46,7 @@ def options(output: Path) -> dict[str, Any]:
 
 
 def transformers_trainer(small: Path, output: Path) -> Any:
-    folders, (student, teacher) = models(small)
+    folders, (student, teacher) = folders_and_models(small)
     rows = Dataset.from_list([{"text": text} for text in TEXTS])
     return XTokTrainer(
         student, TrainingArguments(**options(output)), xtok.DistillationCollator(*folders),
@@ -57,7 +57,7 @@ def transformers_trainer(small: Path, output: Path) -> Any:
 def gold_trainer(small: Path, output: Path) -> Any:
     from xtok.training import GOLDConfig, XTokGOLDTrainer
 
-    folders, (student, teacher) = models(small)
+    folders, (student, teacher) = folders_and_models(small)
     rows = Dataset.from_list([{"prompt": t[:4], "completion": t[4:] + "."} for t in TEXTS])
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -8,6 +8,7 @@ from typing import Any
 import naive_losses
 import pytest
 import torch
+from conftest import SetBlock
 from loss_inputs import alignment
 from naive_losses import check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
@@ -74,7 +75,7 @@ def test_equal_likelihoods_are_zero_whatever_the_chunks_are() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients(reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients(reverse: bool, set_block: SetBlock) -> None:
     student, teacher, targets = sides(1)
     config = ALMConfig(temperature=2, reverse_kl=reverse)
 
@@ -83,7 +84,7 @@ def test_gradients(reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     check_gradient(loss, student)
     whole = value_and_gradient(3 * loss(student), student)
-    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 2 * V_S)
+    set_block(2 * V_S)
     torch.testing.assert_close(value_and_gradient(3 * loss(student), student), whole)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 import transformers
+from checks import known
 from make_maps import built
 from tiny_models import tiny_model
 from torch import Tensor, nn
@@ -82,11 +84,13 @@ def test_one_line_where_all_holds(bench: Bench) -> None:
     before, state = copy.deepcopy(bench.student.state_dict()), torch.get_rng_state()
     found = bench.audit()
     assert found.differences == []
-    assert found.line == (
-        "first batch: ids, masks, loss 6.79, heads, the teacher 0.19 bits per byte "
-        "(the student 4.37), 100.0% of the targets are in a chunk (100.0% of equal bytes): "
-        "no differences from the libraries"
+    values = re.fullmatch(
+        r"first batch: ids, masks, loss (.*), heads, the teacher (.*) bits per byte \(the student "
+        r"(.*)\), 100.0% of the targets are in a chunk \(100.0% of equal bytes\): "
+        r"no differences from the libraries",
+        found.line,
     )
+    assert [*map(float, known(values).groups())] == pytest.approx([6.79, 0.19, 4.37], abs=0.01)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
         torch.equal(before[name], value) for name, value in bench.student.state_dict().items()
@@ -660,12 +664,6 @@ def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
     assert [part.split()[0] for part in found.messages("ok")] == ["loss", "heads", "the", "100.0%"]
 
 
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps."},
-]
-
-
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore:.*(not a target|learn to stop|today's date):UserWarning")
 @pytest.mark.parametrize("name", sorted({*chat_families.NAMES} - {"smolvlm"}))  # takes parts only
@@ -673,7 +671,7 @@ def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path
     chat_families.write(name, small / "small-byte-level", tmp_path / name)
     tokenizer = xtok.load_tokenizer(str(tmp_path / name))
     collate = DistillationCollator(tokenizer, tokenizer)
-    found = Bench(collate, prepare(collate([CHAT]))).audit()
+    found = Bench(collate, prepare(collate([chat_families.CHAT]))).audit()
     assert found.differences == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chat_families import TURNS
+from chat_families import CHAT, TURNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tokenizers import qwen_like
@@ -23,10 +23,6 @@ from xtok.training.collator import predicted, prepare
 from xtok.training.topk_collator import TopKCollator
 
 TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps."},
-]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
+from conftest import SetBlock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import alignment
@@ -169,7 +170,7 @@ def test_a_map_without_completions() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
-def test_gradients_and_blocks(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_and_blocks(options: Any, set_block: SetBlock) -> None:
     student, teacher, targets, aligned = batch(ROWS, seed=1)
 
     def loss(student: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ def test_gradients_and_blocks(options: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     check_gradient(loss, student)
     whole = value_and_gradient(loss(student), student)
-    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 2 * V_S)
+    set_block(2 * V_S)
     torch.testing.assert_close(value_and_gradient(loss(student), student), whole)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from evaluating import NUM_ROWS, SIZES, TEXTS, models
+from evaluating import NUM_ROWS, SIZES, TEXTS, folders_and_models
 from forked import Forks
 
 import xtok
@@ -44,7 +44,7 @@ def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[s
 @pytest.fixture(scope="module")
 def by_row(small: Path) -> list[tuple[float, ...]]:
     """Of each row: nats, targets, bytes, ALM times chunks, chunks, the teacher's nats and bytes."""
-    folders, (student, teacher) = models(small)
+    folders, (student, teacher) = folders_and_models(small)
     collate = xtok.DistillationCollator(*folders)
     rows = []
     for text in TEXTS:

@@ -12,6 +12,7 @@ import pytest
 import test_alm
 import test_csd
 import torch
+from conftest import SetBlock
 from loss_inputs import alignment
 from make_maps import random_map
 from torch import Tensor
@@ -148,7 +149,7 @@ def value_and_gradients(loss: Loss, sides: Sequence[Any], inputs: Sequence[Tenso
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_are_as_good_as_logits(
     name: str, of_head: dict[str, Any], dtype: torch.dtype, limit: float,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, set_block: SetBlock,
 ) -> None:  # fmt: skip
     """On either side and on both, in one block and in blocks of two positions.
 
@@ -163,7 +164,7 @@ def test_hidden_states_are_as_good_as_logits(
     hidden = HiddenLogits(*ours, **options), HiddenLogits(*(x.detach() for x in theirs), **options)
     two = 2 * max(shapes[0][2], shapes[1][2])
     for at_once, block in ((2**25, 2**22), (two, two), (3 * two, two)):
-        monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", at_once)
+        set_block(at_once)
         monkeypatch.setattr("xtok.training.sparse.CACHED_BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
             found = value_and_gradients(loss, sides, ours)
@@ -309,13 +310,13 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize(
     "name", [n for n in CASES if n.startswith(("event", "csd", "alm", "p_kl", "gold"))][::5]
 )
-def test_nothing_is_as_large_as_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_as_large_as_logits(name: str, set_block: SetBlock) -> None:
     """Forward and backward, with blocks of a position."""
     loss, shapes = CASES[name]
     sides = [
         HiddenLogits(*head(shape, dtype=torch.float32, seed=n)[0]) for n, shape in enumerate(shapes)
     ]
-    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 1)
+    set_block(1)
     with Largest() as largest:  # type: ignore[no-untyped-call]
         loss(*sides).backward()
     assert largest.numbers < max(torch.Size(shape).numel() for shape in shapes)

@@ -22,7 +22,7 @@ def collator(pair: Pair) -> DistillationCollator:
     return DistillationCollator(*pair.reversed.tokenizers)
 
 
-def rows_of(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
+def stored_rows(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
     """What a cache has of each row."""
     rows = []
     for ids, mask, log_p in zip(side["input_ids"], side["attention_mask"], log_q, strict=True):
@@ -41,7 +41,7 @@ def test_rows_are_as_good_as_logits(collator: DistillationCollator, pair: Pair) 
     widths = pair.reversed.shape
     student = torch.randn(*batch["input_ids"].shape, widths[0])
     teacher = 2 * torch.randn(*side["input_ids"].shape, widths[1])
-    stored = prepare(collator(rows_of(side, teacher.log_softmax(-1))))
+    stored = prepare(collator(stored_rows(side, teacher.log_softmax(-1))))
     [of_rows] = stored["teachers"]
     assert torch.equal(stored["input_ids"], batch["input_ids"])
     assert torch.equal(stored["targets"], batch["targets"])

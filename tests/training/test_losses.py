@@ -11,6 +11,7 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
+from conftest import SetBlock
 from loss_inputs import alignment, nemo_values
 from make_maps import GOOD, random_map
 from naive_losses import check_gradient, value_and_gradient
@@ -131,7 +132,9 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
     config = PKLConfig(top_k=top_k, temperature=t, reverse_kl=reverse)
     found = p_kl(student, teacher, ProjectionModule(m), ALIGNED, config)
     options: Any = {"top_k": top_k, "temperature": t, "reverse": reverse}
-    same(found, naive_losses.p_kl(student, teacher, dense(m), IDS, VALID, **options), student)
+    assert_equal_losses(
+        found, naive_losses.p_kl(student, teacher, dense(m), IDS, VALID, **options), student
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -140,10 +143,12 @@ def test_gold_is_its_plain_twin(reverse: bool) -> None:
     config = GoldConfig(uncommon_topk=4, temperature=1.5, reverse_kl=reverse)
     found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), ALIGNED, config)
     options: Any = {"uncommon_topk": 4, "temperature": 1.5, "reverse": reverse}
-    same(found, naive_losses.gold(student, teacher, PAIRS, IDS, VALID, **options), student)
+    assert_equal_losses(
+        found, naive_losses.gold(student, teacher, PAIRS, IDS, VALID, **options), student
+    )
 
 
-def same(loss: Tensor, plain: Tensor, student: Tensor) -> None:
+def assert_equal_losses(loss: Tensor, plain: Tensor, student: Tensor) -> None:
     """Compare values and gradients."""
     found, expected = (value_and_gradient(x, student) for x in (loss, plain))
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
@@ -167,14 +172,14 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
     check_gradient(lambda x: loss(student.detach(), x), weights, step=1e-5)
 
 
-def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_strides_do_not_change_p_kl(set_block: SetBlock) -> None:
     student, teacher = logits()
     module = ProjectionModule(random_map(10, 13), learnable=True)
     config = PKLConfig(top_k=6, temperature=2)
     expected = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
     assert module.logits is not None
     expected_map, module.logits.grad = module.logits.grad, None
-    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 20)
+    set_block(20)
     cut = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
     torch.testing.assert_close(cut, expected)
     torch.testing.assert_close(module.logits.grad, expected_map)

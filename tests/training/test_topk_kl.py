@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import SetBlock
 from naive_losses import same_in_bfloat16, value_and_gradient
 from torch import Tensor
 
@@ -53,9 +54,9 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("k", [1, 3, V])
 @pytest.mark.parametrize("block", [None, 20])
-def test_it_is_its_plain_twin(k: int, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_its_plain_twin(k: int, block: int | None, set_block: SetBlock) -> None:
     if block:
-        monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", block)
+        set_block(block)
     student = predictions(0).requires_grad_()
     ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
     logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf  # a shorter row, and one without a rest

@@ -84,7 +84,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
     return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def rows_of(folder: Path, get: str = "get_input_embeddings") -> Any:
+def weights_of(folder: Path, get: str = "get_input_embeddings") -> Any:
     return getattr(loaded(folder)[0], get)().weight.detach()
 
 
@@ -132,7 +132,7 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
 
 def test_rows(model: Path, new: Path, tmp_path: Path) -> None:
     done = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
-    ours, theirs, pair = rows_of(tmp_path / "new"), rows_of(model), xtok.pair(new, model)
+    ours, theirs, pair = weights_of(tmp_path / "new"), weights_of(model), xtok.pair(new, model)
     table, old = pair.tables
     mean = theirs[torch.from_numpy(old.types != 5)].double().mean(0).float()
     for i in range(len(ours)):
@@ -181,7 +181,7 @@ def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     for name, options in kinds.items():
         xtok.transplant(model, new, tmp_path / name, **options)
-        rows[name] = rows_of(tmp_path / name)
+        rows[name] = weights_of(tmp_path / name)
     others = np.setdiff1d(np.arange(1200), composed)
     for name in rows:
         assert torch.equal(rows[name][others], rows["pieces"][others])
@@ -199,7 +199,7 @@ def test_only_the_head_is_shrunk_if_it_is_apart(small: Path, new: Path, tmp_path
     for name, shrink in (("plain", 0.0), ("new", 0.3), ("mean", 1.0)):
         xtok.transplant(model, new, tmp_path / name, shrink=shrink)
     inputs, heads = (
-        {name: rows_of(tmp_path / name, get)[composed] for name in ("plain", "new", "mean")}
+        {name: weights_of(tmp_path / name, get)[composed] for name in ("plain", "new", "mean")}
         for get in ("get_input_embeddings", "get_output_embeddings")
     )
     assert torch.equal(inputs["new"], inputs["plain"])
@@ -215,13 +215,13 @@ def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
     projection.save(tmp_path / "map.safetensors")
     path = str(tmp_path / "map.safetensors")
     done = xtok.transplant(model, new, tmp_path / "new", init=path, shrink=0.0)
-    ours, theirs = rows_of(tmp_path / "new"), rows_of(model)
+    ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
     edges = projection.edges.take(~projection.is_slot).normalized()
     for i in np.flatnonzero(pair.partners[:1200] < 0).tolist():
         of_row = edges.take(edges.student_ids == i)
         expected = torch.from_numpy(of_row.weights).float() @ theirs[of_row.teacher_ids]
         torch.testing.assert_close(ours[i], expected)
-    assert torch.equal(ours[:256], rows_of(tmp_path / "new")[:256])
+    assert torch.equal(ours[:256], weights_of(tmp_path / "new")[:256])
     assert (done.copied, done.composed, done.empty) == (782, 413, 0)
     assert config_of(tmp_path / "new", "xtok_transplant")["init"] == "map"
 
@@ -278,8 +278,8 @@ def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path
     (source / "tokenizer_config.json").write_text(json.dumps(config))
     model = made(tmp_path / "model", source, *CONFIGS["llama, tied"])
     done = xtok.transplant(model, new, tmp_path / "new")
-    rows = rows_of(tmp_path / "new")
-    assert torch.equal(rows[1195], rows_of(model)[795])
+    rows = weights_of(tmp_path / "new")
+    assert torch.equal(rows[1195], weights_of(model)[795])
     assert not torch.equal(rows[1198], rows[1195])
     assert (done.roles, done.empty) == (4, 1)
 

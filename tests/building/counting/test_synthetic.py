@@ -158,7 +158,7 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
 def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
     config = BuildConfig(weights="synthetic", scale_trick=False)
     found, _ = synthetic_map(to_pieces, config, find_matches(to_pieces, config))
-    by_row, (byte_level, sentencepiece) = naive.rows_of(found), to_pieces.tokenizers
+    by_row, (byte_level, sentencepiece) = naive.rows_of_map(found), to_pieces.tokenizers
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
     assert [(step["stage"], step["options"]) for step in found.history] == [

@@ -21,7 +21,7 @@ from checks import fails, known, works
 from conftest import Cli, Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from make_maps import same
+from make_maps import equal_maps
 from make_tokenizers import byte_ranks, copied
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -101,8 +101,8 @@ def silent(label: str, total: int) -> AbstractContextManager[Callable[..., objec
 RELAXED = GenerateConfig(top_k=1, canonicalization="relaxed")
 
 
-def rows_of(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
-    rows = naive.rows_of(projection)
+def rounded_rows(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
+    rows = naive.rows_of_map(projection)
     return {s: [(t, round(w, 5)) for t, w in row] for s, row in rows.items()}
 
 
@@ -141,7 +141,7 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     assert found.method == "spelling"
     monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
     monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK_ROWS", 3)
-    assert same(generate(xtok.pair(student, teacher), "spelling"), found)
+    assert equal_maps(generate(xtok.pair(student, teacher), "spelling"), found)
 
 
 def test_weights_by_spelling(tiny: Pair) -> None:
@@ -157,7 +157,7 @@ def test_weights_by_spelling(tiny: Pair) -> None:
 
 
 def test_near_equivalents_are_spelled_alike(near: Pair) -> None:
-    found = rows_of(generate(near, config=RELAXED))
+    found = rounded_rows(generate(near, config=RELAXED))
     assert (found[256], found[257]) == ([(ord(","), 1.0)], [(256, 1.0)])
 
 
@@ -179,7 +179,7 @@ def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -
     powers = np.array([1, 0.8**10, 0.6**10])
     ids = [258, 257, 259]
     expected = [(i, round(w, 5)) for i, w in zip(ids, powers / powers.sum(), strict=True)]
-    assert rows_of(found) == {256: expected, 257: expected}
+    assert rounded_rows(found) == {256: expected, 257: expected}
     assert found.row_kind[256] == found.row_kind[257] == RowKind.SIMILAR
     assert np.count_nonzero(found.row_kind) == 2
     assert found.scale_slot is None
@@ -188,7 +188,7 @@ def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -
 
 def test_softmax_takes_the_sign_into_account(tiny: Pair, source: Table) -> None:
     config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
-    found = rows_of(generate(tiny, "table", config))
+    found = rounded_rows(generate(tiny, "table", config))
     weights = np.exp(np.array([1, 0.8]) / 0.5)
     first, second = (round(float(w), 5) for w in weights / weights.sum())
     assert found[256] == [(258, first), (257, second)]
@@ -237,9 +237,9 @@ def test_relaxed_forms_are_embedded_alike(near: Pair, use: Use) -> None:
     relaxed = generate(near, "table", RELAXED)
     seen = [list(texts)[-2:] for texts in table.seen]
     assert seen == [[" ,", "\r\n\r\n"], ["\n\n", " the"], [",", "\n\n"], ["\n\n", " the"]]
-    assert rows_of(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
-    assert rows_of(relaxed)[256] == [(ord(","), 1.0)]
-    assert rows_of(relaxed)[257] == [(256, 1.0)]
+    assert rounded_rows(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
+    assert rounded_rows(relaxed)[256] == [(ord(","), 1.0)]
+    assert rounded_rows(relaxed)[257] == [(256, 1.0)]
 
 
 # Similarity
@@ -324,7 +324,7 @@ def test_a_gpu_finds_the_same() -> None:
 
 
 @pytest.fixture(scope="module")
-def models(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folders(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random models: `student` (digits) and `teacher` (byte-level), of other dimensions."""
     folder = tmp_path_factory.mktemp("models")
     random_model(folder / "student", small / "small-digits", 32)
@@ -368,8 +368,8 @@ def test_tied_embeddings_are_found_under_the_other_name(tmp_path: Path) -> None:
         input_layer(Model(tmp_path))
 
 
-def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
-    folder = models / "student"
+def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> None:
+    folder = model_folders / "student"
     pieces, (_, matrix) = load_tokenizer(folder), input_layer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = sources.InputLayer(Model(folder)).embed(texts, silent)
@@ -377,7 +377,7 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
         expected = matrix[pieces.segment(text.encode())].mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-6)
     config = GenerateConfig(top_k=5)
-    found = generate(xtok.pair(sentencepiece, models / "teacher"), f"input:{folder}", config)
+    found = generate(xtok.pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config)
     found.check()
     for token in (b" the", b"e"):  # what is spelled alike is embedded alike
         s, t = (known(side.table).canonical_ids()[token] for side in (found.student, found.teacher))
@@ -534,8 +534,10 @@ def cached_repo(home: Path, repo: str, folder: Path) -> Path:
     return base
 
 
-def test_the_default_is_the_models_own_embeddings(cli: Cli, models: Path, tmp_path: Path) -> None:
-    sides = models / "student", models / "teacher"
+def test_the_default_is_the_models_own_embeddings(
+    cli: Cli, model_folders: Path, tmp_path: Path
+) -> None:
+    sides = model_folders / "student", model_folders / "teacher"
     done = works(cli("generate", *sides))
     name = "student_to_teacher_generate_top10_own.safetensors"
     assert done.stdout == f"{name}\n"
@@ -544,11 +546,11 @@ def test_the_default_is_the_models_own_embeddings(cli: Cli, models: Path, tmp_pa
 
 
 def test_without_weights_on_a_side_the_default_is_spelling(
-    cli: Cli, models: Path, small: Path, tmp_path: Path
+    cli: Cli, model_folders: Path, small: Path, tmp_path: Path
 ) -> None:
     """No network, no PyTorch, and no file but the map."""
     env = {"XTOK_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPROFILEIMPORTTIME": "1"}
-    done = cli("generate", "-s", small / "small.model", "-t", models / "teacher", env=env)
+    done = cli("generate", "-s", small / "small.model", "-t", model_folders / "teacher", env=env)
     name = "small_to_teacher_generate_top10_spelling.safetensors"
     assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
     assert "compared by spelling: the student small.model has no" in done.stderr
@@ -558,16 +560,16 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     assert made.method == "spelling"
     assert map_name(made, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
     assert made.history[0]["options"]["embedding_model"] == {"kind": "spelling"}
-    [note] = generate(xtok.pair(models / "student", small / "small-digits")).reports[0].notes
+    [note] = generate(xtok.pair(model_folders / "student", small / "small-digits")).reports[0].notes
     assert note.startswith("compared by spelling: the teacher small-digits has no")
 
 
 def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
-    models: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folders: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path), raising=False)
-    whole = cached_repo(tmp_path, "org/whole", models / "teacher")
+    whole = cached_repo(tmp_path, "org/whole", model_folders / "teacher")
     bare = cached_repo(tmp_path, "org/bare", small / "small-digits")
 
     def note(student: str) -> str:
@@ -589,17 +591,22 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
 def test_weights_that_are_there_and_broken_are_an_error(
-    models: Path, small: Path, tmp_path: Path, file: str
+    model_folders: Path, small: Path, tmp_path: Path, file: str
 ) -> None:
     """And no reason to compare by spelling."""
     folder = copied(small / "small-digits", tmp_path / "damaged")
     (folder / file).touch()
     with pytest.raises(EmbeddingError, match="damaged"):
-        generate(xtok.pair(folder, models / "teacher"))
+        generate(xtok.pair(folder, model_folders / "teacher"))
 
 
-def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
-    sides = ["--student-model", models / "student", "--teacher-model", models / "teacher"]
+def test_nemo_rls_command_line(cli: Cli, model_folders: Path, tmp_path: Path) -> None:
+    sides = [
+        "--student-model",
+        model_folders / "student",
+        "--teacher-model",
+        model_folders / "teacher",
+    ]
     line = "--keep_top_tokens -1 --data_dir new/data --top_k 10 --weight_threshold 0.1"
     theirs = f"{line} --force_recompute --use_canonicalization".split()
     name = "temp_projection_map_student_to_teacher_top_10_thresh_0.100.pt"
@@ -609,10 +616,10 @@ def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["input", "own"])
 def test_the_same_map_whatever_the_chunks_and_threads(
-    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    model_folders: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = xtok.pair(models / "student", models / "teacher")
-    embedding = "own" if kind == "own" else f"input:{models / 'student'}"
+    pair = xtok.pair(model_folders / "student", model_folders / "teacher")
+    embedding = "own" if kind == "own" else f"input:{model_folders / 'student'}"
     config = GenerateConfig(weight_threshold=0.001)
     before, made = torch.get_num_threads(), set()
     for threads, chunk_size in ((1, 8192), (2, 1), (3, 700)):
@@ -623,9 +630,9 @@ def test_the_same_map_whatever_the_chunks_and_threads(
     assert len(made) == 1
 
 
-def test_the_history_says_what_made_it(models: Path) -> None:
-    pair = xtok.pair(models / "student", models / "teacher")
-    made = generate(pair, f"input:{models / 'student'}", GenerateConfig(top_k=3))
+def test_the_history_says_what_made_it(model_folders: Path) -> None:
+    pair = xtok.pair(model_folders / "student", model_folders / "teacher")
+    made = generate(pair, f"input:{model_folders / 'student'}", GenerateConfig(top_k=3))
     [step] = made.history
     assert step["stage"] == "generate"
     model = step["options"].pop("embedding_model")
@@ -635,20 +642,23 @@ def test_the_history_says_what_made_it(models: Path) -> None:
         "device": "cpu", "dtype": "float32", "canonicalization": "exact", "temperature": 0.05,
         "top_k": 3, "weight_threshold": 0.0, "transform": "power",
     }  # fmt: skip
-    assert str(models) not in json.dumps(step)
+    assert str(model_folders) not in json.dumps(step)
     kinds = {RowKind.EMPTY, RowKind.SIMILAR}
     assert set(made.row_kind.tolist()) == kinds
     cut = xtok.sort_cut(xtok.reapply_exact(made))
     assert set(cut.row_kind.tolist()) == {*kinds, RowKind.EXACT, RowKind.ROLE}
 
 
-def test_strict_refuses_tokens_without_bytes(cli: Cli, models: Path, tmp_path: Path) -> None:
-    content = json.loads((models / "student" / "tokenizer.json").read_text())
+def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_path: Path) -> None:
+    content = json.loads((model_folders / "student" / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     empty = vocabulary[""] = max(vocabulary.values()) + 1
     for token in content["added_tokens"]:
         token["id"] += 1
-    sides = copied(models / "student", tmp_path / "student", tokenizer=content), models / "teacher"
+    sides = (
+        copied(model_folders / "student", tmp_path / "student", tokenizer=content),
+        model_folders / "teacher",
+    )
     done = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
     fails(done, f"student student: no bytes for 1 id: {empty} ")
     assert os.listdir(tmp_path) == ["student"]
@@ -663,13 +673,15 @@ def test_cuda_asked_for_and_absent() -> None:
         assert caught.value.parameter == "device"
 
 
-def test_nan_names_the_tokens(cli: Cli, models: Path, small: Path, tmp_path: Path) -> None:
+def test_nan_names_the_tokens(cli: Cli, model_folders: Path, small: Path, tmp_path: Path) -> None:
     table = load_tokenizer(small / "small-digits").table
     the = table.canonical_ids()[b" the"]
     matrix = random_vectors(len(table), 8)
     matrix[the, 3] = np.nan
     folder = with_layer(tmp_path / "nan", small / "small-digits", matrix)
-    fails(cli("generate", folder, models / "teacher"), f"not finite for 1 token: {the} ' the'")
+    fails(
+        cli("generate", folder, model_folders / "teacher"), f"not finite for 1 token: {the} ' the'"
+    )
 
 
 def test_options_out_of_range() -> None:

@@ -37,7 +37,7 @@ K = 8
 
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.rows_of(byte_level, TEXTS, K)
+    return teachers.teacher_rows(byte_level, TEXTS, K)
 
 
 Project = Callable[..., tuple[Projected, list[Row]]]
@@ -354,7 +354,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
 ) -> None:
     """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
     width = byte_level.vocabulary.vocab_size
-    rows = renormalized(teachers.rows_of(byte_level, TEXTS, width))
+    rows = renormalized(teachers.teacher_rows(byte_level, TEXTS, width))
     for row in rows:
         for logprobs in row["topk_logprobs"][1:]:
             logprobs[-1] = -9999.0
@@ -425,7 +425,7 @@ def text_of(tokenizer: Tokenizer, row: Row) -> bytes:
 def test_text_and_other_columns_come_along(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    rows = teachers.rows_of(byte_level, TEXTS, K, with_text=True)
+    rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=True)
     for row in rows:
         row["score"] = [0.5, 1.0]
         row["loss_mask"] = [i > 3 for i in range(len(row["input_ids"]))]
@@ -523,10 +523,6 @@ def test_a_mask_of_control_tokens(
     assert found["loss_mask"] == [*[True] * (len(ours) - 2), False, False]
 
 
-CHAT = [
-    {"role": "user", "content": "How many steps did it take?"},
-    {"role": "assistant", "content": "There were 201 of them in 2012."},
-]
 TAGGED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
 BOTH_PLAIN: dict[str, Any] = {"student_template": "plain", "teacher_template": "plain"}
 
@@ -539,10 +535,10 @@ def test_conversations_are_rendered_on_both_sides(
         "teacher_template": "plain",
         "student_template": TAGGED.replace("<|im_end|>", "\n"),
     }
-    theirs = xtok.render(byte_level, CHAT, template="plain")
-    ours = xtok.render(digits, CHAT, template=templates["student_template"])
+    theirs = xtok.render(byte_level, teachers.CHAT, template="plain")
+    ours = xtok.render(digits, teachers.CHAT, template=templates["student_template"])
     row = predicted(byte_level, theirs.ids.tolist())
-    chats = [{"id": "a", "messages": CHAT, **row}, {"id": "b", "messages": None, **row}]
+    chats = [{"id": "a", "messages": teachers.CHAT, **row}, {"id": "b", "messages": None, **row}]
     _, [found, plain] = project(chats, **templates)
     assert found["input_ids"] == ours.ids.tolist()
     assert found["loss_mask"] == ours.assistant_mask.tolist()
@@ -554,7 +550,11 @@ def test_conversations_are_rendered_on_both_sides(
     assert sum(has_target) >= 0.8 * within.sum()
     assert not any(np.array(has_target) & ~within)
     assert plain["input_ids"] == digits.encode_batch([theirs.text])[0]
-    cut = {"id": "a", "messages": CHAT, **{name: row[name][:-6] for name in teachers.NAMES}}
+    cut = {
+        "id": "a",
+        "messages": teachers.CHAT,
+        **{name: row[name][:-6] for name in teachers.NAMES},
+    }
     _, [short] = project([cut], **templates)
     assert short["input_ids"] == found["input_ids"]
     assert 0 < sum(map(bool, short["topk_ids"])) < sum(has_target)
@@ -566,8 +566,10 @@ def test_masks_of_some_rows_alone(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Conversations have one, texts have none: of these, all are targets."""
-    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="plain").ids.tolist())
-    chat = {"id": "chat", "messages": CHAT, "text": None, **row}
+    row = predicted(
+        byte_level, xtok.render(byte_level, teachers.CHAT, template="plain").ids.tolist()
+    )
+    chat = {"id": "chat", "messages": teachers.CHAT, "text": None, **row}
     plain = [{"messages": None, **row} for row in rows[:3]]
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
     out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
@@ -585,13 +587,15 @@ def test_ids_alone_are_read_back_as_conversations(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As if their messages were told; where they break off, so does the student's text."""
-    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
+    row = predicted(
+        byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
+    )
     cut = {name: row[name][:-6] for name in teachers.NAMES}
     other = {name: row[name][1:] for name in teachers.NAMES}  # without its first control token
     other["topk_ids"][0], other["topk_logprobs"][0] = [], []
     unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
     _, [told, alone, short, spelled] = project(
-        [{"id": "a", "messages": CHAT, **row}, *unknown],
+        [{"id": "a", "messages": teachers.CHAT, **row}, *unknown],
         teacher_template="chatml",
         student_template=TAGGED,
     )
@@ -608,16 +612,16 @@ def test_a_mask_leaves_out_turns_of_a_conversation(
 ) -> None:
     """As the response mask of a rollout: of a student's turn, its own template's end as well."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
-    theirs = xtok.render(byte_level, [*CHAT, *later], template="chatml")
+    theirs = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
     turn = theirs.message_spans[3].whole
     assert turn is not None
     last = theirs.assistant_mask & (theirs.bounds[:-1] >= turn.bytes[0])
     row = {**predicted(byte_level, theirs.ids.tolist()), "loss_mask": last.tolist()}
-    row["messages"] = [*CHAT, *later] if told else None
+    row["messages"] = [*teachers.CHAT, *later] if told else None
     templates = {"teacher_template": "chatml", "student_template": TAGGED}
     for template in (TAGGED, TAGGED.replace("<|im_end|>", ".\n")):
         templates["student_template"] = template
-        ours = xtok.render(digits, [*CHAT, *later], template=template)
+        ours = xtok.render(digits, [*teachers.CHAT, *later], template=template)
         _, [found] = project([row], **templates)
         assert found["input_ids"] == ours.ids.tolist()
         our_turn = ours.message_spans[3].whole
@@ -631,7 +635,9 @@ def test_words_that_the_students_template_drops_are_no_conversation(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As of `serve`: ids whose assistant the student would not have are spelled."""
-    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
+    row = predicted(
+        byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
+    )
     words = b"There were 201 of them in 2012."
     _, [whole] = project([{"id": "a", **row}], teacher_template="chatml", student_template=TAGGED)
     assert text_of(digits, whole) == b"<user>How many steps did it take?<assistant>" + words
@@ -674,8 +680,10 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
     """Before all is projected, and where ids of another day are not those of the messages."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
     dated += "{{ m.content }}\n{% endfor %}"
-    theirs = xtok.render(byte_level, CHAT, template=dated, variables={"day": "26 Jul 2024"})
-    chat: Row = {"id": "a", "messages": CHAT, **predicted(byte_level, theirs.ids.tolist())}
+    theirs = xtok.render(
+        byte_level, teachers.CHAT, template=dated, variables={"day": "26 Jul 2024"}
+    )
+    chat: Row = {"id": "a", "messages": teachers.CHAT, **predicted(byte_level, theirs.ids.tolist())}
     notes: list[str] = []
     options = {"note": notes.append, "teacher_template": dated, "student_template": dated}
     project([{**chat, "chat_template_kwargs": {"day": "26 Jul 2024"}}], **options)
@@ -738,7 +746,7 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
 def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
     """Is an empty document, as in Parquet; whether it is the only one or not."""
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
-    full = teachers.vllm_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0], id="b")
+    full = teachers.vllm_answer(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
     for lines in ([empty], [full, empty]):
         _, found = project(teachers.write_lines(tmp_path / "a.jsonl", lines))
         assert [row["id"] for row in found] == [line["id"] for line in lines]

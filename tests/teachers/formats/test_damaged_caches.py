@@ -47,7 +47,7 @@ VALUES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.rows_of(byte_level, TEXTS, K)
+    return teachers.teacher_rows(byte_level, TEXTS, K)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> lis
     return [row for rows in found for row in neutral.table(rows).to_pylist()]
 
 
-def same(found: Row, ids: Any, rows: Any) -> bool:
+def equal_rows(found: Row, ids: Any, rows: Any) -> bool:
     """Whether a neutral row has these ids, and these log-probabilities by candidate."""
     theirs = [
         dict(zip(*pair, strict=True))
@@ -136,7 +136,7 @@ def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_p
     refused = 0
     for seed in range(RUNS):
         generator = random.Random(seed)
-        rows = teachers.rows_of(byte_level, TEXTS, K, with_text=seed % 2 == 0)
+        rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=seed % 2 == 0)
         values = [answer(row) for row in rows]
         if seed % 3 == 0:
             values[1]["messages"] = copy.deepcopy(CHAT)
@@ -152,7 +152,7 @@ def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_p
             refused += 1
         else:
             told = [rows_of_answer(json.loads(line)) for line in data.splitlines()]
-            assert all(same(row, *one) for row, one in zip(found, told, strict=True)), seed
+            assert all(equal_rows(row, *one) for row, one in zip(found, told, strict=True)), seed
     assert RUNS / 3 < refused < RUNS
 
 
@@ -223,7 +223,7 @@ def test_parquet(
         else:
             given = schema.to_pylist() if seed % 5 else found
             told = [(row["input_ids"], rows_of_neutral(row)) for row in given]
-            assert all(same(row, *one) for row, one in zip(found, told, strict=True)), seed
+            assert all(equal_rows(row, *one) for row, one in zip(found, told, strict=True)), seed
     assert RUNS / 3 < refused < RUNS
 
 

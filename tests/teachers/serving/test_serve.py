@@ -76,7 +76,7 @@ def post(url: str, prompt: Any, top_k: int = 1, timeout: float = 60, **options: 
     return httpx.post(f"{url}/v1/completions", json=body, timeout=timeout, **options)
 
 
-def rows_of(response: Any) -> list[list[dict[str, Any]]]:
+def prompt_rows(response: Any) -> list[list[dict[str, Any]]]:
     return [choice["prompt_logprobs"] for choice in response.json()["choices"]]
 
 
@@ -202,7 +202,7 @@ def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: An
 def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
     pair, ids = xtok.pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
     with running(Model(digits, max_logprobs=300).app) as behind, proxied(pair, behind) as url:
-        [rows] = rows_of(post(url, ids, top_k))
+        [rows] = prompt_rows(post(url, ids, top_k))
         body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **LOGPROBS}
         answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
     if top_k == 255:
@@ -498,7 +498,7 @@ def test_conversations_are_read_by_the_teachers_template(
     both = ("chatml", template)
     with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
         model.asked.clear()
-        [rows] = rows_of(post(url, ids, 5))
+        [rows] = prompt_rows(post(url, ids, 5))
         metrics = httpx.get(f"{url}/metrics").text
     check_rows(ids, rows, 5, len(student.table))
     [asked] = model.asked
@@ -551,7 +551,7 @@ def test_a_teacher_has_a_system_text_of_its_own(
             httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60)
             for more in ({"teacher_system": SYSTEM}, {"teacher_system": ""}, {})
         ]
-    [rows], [usual], [without] = map(rows_of, answers)
+    [rows], [usual], [without] = map(prompt_rows, answers)
     check_rows(ids, rows, 5, len(student.table))
     assert usual == without != rows
     assert model.asked[0] == expected
@@ -591,7 +591,7 @@ def test_other_ids_are_spelled(pair: Pair, digits: Tokenizer, template: Path) ->
         model = Model(digits)
         with running(model.app) as behind, proxied(pair, behind, chat=chat, templates=both) as url:
             model.asked.clear()
-            [rows] = rows_of(post(url, ids))
+            [rows] = prompt_rows(post(url, ids))
         check_rows(ids, rows, 1, len(student.table))
         [asked] = model.asked
         ours = b"".join(student.table[i] for i in ids)
@@ -669,9 +669,9 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     model = Model(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
     with running(model.app) as behind, proxied(pair, behind) as url:
-        before = own(ids, rows_of(post(url, ids))[0])
+        before = own(ids, prompt_rows(post(url, ids))[0])
         model.impossible = {model.asked[-1][5]}
-        after = own(ids, rows_of(post(url, ids))[0])
+        after = own(ids, prompt_rows(post(url, ids))[0])
     assert len(after) == len(before)
     assert all(-60 < value < 0 for value in after)
     assert after != before
@@ -731,7 +731,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> None:
     ids = [5, 6, 7]
     with running(model.app) as behind, proxied(pair, behind) as url:
-        right = rows_of(post(url, ids))
+        right = prompt_rows(post(url, ids))
         model.status = 500
         words = f"the teacher's server at {behind}: 500 Internal Server Error: out of memory"
         assert refused(post(url, ids), 502) == words
@@ -741,7 +741,7 @@ def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> No
         assert len(model.asked) == before + 3
         # busy once: the request is repeated after Retry-After
         model.status, model.busy, since = 200, 1, time.monotonic()
-        assert rows_of(post(url, ids)) == right
+        assert prompt_rows(post(url, ids)) == right
         assert time.monotonic() - since >= 1
         assert httpx.get(f"{url}/health").status_code == 200
 
@@ -756,7 +756,7 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
         model = running(Model(digits, kind).app)
         behind = model.__enter__()
         url = stack.enter_context(proxied(pair, behind, notes=notes))
-        right = rows_of(post(url, ids))
+        right = prompt_rows(post(url, ids))
         model.__exit__(None, None, None)
         assert "Connect" in refused(post(url, ids), 502)
         assert httpx.get(f"{url}/health").status_code == 503
@@ -771,7 +771,7 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
         assert notes == [away, back]
         refused(post(url, ids), 502)
         with running(Model(digits, kind).app, port):
-            assert rows_of(post(url, ids)) == right
+            assert prompt_rows(post(url, ids)) == right
     assert notes == [away, back, away, back]
 
 
@@ -789,7 +789,7 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
         behind = first.__enter__()
         port = int(behind.rpartition(":")[2])
         url = stack.enter_context(proxied(pair, behind))
-        right = rows_of(post(url, ids))
+        right = prompt_rows(post(url, ids))
         first.__exit__(None, None, None)
         if by == "the clock":
             monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
@@ -798,7 +798,7 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
             for _ in range(2):
                 assert "it returned with a different tokenizer" in refused(post(url, ids), 502)
         with running(Model(digits, kind).app, port):
-            assert rows_of(post(url, ids)) == right
+            assert prompt_rows(post(url, ids)) == right
 
 
 def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
@@ -942,7 +942,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
     with running(model.app) as behind, proxied(pair, behind, concurrency=8) as url:
 
         def ask(ids: list[int]) -> Any:
-            return rows_of(post(url, ids, 5))[0]
+            return prompt_rows(post(url, ids, 5))[0]
 
         alone = [*map(ask, rows)]
         model.delay = 0.05
@@ -950,7 +950,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
             assert [*pool.map(ask, rows)] == alone
         assert model.most == 8
         answer = post(url, rows, 5)
-    assert rows_of(answer) == alone
+    assert prompt_rows(answer) == alone
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]
 
 

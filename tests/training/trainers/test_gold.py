@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chat_families import CHAT
 from tiny_models import logged, tiny_model, weights_of
 
 import xtok
@@ -39,10 +40,6 @@ ROWS = [
     {"prompt": "High water: ", "completion": "at 6:12."},
     {"prompt": "Fog", "completion": "."},
     {"prompt": "Low water is", "completion": " at 12:40, and the boat comes on Friday."},
-]
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps."},
 ]
 
 

@@ -494,11 +494,10 @@ def test_sums_are_reset_when_training_begins(trainer: Make) -> None:
     assert parts == pytest.approx(logged(one)[0], rel=1e-3)
 
 
-def test_a_teacher_by_name(models: list[str], collator: Collator, tmp_path: Path) -> None:
-    folder = models[1].removeprefix("--teacher=")
+def test_a_teacher_by_name(teacher_folder: Path, collator: Collator, tmp_path: Path) -> None:
     one = XTokTrainer(
         tiny_model(collator.student.vocabulary.vocab_size, seed=0), arguments(tmp_path), collator,
-        teachers=folder, loss="alm", train_dataset=ROWS,
+        teachers=str(teacher_folder), loss="alm", train_dataset=ROWS,
     )  # fmt: skip
     assert {p.dtype for p in one.teachers[0].parameters()} == {torch.float32}
     one.train()
@@ -545,26 +544,42 @@ def test_weights_of_0_train_nothing(trainer: Make) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(
-    tmp_path_factory: pytest.TempPathFactory, small: Path, digits: Tokenizer,
-    byte_level: Tokenizer, projection: ProjectionMap,
+def student_folder(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, digits: Tokenizer
+) -> Path:
+    folder = tmp_path_factory.mktemp("student")
+    save_model(folder, digits, small / "small-digits", seed=0, sharp=0.02)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, byte_level: Tokenizer
+) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    save_model(folder, byte_level, small / "small-byte-level", seed=1, sharp=0.5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trainer_options(
+    tmp_path_factory: pytest.TempPathFactory, student_folder: Path, teacher_folder: Path,
+    projection: ProjectionMap,
 ) -> list[str]:  # fmt: skip
-    folder = tmp_path_factory.mktemp("models")
-    save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
-    save_model(folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5)
+    folder = tmp_path_factory.mktemp("inputs")
     projection.save(folder / "map.safetensors")
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
     return [
-        f"--student={folder / 'student'}", f"--teacher={folder / 'teacher'}",
+        f"--student={student_folder}", f"--teacher={teacher_folder}",
         f"--map={folder / 'map.safetensors'}", f"--dataset={folder / 'rows.jsonl'}",
         "--max_length=64", "--report_to=none", "--use_cpu", "--logging_steps=1",
         "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0", "--loss=p-kl",
     ]  # fmt: skip
 
 
-def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
-    options = [*models, "--per_device_train_batch_size=2", "--lr_scheduler_type=constant"]
+def test_the_example_resumes(trainer_options: list[str], tmp_path: Path) -> None:
+    options = [*trainer_options, "--per_device_train_batch_size=2", "--lr_scheduler_type=constant"]
     options += ["--save_strategy=steps", "--save_steps=2"]
     whole = hf_trainer.main([*options, f"--output_dir={tmp_path / 'whole'}", "--max_steps=4"])
     hf_trainer.main([*options, f"--output_dir={tmp_path / 'cut'}", "--max_steps=2"])
@@ -575,8 +590,8 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
     assert not xtok.doctor(str(tmp_path / "cut")).failed
 
 
-def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
-    without = [o for o in models if not o.startswith("--map")]
+def test_the_example_names_the_option_for_a_map(trainer_options: list[str], tmp_path: Path) -> None:
+    without = [o for o in trainer_options if not o.startswith("--map")]
     without = [o for o in without if not o.startswith("--loss")]
     with pytest.raises(XtokError, match="the loss event-kl requires an event map") as error:
         hf_trainer.main([*without, f"--output_dir={tmp_path}"])
@@ -584,10 +599,10 @@ def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:.*this teacher will probably cost quality:UserWarning")
-def test_the_example_trains_on_chats(models: list[str], tmp_path: Path) -> None:
+def test_the_example_trains_on_chats(trainer_options: list[str], tmp_path: Path) -> None:
     """Each side has a chat template of its own; an error names the option of the script."""
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
-    options = [o for o in models if not o.startswith("--dataset")]
+    options = [o for o in trainer_options if not o.startswith("--dataset")]
     options += [f"--dataset={tmp_path / 'chats.jsonl'}", f"--output_dir={tmp_path / 'run'}"]
     options += ["--max_steps=1", "--save_strategy=no"]
     with pytest.raises(XtokError) as error:
@@ -612,10 +627,14 @@ def test_the_example_prints_its_own_options(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_example_trains_from_stored_predictions(
-    models: list[str], digits: Tokenizer, tmp_path: Path
+    trainer_options: list[str], digits: Tokenizer, tmp_path: Path
 ) -> None:
     Dataset.from_list(stored(ROWS, digits)).to_parquet(tmp_path / "rows.parquet")
-    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--loss", "--dataset"))]
+    kept = [
+        o
+        for o in trainer_options
+        if not o.startswith(("--teacher", "--map", "--loss", "--dataset"))
+    ]
     one = hf_trainer.main([
         *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
         f"--output_dir={tmp_path / 'run'}",
@@ -627,9 +646,13 @@ def test_the_example_trains_from_stored_predictions(
     "more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"], ["--loss=alm"]]
 )
 def test_two_processes_are_one_with_twice_the_batch(
-    models: list[str], tmp_path: Path, forks: Forks, more: list[str]
+    trainer_options: list[str],
+    student_folder: Path,
+    tmp_path: Path,
+    forks: Forks,
+    more: list[str],
 ) -> None:
-    options = [*models, *more, "--max_steps=3", "--save_strategy=no"]
+    options = [*trainer_options, *more, "--max_steps=3", "--save_strategy=no"]
     # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
     one = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
@@ -649,7 +672,7 @@ def test_two_processes_are_one_with_twice_the_batch(
     from safetensors.torch import load_file
 
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    start = load_file(Path(models[0].removeprefix("--student=")) / "model.safetensors")
+    start = load_file(student_folder / "model.safetensors")
     for name, values in first.items():
         assert not torch.equal(values, start[name])
         torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5)

@@ -29,7 +29,7 @@ FIELDS = {  # the fields of NeMo-RL's AlignmentBatch that its losses read, and t
 
 
 @pytest.fixture(scope="module")
-def pair(small: Path) -> tuple[Any, Any]:
+def library_tokenizers(small: Path) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     names = ("small-byte-level", "small-digits")
@@ -37,17 +37,21 @@ def pair(small: Path) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def map_path(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+def map_path(library_tokenizers: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("map") / "map.pt"
-    build(from_transformers(pair[0]), from_transformers(pair[1])).save(path)
+    build(from_transformers(library_tokenizers[0]), from_transformers(library_tokenizers[1])).save(
+        path
+    )
     return str(path)
 
 
 @pytest.fixture
-def aligner(pair: tuple[Any, Any], map_path: str) -> TokenAligner:
+def aligner(library_tokenizers: tuple[Any, Any], map_path: str) -> TokenAligner:
     """As its `setup` makes one."""
     return TokenAligner(
-        student_tokenizer=pair[0], teacher_tokenizer=pair[1], projection_matrix_path=map_path
+        student_tokenizer=library_tokenizers[0],
+        teacher_tokenizer=library_tokenizers[1],
+        projection_matrix_path=map_path,
     )
 
 
@@ -60,8 +64,10 @@ def tokenize(tokenizer: Any, texts: list[str], length: int) -> dict[str, torch.T
 
 
 @pytest.mark.parametrize("length", [64, 7])
-def test_a_text_collator(aligner: TokenAligner, pair: tuple[Any, Any], length: int) -> None:
-    sides = [tokenize(tokenizer, TEXTS, length) for tokenizer in pair]
+def test_a_text_collator(
+    aligner: TokenAligner, library_tokenizers: tuple[Any, Any], length: int
+) -> None:
+    sides = [tokenize(tokenizer, TEXTS, length) for tokenizer in library_tokenizers]
     found = aligner.align(
         sides[0]["input_ids"],
         sides[1]["input_ids"],
@@ -71,7 +77,9 @@ def test_a_text_collator(aligner: TokenAligner, pair: tuple[Any, Any], length: i
     batch = {f"alignment_0_{f.name}": getattr(found, f.name) for f in fields(found)}
     assert {name.removeprefix("alignment_0_"): t.dtype for name, t in batch.items()} == FIELDS
     check_loss(batch, sides)
-    for side, encoded, tokenizer in zip(("student", "teacher"), sides, pair, strict=True):
+    for side, encoded, tokenizer in zip(
+        ("student", "teacher"), sides, library_tokenizers, strict=True
+    ):
         chunk = batch[f"alignment_0_{side}_chunk_id"]
         assert not (chunk[encoded["attention_mask"] == 0] >= 0).any()
         if length == 64:
@@ -101,14 +109,16 @@ def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tenso
     assert (both & valid).any()
 
 
-def test_offsets_of_the_draft_change_nothing(pair: tuple[Any, Any], aligner: TokenAligner) -> None:
+def test_offsets_of_the_draft_change_nothing(
+    library_tokenizers: tuple[Any, Any], aligner: TokenAligner
+) -> None:
     """As `_call_text` of its collator calls it, branch xtoken-offset-alignment (e2722b1)."""
     sides = [
         tokenizer(
             TEXTS, padding=True, return_tensors="pt", padding_side="right",
             return_offsets_mapping=True,
         )
-        for tokenizer in pair
+        for tokenizer in library_tokenizers
     ]  # fmt: skip
     ids = [side["input_ids"] for side in sides]
     masks = {
@@ -125,13 +135,13 @@ def test_offsets_of_the_draft_change_nothing(pair: tuple[Any, Any], aligner: Tok
         assert torch.equal(getattr(given, field.name), getattr(without, field.name))
 
 
-def test_a_table_of_the_draft_is_a_map(pair: tuple[Any, Any], tmp_path: Path) -> None:
-    models = [from_transformers(tokenizer) for tokenizer in pair]
+def test_a_table_of_the_draft_is_a_map(library_tokenizers: tuple[Any, Any], tmp_path: Path) -> None:
+    models = [from_transformers(tokenizer) for tokenizer in library_tokenizers]
     path = tmp_path / "tables.pt"
     spellings(*models).save(path)
-    found = TokenAligner(*pair, str(path))
-    ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in pair]
+    found = TokenAligner(*library_tokenizers, str(path))
+    ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in library_tokenizers]
     aligned = found.align(*ids)
     assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
     with pytest.raises(XtokError, match="swapped"):
-        TokenAligner(*pair[::-1], str(path))
+        TokenAligner(*library_tokenizers[::-1], str(path))
