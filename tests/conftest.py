@@ -72,6 +72,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def empty_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, in which `small` is a link to the small tokenizers."""
+    monkeypatch.chdir(tmp_path)
+    Path("small").symlink_to(small)
+
+
 @pytest.fixture(scope="session")
 def byte_level(small: Path) -> Tokenizer:
     return load_tokenizer(str(small / "small-byte-level"))

@@ -1,0 +1,31 @@
+"""Errors of alignments: causes, messages and hints."""
+
+from __future__ import annotations
+
+import pytest
+from error_causes import Cause, Errors, bytes_pair, cases, check_error
+
+import xtok
+
+ERRORS: Errors = {
+    "score the text that the student wrote, or skip differences with partial=True": [
+        (
+            lambda: xtok.project_logprobs(
+                xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]
+            ),
+            'the texts differ at byte 0, after "": the student has "12", the teacher "7"',
+        ),
+    ],
+    "use a teacher with byte tokens or a byte-level tokenizer": [
+        (
+            lambda: xtok.Retokenizer(xtok.pair("bytes", "null:5"))([[*b"The keeper"]]),
+            "null:5 cannot spell 'The keeper' of the student's text",
+        ),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_alignment_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)

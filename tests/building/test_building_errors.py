@@ -1,0 +1,311 @@
+"""Errors of texts, embeddings and the stages of a map: causes, messages and hints."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from error_causes import (
+    Cause,
+    Errors,
+    bytes_pair,
+    cases,
+    check_error,
+    file,
+    instead,
+    parquet,
+    there,
+)
+from make_maps import GOOD, TINY
+from numpy.typing import NDArray
+from safetensors.torch import save as safetensors
+from tiny_models import with_layer
+
+import xtok
+from xtok.building.counting.texts import find_texts, read_batches, text_shards
+from xtok.building.embeddings.input_layer import Model, input_layer
+
+
+def read_text(name: str, content: str | bytes) -> object:
+    return batches(Path(file(name, content)))
+
+
+def batches(path: Path, field: str = "text") -> object:
+    return list(read_batches(text_shards(path), field))
+
+
+MATRIX = torch.zeros(4, 2)
+
+
+def model_of(content: torch.Tensor | bytes, index: object = None, name: str = "wte.weight") -> Path:
+    """Write a checkpoint of one matrix, or of these bytes, and an index if there is one."""
+    data = content if isinstance(content, bytes) else safetensors({name: content})
+    if index is not None:
+        file("model/model.safetensors.index.json", json.dumps({"weight_map": index}))
+    return Path(file("model/model.safetensors", data)).parent
+
+
+def layer(*content: Any, **name: Any) -> object:
+    """Look for the input embeddings of a model."""
+    return input_layer(Model(model_of(*content, **name)))
+
+
+def generate(embedding: str | None, student: str | Path = "bytes", **options: Any) -> object:
+    pair = xtok.pair(student, "small/small-digits")
+    return xtok.generate(pair, embedding, xtok.GenerateConfig(**options), offline=True)
+
+
+def weights(matrix: NDArray[np.float32]) -> str:
+    return f"input:{with_layer(Path('model'), Path('small/small-digits'), matrix)}"
+
+
+ERRORS: Errors = {
+    "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+    "'corpus/*.jsonl.gz'": [
+        (lambda: find_texts("none-*.txt"), "there is no file none-*.txt"),
+        (lambda: find_texts(there("folder", os.mkdir)), "folder is a folder"),
+    ],
+    "if the file is latin1, convert it: iconv -f latin1 -t UTF-8": [
+        (
+            lambda: read_text("a.txt", "Es war schön".encode("latin1")),
+            "a.txt is not UTF-8: byte 0xf6 at offset 10, in line 1",
+        ),
+    ],
+    "if the file is UTF-16LE, convert it: iconv -f UTF-16LE -t UTF-8": [
+        (
+            lambda: read_text("a.txt", "the text".encode("utf-16-le")),
+            "a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
+        ),
+    ],
+    "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst": [
+        (
+            lambda: read_text("a.txt", bytes(range(256))),
+            "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2; it also contains "
+            "control characters",
+        ),
+    ],
+    "write it to a file first; xtok reads the file more than once": [
+        (lambda: find_texts("/dev/null"), "/dev/null is a device, not a regular file"),
+    ],
+    "check the path and its permissions; fetch a damaged file again": [
+        (
+            lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
+            "the text a.txt.gz cannot be read: …",
+        ),
+        (
+            lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
+            "the text a.parquet cannot be read: …",
+        ),
+        (
+            lambda: read_text("a.parquet", "one two three four"),
+            "the text a.parquet cannot be read: …",
+        ),
+    ],
+    "give rows that are JSON objects, and name their text field with field=; plain text "
+    "needs a name that ends in .txt": [
+        (
+            lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
+            "a.jsonl, line 2: no field 'text', but: body, n",
+        ),
+        (
+            lambda: read_text("a.jsonl", '{"text": 3}'),
+            "a.jsonl, line 1: the field 'text' is a number, not a string",
+        ),
+        (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …"),
+        (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object"),
+        (
+            lambda: batches(parquet(id=[1], body=["x"])),
+            "a.parquet, row 0: no field 'text', but: id, body",
+        ),
+        (
+            lambda: batches(parquet(id=[1]), field="id"),
+            "a.parquet, row 0: the field 'id' is a number, not a string",
+        ),
+    ],
+    "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'": [
+        (
+            lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
+            "a.txt.zst requires the package pyarrow, which is not installed",
+        ),
+    ],
+    "give non-empty text that both tokenizers can spell; xtok align shows how they differ": [
+        (
+            lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
+            "the text has no shared token boundary: 0 documents, 0 bytes",
+        ),
+    ],
+    "give both models with pair=": [
+        (
+            lambda: xtok.reapply_exact(GOOD),
+            "the map contains no tokens of m: xtok did not write it",
+        ),
+        (
+            lambda: xtok.reapply_exact(
+                xtok.multitoken(bytes_pair(), xtok.MultitokenConfig(token_form="raw"))
+            ),
+            "the map was made with the token form raw, but has no display strings",
+        ),
+    ],
+    "rebuild the map, or use the version of xtok that made it": [
+        (
+            lambda: xtok.reapply_exact(
+                replace(
+                    TINY,
+                    history=({"stage": "multitoken", "options": {"special_tokens": "x"}},),
+                )
+            ),
+            "the map's history contains unsupported options: special_tokens is 'x', and "
+            "must be one of ('roles', 'fuzzy', 'off')",
+        ),
+    ],
+    "set top_k= to 2 or more, or build the map without the scale trick": [
+        (
+            lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
+            "a row with one entry can only contain its scale slot",
+        ),
+    ],
+    "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, "
+    "set the width to 256 with student_vocab_size=": [
+        (
+            lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
+            "the student of the map (m) is 4 wide, but bytes is 256 wide",
+        ),
+    ],
+    "give ids from 0 to 255 with ignore_teacher_ids=": [
+        (
+            lambda: xtok.build(
+                "bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))
+            ),
+            "the teacher id 256 to ignore does not exist: bytes is 256 wide",
+        ),
+    ],
+    "give sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
+    "layer, own for the two models' own layers, or spelling for none": [
+        (
+            lambda: generate("small/small-digits"),
+            "the embedding model small/small-digits does not name the embeddings to use",
+        ),
+    ],
+    "give the path of a model's folder, or a repo id": [
+        (lambda: generate("input:./none"), "no such folder: ./none"),
+        (lambda: generate(f"input:{file('a-file')}"), "no such folder: a-file"),
+    ],
+    "check the spelling; to download the repo on a machine with a network: hf download none/body": [
+        (
+            lambda: generate("input:none/body@v1"),
+            "none/body at revision v1 is neither a local file or folder nor in the local "
+            "cache, and xtok is offline",
+        ),
+    ],
+    "give a model with a safetensors checkpoint; save_pretrained writes one": [
+        (lambda: generate(f"input:{there('empty', os.mkdir)}"), "empty has no model.safetensors"),
+        (
+            lambda: generate("own", "small/small-byte-level"),
+            "small/small-byte-level has no model.safetensors",
+        ),
+    ],
+    "give a folder that also contains the model's tokenizer": [
+        (
+            lambda: generate(f"input:{model_of(MATRIX)}"),
+            "model has no tokenizer.json to segment tokens with",
+        ),
+    ],
+    "give a checkpoint and a tokenizer that belong together": [
+        (
+            lambda: generate(weights(np.zeros((9, 4), np.float32))),
+            "model, model.embed_tokens.weight: 9 rows, expected at least 800 (the tokenizer's ids)",
+        ),
+    ],
+    "check the checkpoint, or give float32 with dtype=": [
+        (
+            lambda: generate(weights(np.full((896, 4), np.nan, np.float32))),
+            "embeddings by model are not finite for 128 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
+        ),
+    ],
+    "give the model's folder or repo id, or another embedding_model=": [
+        (lambda: generate("own"), "bytes is a tokenizer file without embeddings"),
+    ],
+    "give cpu, cuda or cuda:0 with device=": [
+        (lambda: generate(None, device="tpu"), "the device tpu cannot be used: unknown device"),
+        (lambda: generate(None, device="cpu:"), "the device cpu: cannot be used: …"),
+        (lambda: generate(None, device="cuda:\u0663"), "the device cuda:٣ cannot be used: …"),
+    ],
+    "reduce top_k=": [
+        (
+            lambda: generate("spelling", top_k=4000),
+            "top_k is 4000, expected at most the teacher's 896 tokens",
+        ),
+    ],
+    "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'": [
+        (
+            lambda: instead(
+                "sentence_transformers",
+                lambda: generate("sentence:small/small-digits"),
+            ),
+            "sentence embeddings need sentence-transformers",
+        ),
+    ],
+    "give input:small/small-digits for its input-embedding layer, or another model": [
+        (
+            lambda: instead(
+                "sentence_transformers",
+                lambda: generate("sentence:small/small-digits"),
+                SimpleNamespace(),
+            ),
+            "small/small-digits has no modules.json, so it is not a sentence-transformers model",
+        ),
+    ],
+    "give a checkpoint without quantization, or fetch it again": [
+        (
+            lambda: layer(torch.zeros(4)),
+            "model/model.safetensors, wte.weight: torch.float32 [4], expected a matrix of floats",
+        ),
+        (
+            lambda: layer(MATRIX.to(torch.int8)),
+            "model/model.safetensors, wte.weight: torch.int8 [4, 2], expected a matrix of floats",
+        ),
+    ],
+    "give another model; known names include model.embed_tokens.weight, "
+    "transformer.wte.weight and embeddings.word_embeddings.weight": [
+        (
+            lambda: layer(MATRIX, name="other"),
+            "model: none of its 1 tensors is a known input-embedding layer",
+        ),
+    ],
+    "the checkpoint is damaged: fetch it again": [
+        (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …"),
+        (
+            lambda: layer(safetensors({"wte.weight": MATRIX})[:-1]),
+            "model/model.safetensors is not a whole safetensors file: …",
+        ),
+        (
+            lambda: layer((3).to_bytes(8, "little") + b"[1]"),
+            "model/model.safetensors is not a whole safetensors file: …",
+        ),
+        (
+            lambda: layer(MATRIX, {"model.embed_tokens.weight": "model.safetensors"}),
+            "model/model.safetensors is not a whole safetensors file: …",
+        ),
+        (lambda: layer(MATRIX, []), "the model.safetensors.index.json of model is damaged"),
+        (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged"),
+        (
+            lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
+            "model lacks none.safetensors, listed in its model.safetensors.index.json",
+        ),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_building_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)

@@ -1,0 +1,34 @@
+"""Errors of the option for a loss: causes, messages and hints."""
+
+from __future__ import annotations
+
+import pytest
+from error_causes import Cause, Errors, cases, check_error
+
+from xtok.cli.options import read_loss
+from xtok.config import EventLoss
+
+ERRORS: Errors = {
+    "xtok events STUDENT TEACHER": [
+        (lambda: read_loss("event-kl"), "event-kl does not use a map"),
+        (lambda: read_loss("event_kl"), "event-kl does not use a map"),
+    ],
+    "xtok events STUDENT TEACHER --for csd": [
+        (lambda: read_loss("csd"), "csd does not use a map"),
+    ],
+    "train without a file: this loss needs only the teacher's log-probabilities": [
+        (lambda: read_loss("alm"), "alm does not use a map"),
+    ],
+    "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet": [
+        (lambda: read_loss("topk-kl"), "topk-kl does not use a map"),
+    ],
+    "xtok build STUDENT TEACHER --for p-kl": [
+        (lambda: read_loss("p_kl", EventLoss), "p-kl does not use an event map"),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_loss_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)

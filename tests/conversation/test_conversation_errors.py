@@ -1,0 +1,227 @@
+"""Errors of conversations and chat templates: causes, messages and hints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from error_causes import (
+    ANSWER,
+    ASK,
+    Cause,
+    Errors,
+    cases,
+    check_error,
+    file,
+    folder,
+    parquet,
+    small_one,
+)
+
+from xtok.conversation import render, tool_suffix
+from xtok.conversation.files import read_conversations
+from xtok.conversation.formats import FORMATS
+from xtok.tokenizers import load_tokenizer
+
+
+def chat_of_named(messages: list[dict[str, Any]]) -> object:
+    """Render by a tokenizer whose only template has a name."""
+    named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
+    return render(load_tokenizer(folder("tokenizer_config", chat_template=named)), messages)
+
+
+def read_chats(name: str, content: str | bytes) -> object:
+    return list(read_conversations(Path(file(name, content))))
+
+
+TOLD = {"role": "tool", "content": "four"}
+
+DROPS = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% endif %}"
+
+WITHIN = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% if not loop.first %}"
+WITHIN += "{{ messages[loop.index].content + m.content }}{% endif %}{% endif %}"
+
+
+def chat(messages: list[Any], template: str | None = "chatml", **options: Any) -> object:
+    return render(small_one(), messages, template=template, **options)
+
+
+def suffix(body: str, *messages: dict[str, str]) -> object:
+    return tool_suffix(small_one(), messages or [TOLD], template=each(body))
+
+
+def each(body: str) -> str:
+    """A template that writes the same for each message `m`."""
+    return f"{{% for m in messages %}}{body}{{% endfor %}}"
+
+
+ERRORS: Errors = {
+    'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
+    '"tools": […]}': [
+        (
+            lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
+            "a.jsonl, line 2: not JSON: …",
+        ),
+        (lambda: read_chats("a.jsonl", "[{}] [{}]"), "a.jsonl, line 1: more than one JSON value"),
+        (
+            lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
+            "a.parquet, row 0: no messages, only: text, id",
+        ),
+        (
+            lambda: read_chats("a.jsonl", '{"role": "user"}'),
+            "a.jsonl, line 1: no messages, only: role",
+        ),
+        (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: the list of messages is empty"),
+        (
+            lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
+            "a.json: the value of 'tools': not JSON: Expecting value at column 1",
+        ),
+        (
+            lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
+            "a.json: the value of 'chat_template_kwargs' is not an object",
+        ),
+        (lambda: read_chats("a.json", ""), "a.json: the file contains no conversation"),
+        (lambda: read_chats("a.json", "3"), "a.json: the value of 'messages' is not a list"),
+    ],
+    "if the file is latin1, convert it: iconv -f latin1 -t UTF-8": [
+        (
+            lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
+            "a.json is not UTF-8: byte 0xff at offset 11, in line 1",
+        ),
+    ],
+    'a message is an object such as {"role": "user", "content": "Hello"}': [
+        (lambda: chat([{"content": "x"}]), "message 0 has no role"),
+    ],
+    "use one of its roles (system, user, assistant, tool), or use a chat template that "
+    "supports it": [
+        (
+            lambda: chat([{"role": "judge", "content": ""}]),
+            "message 0 has the role 'judge', which the format chatml does not allow",
+        ),
+    ],
+    "change the message, or use a chat template that supports it": [
+        (
+            lambda: chat([{"role": "user", "content": None}]),
+            "message 0 is not plain text, which the format chatml does not allow",
+        ),
+        (
+            lambda: chat([{"role": "assistant", "content": "a <image>"}]),
+            "message 0 is the assistant's and has the image placeholder <image>, which the "
+            "format chatml does not allow",
+        ),
+    ],
+    "write the whole pair, or the character itself": [
+        (
+            lambda: chat([{"role": "user", "content": "a\ud83d"}]),
+            "message 0 contains '\\ud83d', half of a surrogate pair",
+        ),
+    ],
+    "give its content as text, or as a list of parts": [
+        (
+            lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
+            "message 0 is nested more than 100 deep",
+        ),
+    ],
+    "give a Jinja file with template=, or one of …": [
+        (lambda: chat([ASK], None), "small-byte-level has no chat template"),
+        (lambda: chat([ASK], "none.jinja"), "the chat template none.jinja is not a file"),
+    ],
+    "use one of these names, or a Jinja file with template=, or one of …": [
+        (lambda: chat_of_named([ASK]), "model has no chat template named default; it has rag"),
+    ],
+    "fix it, or use another template with template=": [
+        (
+            lambda: chat([ASK], "{% for %}"),
+            "the chat template of small-byte-level is not a Jinja template: line 1: …",
+        ),
+    ],
+    "change the messages, or use another template with template=": [
+        (
+            lambda: chat([ASK], each("{{ raise_exception('no') }}")),
+            "the chat template of small-byte-level raises at message 0, the user's: no",
+        ),
+        (
+            lambda: render(
+                small_one("small.model"),
+                [{"role": "system", "content": "s"}],
+                template="mistral",
+            ),
+            "the format mistral of small.model raises: there is no user message that the "
+            "system text could be in",
+        ),
+    ],
+    "use a template that writes it, with template=, or remove it": [
+        (
+            lambda: chat([ASK], each("{{ m.role }}")),
+            "message 0, the user's: the template drops its content",
+        ),
+        (
+            lambda: chat([{**ASK, "content": "xy"}], each("{{ m.content[:1] }}")),
+            "message 0, the user's: the template drops the part 'y' of its content",
+        ),
+        (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name"),
+    ],
+    'write them as [{"type": "function", "function": {"name": …}}, …]': [
+        (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'"),
+    ],
+    "remove it from the variables": [
+        (
+            lambda: chat([ASK], variables={"messages": []}),
+            "the template's variables contain messages, which is also an argument",
+        ),
+    ],
+    "use 1 to train on it, or 0": [
+        (
+            lambda: chat([{"role": "assistant", "content": "yes", "weight": 0.5}]),
+            "message 0, the assistant's, has the weight '0.5'",
+        ),
+    ],
+    "use text, numbers, lists and objects; array.tolist() returns a list": [
+        (
+            lambda: chat(
+                [{**ASK, "content": [{"type": "text", "text": b"yes"}]}],
+                each("{% for p in m.content %}{{ p.text }}{% endfor %}"),
+            ),
+            "message 0: content[0].text is a bytes, which is not a JSON type",
+        ),
+    ],
+    "use another format (…": [
+        (
+            lambda: chat([ASK], "mistral-v1"),
+            "small-byte-level has no </s>, which the format mistral-v1 needs",
+        ),
+    ],
+    "pass pad_id to collate; the format uses <|finetune_right_pad_id|>, <|finetune_right_pad|>": [
+        (
+            lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
+            "the vocabulary has no padding token for the format llama3",
+        ),
+    ],
+    "use a template with tools and end-of-turn tokens, with template=": [
+        (
+            lambda: suffix(
+                "{{ m.content + ' t' }}",
+                ASK,
+                ANSWER,
+                {"role": "tool", "content": "he cat"},
+            ),
+            "message 1, the assistant's, does not end with a token",
+        ),
+        (
+            lambda: suffix(DROPS, {"role": "tool", "content": ""}),
+            "message 2, the tool's, is not in the text",
+        ),
+        (
+            lambda: suffix(WITHIN, ASK, ANSWER, TOLD),
+            "message 1, the assistant's, goes on after the tools' messages",
+        ),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_conversation_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)

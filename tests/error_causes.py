@@ -1,0 +1,115 @@
+"""Causes of errors: files, folders and models that tests of error messages share.
+
+A test of messages has a dict from each hint to its causes and their messages. A `…` at the end
+stands for the message of another library, and for lists that grow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow.parquet import write_table
+
+import xtok
+from xtok import ProjectionMap, SpellingMap, XtokError
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+
+Cause = Callable[[], object]
+
+
+def file(name: str, content: str | bytes = "") -> str:
+    """Write a file, and return its name."""
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+def there(name: str, make: Callable[[str], object]) -> str:
+    make(name)
+    return name
+
+
+def spellings(student: str = "bytes") -> SpellingMap:
+    made: SpellingMap = xtok.spellings(student, "bytes")
+    return made
+
+
+def folder(stem: str, content: str | None = None, **parts: object) -> str:
+    """Copy a tokenizer's folder, with other content or other parts of a JSON file."""
+    shutil.copytree("small/small-digits", "model")
+    path = Path("model", f"{stem}.json")
+    path.write_text(content or json.dumps({**json.loads(path.read_text()), **parts}))
+    return "model"
+
+
+@cache
+def small_one(name: str = "small-byte-level") -> Tokenizer:
+    return load_tokenizer(f"small/{name}")
+
+
+@cache
+def bytes_pair() -> Pair:
+    return xtok.pair("bytes", "bytes")
+
+
+@cache
+def of_bytes() -> ProjectionMap:
+    return xtok.build("bytes", "bytes")
+
+
+@cache
+def to_pieces() -> Pair:
+    return xtok.pair("bytes", small_one("small.model"))
+
+
+def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> ProjectionMap:
+    return ProjectionMap.load(file(name, content), **options)
+
+
+def parquet(**columns: object) -> Path:
+    write_table(pyarrow.table(columns), "a.parquet")
+    return Path("a.parquet")
+
+
+ASK = {"role": "user", "content": "x"}
+
+ANSWER = {"role": "assistant", "content": "y"}
+
+
+def instead(module: str, cause: Cause, other: object = None) -> object:
+    """Do something where a package is another one, or not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module, other)
+        return cause()
+
+
+Errors = Mapping[str, Sequence[tuple[Cause, str]]]
+"""The causes and messages of each hint."""
+
+
+def cases(errors: Errors) -> list[tuple[Cause, str, str]]:
+    """Return the cause, message and hint of each error."""
+    return [(cause, message, hint) for hint in errors for cause, message in errors[hint]]
+
+
+def check_error(cause: Cause, message: str, hint: str) -> None:
+    """Check that a cause raises an error with this message and this hint.
+
+    Paths of the current folder, and of its link to the small tokenizers, are relative.
+    """
+    with pytest.raises(XtokError) as caught:
+        cause()
+    for found, expected in ((caught.value.message, message), (caught.value.hint, hint)):
+        found = found.replace(f"{Path.cwd()}/", "").replace(str(Path("small").readlink()), "small")
+        is_equal = found.startswith(expected[:-1]) if expected.endswith("…") else found == expected
+        assert is_equal, found
+        assert "\n" not in found

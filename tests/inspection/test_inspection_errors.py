@@ -1,0 +1,69 @@
+"""Errors of the commands that inspect maps: causes, messages and hints."""
+
+from __future__ import annotations
+
+import pytest
+from error_causes import (
+    Cause,
+    Errors,
+    bytes_pair,
+    cases,
+    check_error,
+    file,
+    of_bytes,
+    spellings,
+    to_pieces,
+)
+from make_maps import GOOD, TINY
+
+import xtok
+
+ERRORS: Errors = {
+    "give both models with pair=": [
+        (
+            lambda: xtok.explain(GOOD, token_class="digits"),
+            "the map contains no tokens of m: xtok did not write it",
+        ),
+    ],
+    "the classes are: …": [
+        (lambda: xtok.explain(TINY, token_class="digit"), "unknown class of tokens 'digit'"),
+    ],
+    "give one of: empty, exact, pieces, role, similar, counted, mixed, relaxed": [
+        (lambda: xtok.explain(TINY, kind="none"), "unknown kind of row 'none'"),
+    ],
+    "give the models, or the maps, of one pair, student first; xtok inspect shows the pair "
+    "of a map": [
+        (
+            lambda: xtok.explain(of_bytes(), 1, pair=to_pieces()),
+            "the teacher of the map (bytes) has other tokens than small.model",
+        ),
+    ],
+    "give the student first, as in the map, or build the map in the other direction": [
+        (
+            lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
+            "the sides are swapped: in the map, the student is bytes and the teacher small.model",
+        ),
+    ],
+    "evaluate the event maps alone, without a loss": [
+        (
+            lambda: xtok.evaluate(
+                bytes_pair(),
+                [of_bytes(), xtok.events("bytes", "bytes")],
+                file("a.txt", "x"),
+            ),
+            "event maps cannot be measured together with maps, nor for a loss",
+        ),
+    ],
+    "evaluate projection maps or event maps; xtok verify checks a spelling map": [
+        (
+            lambda: xtok.evaluate(bytes_pair(), spellings(), file("a.txt", "x")),
+            "spelling maps cannot be measured on text",
+        ),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_inspection_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)

@@ -1,0 +1,268 @@
+"""Errors of maps and their files: causes, messages and hints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from error_causes import Cause, Errors, cases, check_error, file, read_map, spellings, there
+from make_maps import FOREIGN, TINY, edited, pt_bytes
+from safetensors.torch import save as safetensors
+
+import xtok
+from xtok import ProjectionMap, SpellingMap
+from xtok.maps.events import EventMap
+from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
+
+
+def tables(name: str) -> str:
+    """Write both tables, and return the name of one."""
+    spellings().save("t.pt")
+    return name
+
+
+ERRORS: Errors = {
+    "build the map again, or give another file": [
+        (lambda: read_map(b""), "the map map.safetensors is empty"),
+        (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …"),
+        (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …"),
+        (
+            lambda: read_map(safetensors({"weights": torch.zeros(3)})),
+            "map.safetensors is a safetensors file, but not an xtok map; its tensors: 'weights'",
+        ),
+        (
+            lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
+            "a.pt is not a valid map: it contains a dict with the keys 'step', 'model', "
+            "expected indices and likelihoods, counts of pairs, or a matrix",
+        ),
+        (
+            lambda: read_map(pt_bytes([1]), "a.pt"),
+            "a.pt is not a valid map: it contains list, expected indices and likelihoods, "
+            "counts of pairs, or a matrix",
+        ),
+        (
+            lambda: read_map(edited({"weights": None})),
+            "map.safetensors is not a valid map: it lacks 'weights'",
+        ),
+        (
+            lambda: read_map(
+                Path(there("a.pt", TINY.save)).read_bytes().replace(b"org/s", b"org/t"),
+                "map.pt",
+            ),
+            "map.pt is not a whole .pt file: the checksum of its part …",
+        ),
+        (
+            lambda: read_map(edited(format_version=2)),
+            "map.safetensors is not a valid map: its format version is 2, expected 1",
+        ),
+    ],
+    "give the path of a .safetensors or .pt map; xtok build makes a map of two models": [
+        (
+            lambda: ProjectionMap.load("none.pt"),
+            "the map none.pt cannot be read: No such file or directory",
+        ),
+        (
+            lambda: read_map(b'{"model_type": "llama"}', "config.json"),
+            "config.json is neither a .safetensors nor a .pt",
+        ),
+    ],
+    "give the path of a .safetensors or .pt map; xtok build makes a map of two models; xtok "
+    "doctor compares the models": [
+        (
+            lambda: ProjectionMap.load(there("folder", os.mkdir)),
+            "the map folder cannot be read: Is a directory",
+        ),
+    ],
+    "give another path": [
+        (lambda: ProjectionMap.load("nul\0.pt"), "the map nul\x00.pt has a NUL in its name"),
+        (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt contains a NUL character"),
+        (
+            lambda: TINY.save(there("pipe.pt", os.mkfifo)),
+            "the output pipe.pt is not a regular file",
+        ),
+    ],
+    "if its weights were trained, convert the map once with normalize=": [
+        (
+            lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
+            "map.safetensors is not a valid map: row 0 sums to 0.5, not 1",
+        ),
+        (
+            lambda: read_map(to_safetensors(TINY).replace(TINY.teacher_ids.tobytes(), bytes(28))),
+            "map.safetensors is not a valid map: its tensors changed after it was written",
+        ),
+    ],
+    "save only tensors, numbers and strings, or a dict of counts {(student_id, teacher_id): "
+    "number}, or make it again": [
+        (
+            lambda: read_map(pt_bytes({**FOREIGN, "x": print}), "map.pt"),
+            "map.pt is damaged, or contains objects that could run code",
+        ),
+    ],
+    "check that the map belongs to this pair: its models are org/student and org/teacher; "
+    "or leave out teacher_vocab_size=": [
+        (
+            lambda: read_map(to_safetensors(TINY), teacher_vocab_size=5),
+            "map.safetensors is 4 wide on the teacher's side, expected 5",
+        ),
+    ],
+    "give the width of the logits with teacher_vocab_size=, at least 4": [
+        (
+            lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2),
+            "map.pt has the teacher id 3, expected a width of 2",
+        ),
+    ],
+    "give teacher_vocab_size= up to 16777216": [
+        (
+            lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
+            "map.pt cannot be 1073741824 wide",
+        ),
+    ],
+    "give the token's id instead": [
+        (
+            lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
+            "the map contains no tokens of a/student: xtok did not write it",
+        ),
+    ],
+    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'": [
+        (lambda: TINY["abc"], "org/student has no token 'abc'"),
+    ],
+    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id, give --id "
+    "97, or in Python the number": [
+        (lambda: TINY["97"], "org/student has no token '97'"),
+    ],
+    "give another id, or the token": [
+        (lambda: TINY[-1], "org/student has no id -1, expected 0 to 5"),
+    ],
+    "cut the map first with xtok sort-cut, or write .safetensors": [
+        (
+            lambda: to_nemo(replace(TINY, top_k=2**30)),
+            "a .pt of 6 rows and 1073741824 columns would take 72 GiB",
+        ),
+    ],
+    "shorten the names of the special tokens in the tokenizer's files": [
+        (
+            lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
+            "a map of org/student and org/teacher cannot be written: its metadata has "
+            "8389469 bytes, expected at most 8388608",
+        ),
+    ],
+    "name it map.safetensors, or map.txt/ if that is a folder": [
+        (
+            lambda: check_output("map.txt", or_folder=True),
+            "the output map.txt does not end in .safetensors or .pt",
+        ),
+    ],
+    "name it Llama-3.2.safetensors, or Llama-3.2/ if that is a folder": [
+        (
+            lambda: check_output("Llama-3.2", or_folder=True),
+            "the output Llama-3.2 does not end in .safetensors or .pt",
+        ),
+    ],
+    "name it folder.safetensors": [
+        (lambda: TINY.save("folder/"), "the output folder does not end in .safetensors or .pt"),
+    ],
+    "name a file": [
+        (lambda: check_output("-"), "the output - is a stream, not a file"),
+    ],
+    "give a path in a folder": [
+        (
+            lambda: check_output(f"{file('a-file')}/no/map.pt"),
+            "the folder of the output, a-file, is a file",
+        ),
+    ],
+    "name a file in it": [
+        (lambda: check_output(there("folder.pt", os.mkdir)), "the output folder.pt is a folder"),
+    ],
+    "delete it, or give another path": [
+        (
+            lambda: TINY.save(there("loop.pt", lambda name: os.symlink(name, name))),
+            "the output loop.pt is a symbolic link to itself",
+        ),
+    ],
+    "xtok verify checks it, xtok inspect shows it; xtok build makes a projection map": [
+        (
+            lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
+            "e.safetensors is an event map, not a projection map",
+        ),
+        (
+            lambda: ProjectionMap.load(there("s.safetensors", spellings().save)),
+            "s.safetensors is a spelling map, not a projection map",
+        ),
+    ],
+    "xtok verify checks it, xtok inspect shows it; xtok events makes an event map": [
+        (
+            lambda: EventMap.load(there("m.safetensors", TINY.save)),
+            "m.safetensors is a projection map, not an event map",
+        ),
+    ],
+    "xtok verify checks it, xtok inspect shows it; xtok events --for csd makes a spelling map": [
+        (
+            lambda: SpellingMap.load(there("m.safetensors", TINY.save)),
+            "m.safetensors is a projection map, not a spelling map",
+        ),
+    ],
+    "check that the map belongs to this pair: its models are bytes and bytes; or leave out "
+    "teacher_vocab_size=": [
+        (
+            lambda: xtok.convert(
+                there("s.safetensors", spellings().save), "t.pt", teacher_vocab_size=9
+            ),
+            "s.safetensors is 256 wide on the teacher's side, expected 9",
+        ),
+    ],
+    "leave out preserve_last=": [
+        (
+            lambda: xtok.convert(
+                there("s.safetensors", spellings().save), "t.pt", preserve_last=False
+            ),
+            "s.safetensors is a spelling map, which has no weights",
+        ),
+    ],
+    "leave out normalize=": [
+        (
+            lambda: xtok.convert(there("s.safetensors", spellings().save), "t.pt", normalize=True),
+            "s.safetensors is a spelling map, which has no weights",
+        ),
+    ],
+    "give the map as .safetensors; xtok events --for csd makes one": [
+        (
+            lambda: SpellingMap.load(tables("t.pt")),
+            "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
+        ),
+    ],
+    "give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE": [
+        (
+            lambda: ProjectionMap.load("hf:owner/name"),
+            "hf:owner/name does not name a file of a repo on the hub",
+        ),
+    ],
+    "write a local file, then share it: hf upload OWNER/NAME FILE": [
+        (
+            lambda: TINY.save("hf:owner/name/map.safetensors"),
+            "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local "
+            "files only",
+        ),
+    ],
+    "move it, or choose another output name than t.pt": [
+        (
+            lambda: ((file("t.reverse.pt", "mine"), tables("t.pt"))),
+            "t.reverse.pt exists and is not a table that xtok wrote; the teacher's table "
+            "would replace it",
+        ),
+        (
+            lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
+            "t.reverse.pt exists and contains the table of bytes in bytes; the teacher's "
+            "table would replace it",
+        ),
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
+def test_map_errors(cause: Cause, message: str, hint: str) -> None:
+    check_error(cause, message, hint)
