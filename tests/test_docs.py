@@ -1,4 +1,4 @@
-"""The documents: what they show is what happens, and what they name is there.
+"""The documents: their examples print what is shown, and their links and names exist.
 
 Fenced blocks are told apart by their language. `bash` and `python` blocks are run, in order, in a
 folder of the document's own that is as `scratch/` after `scripts/quickstart.sh`. A `text` block

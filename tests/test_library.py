@@ -120,7 +120,7 @@ def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
     assert equal_maps(maps[0], maps[2])
 
 
-def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:
+def test_token_bytes_find_the_canonical_id(sentencepiece: xtok.Tokenizer) -> None:
     projection = xtok.build(sentencepiece, "bytes")
     ids = projection.student_ids_of("a")
     assert len(ids) == 2  # the character, and its byte token
@@ -166,7 +166,7 @@ def test_examples_in_docstrings(name: str) -> None:
     assert found.failed == 0
 
 
-def test_what_is_imported_on_first_use_is_what_type_checkers_see() -> None:
+def test_lazy_names_match_the_stub() -> None:
     source = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom)]
     seen = {x.asname: f"xtok.{node.module or x.name}" for node in imports for x in node.names}

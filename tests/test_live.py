@@ -96,7 +96,7 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
     assert pyarrow.parquet.read_metadata(done.paths[0]).num_rows == 2
 
 
-def test_what_keeps_the_teachers_server_from_starting(tmp_path: Path) -> None:
+def test_errors_at_startup_of_the_teachers_server(tmp_path: Path) -> None:
     """Is told in a line."""
     (tmp_path / "a.jsonl").write_text("{}\n")
     what = "is not what xtok project --to vllm has written, or a model's folder: "

@@ -122,7 +122,7 @@ def test_every_student_is_trained_once(
     assert dict(study.results(work)).keys() == dict(found).keys()
 
 
-def test_each_loss_is_compared_at_its_best_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_are_compared_at_their_best_rates(capsys: pytest.CaptureFixture[str]) -> None:
     """The best rate is that of the last texts; what is compared are the first."""
 
     def line(held_out: float, to_choose_by: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values that no function takes: an error that names them, not another result."""
+"""Invalid values of arguments: an error that names the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What xtok writes and removes: modes, owners, names of ours, and what was kept for later."""
+"""Files that xtok writes and removes: modes, owners, temporary files, sealed files, locks."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_streams_are_no_outputs(path: str) -> None:
+def test_streams_are_refused_as_outputs(path: str) -> None:
     """Whatever they lead to: the error names what was given."""
     with pytest.raises(OutputError, match=f" {path} .* stream"):
         check_output(path, [".safetensors"])
 
 
-def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+def test_only_temporary_files_of_xtok_are_removed(tmp_path: Path) -> None:
     """By its name; the folder only if nothing else is in it, and no link to one."""
     scratch, link, own = (tmp_path / name for name in ("scratch", "link", "own"))
     scratch.mkdir()
@@ -108,7 +108,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_no_byte_that_was_kept_is_trusted_without_its_digest(tmp_path: Path) -> None:
+def test_changed_bytes_of_a_sealed_file_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_sealed(path, [b"some ", b"bytes"], "about it")
     whole = path.read_bytes()

@@ -110,7 +110,7 @@ def test_a_damaged_kernel_is_compiled_anew(tmp_path: Path) -> None:
     assert [*tmp_path.rglob("*.nb?")] == [file]
 
 
-def test_what_is_no_whole_kernel_is_none(tmp_path: Path) -> None:
+def test_damaged_kernel_files_are_not_loaded(tmp_path: Path) -> None:
     files = KernelFiles(tmp_path / "kernel", "a version")
     for key in ("key", "another"):
         files.save(key, [key] * 100)
@@ -130,7 +130,7 @@ def test_what_is_no_whole_kernel_is_none(tmp_path: Path) -> None:
     assert files.load("key") == ["key"] * 100
 
 
-def test_a_kernel_of_classes_that_have_moved_is_none(tmp_path: Path) -> None:
+def test_kernel_file_that_names_missing_classes_is_not_loaded(tmp_path: Path) -> None:
     """As after an update, which leaves the kernel itself as it was."""
     files = KernelFiles(tmp_path / "kernel", "a version")
     for name in (b"no_such_module", b"pathlib"):
@@ -152,7 +152,7 @@ def test_versions_of_numba_do_not_replace_each_others_kernels(tmp_path: Path) ->
             assert run(version, NUMBA_CACHE_DIR=str(tmp_path)) == expected
 
 
-def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
+def test_kernels_run_if_the_disk_is_full(tmp_path: Path) -> None:
     for _ in range(2):
         assert run("no room", NUMBA_CACHE_DIR=str(tmp_path)) == "1 0"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

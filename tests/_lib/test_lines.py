@@ -35,7 +35,7 @@ def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[Jso
     ]
 
 
-def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
+def test_compression_is_detected_from_the_contents(tmp_path: Path) -> None:
     path = tmp_path / "misnamed.txt"
     path.write_bytes(b"one")
     assert content(path) == b"one"
@@ -44,7 +44,7 @@ def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
         assert content(path) == b"one two"
 
 
-def test_frames_to_skip_are_no_content(tmp_path: Path) -> None:
+def test_skippable_frames_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
     whole = COMPRESSIONS[".zst"](b"one")
     skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(whole).to_bytes(4, "little")
@@ -53,7 +53,7 @@ def test_frames_to_skip_are_no_content(tmp_path: Path) -> None:
         assert content(path) == b"one" * data.count(whole)
 
 
-def test_bytes_that_go_on_with_no_character_do_not_lengthen_a_part(tmp_path: Path) -> None:
+def test_stray_continuation_bytes_do_not_lengthen_a_part(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\x80" * 20)
     with path.open("rb") as raw:
@@ -92,7 +92,7 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
         (b"[" * 20, "at column 21"),
     ],
 )
-def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_error_names_the_line_that_is_not_json(tmp_path: Path, line: bytes, problem: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"0\n" + line + b"\n")
     message = error_of(lambda: values(path, strict=True))
@@ -100,7 +100,7 @@ def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) ->
     assert problem in message
 
 
-def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_kept_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'"\\ud83d"\n')
     assert [line.value for line in values(path)] == ["\ud83d"]

@@ -1,4 +1,4 @@
-"""What is opened as text, and what is refused by its name: compressions, archives, pipes."""
+"""Opening text files: supported compressions; archives and pipes are errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_not_read_is_named(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_error_names_an_unsupported_file_kind(kind: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(REFUSED[kind])
     with pytest.raises(XtokError) as caught:

@@ -138,7 +138,7 @@ def test_text_shards_together_are_the_file(
     assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
 
 
-def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_report_the_bytes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
     monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
     path = tmp_path / "a.jsonl"
@@ -151,7 +151,7 @@ def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.Monke
     assert [len(batch.texts) for batch in found] == [2] * 5
 
 
-def test_a_place_in_a_shard_is_a_place_in_the_file(
+def test_line_numbers_in_a_shard_are_those_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_files, "SHARD_BYTES", 12)

@@ -29,7 +29,9 @@ def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False)
     return printed.getvalue().splitlines()
 
 
-def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_the_two_sides_are_printed_one_above_the_other(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
     found = align(byte_level, digits, " the 2014")
     assert found == align(byte_level, digits, b" the 2014")
     spans = [(p.student_tokens, p.teacher_tokens) for p in found.pairs]
@@ -44,7 +46,7 @@ def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> 
     ]
 
 
-def test_what_is_not_correct_is_marked(pair: Pair) -> None:
+def test_incorrect_chunks_are_marked(pair: Pair) -> None:
     student, teacher_side = pair.tokenizers
     bos = teacher_side.table.roles["bos"][0]
     t = [bos, *teacher_side.segment(b" y the")]

@@ -183,7 +183,7 @@ def test_a_bos_on_one_side_only(aligner: TokenAligner, ours: Spell, theirs: Spel
     assert readable(aligner, s, theirs("<s>") + t) == plain
 
 
-def test_special_tokens_without_a_counterpart_are_passed_over(
+def test_special_tokens_without_a_counterpart_are_skipped(
     aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
     s = ours("<|im_start|>", " a", "<|im_end|>", " b")
@@ -395,7 +395,7 @@ def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell)
 
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_padding_predicts_nothing_on_either_side(
+def test_padding_has_no_prediction_on_either_side(
     aligner: TokenAligner, ours: Spell, theirs: Spell, has_mask: bool, as_tensor: bool
 ) -> None:
     texts = [" a", " a b", "qzx a b", "\xff\xfe a", "a b c d e f g"]
@@ -473,7 +473,7 @@ def test_no_documents(aligner: TokenAligner) -> None:
 # Where it is used
 
 
-def test_what_it_takes(
+def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     small: Path, tmp_path: Path, to_pieces: Pair, aligner: TokenAligner, ours: Spell, theirs: Spell,
 ) -> None:  # fmt: skip
     from transformers import AutoTokenizer
@@ -521,7 +521,7 @@ def test_what_it_takes(
         ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask has shape \[1, 2\]"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_errors_name_the_argument_that_does_not_fit(
     aligner: TokenAligner, s: Any, t: Any, masks: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -101,7 +101,7 @@ CUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] 
         ),
     ],
 )
-def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
+def test_message_contents_are_aligned_and_template_text_is_not(
     align: Align, aligner: TokenAligner, messages: Any, student: str, teacher: str, text: str
 ) -> None:
     assert aligned_text(align(messages, student, teacher), aligner) == text
@@ -150,7 +150,7 @@ CUT = (
         (CUT.replace(" }}", ".upper() }}"), "Hello", "HELLO", "Hello"),
     ],
 )
-def test_what_both_templates_write_of_a_message(
+def test_content_is_the_part_that_both_templates_write(
     template: str, content: str, own: str, whole: str
 ) -> None:
     tokenizer = xtok.load_tokenizer("bytes")

@@ -167,7 +167,7 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
     assert known > least * total
 
 
-def test_places_of_what_is_unknown(tmp_path: Path) -> None:
+def test_unknown_tokens_are_unaligned(tmp_path: Path) -> None:
     one = lacking(tmp_path / "one", "unknown", "é\n")
     pair = xtok.pair(one, "bytes")
     shown = xtok.align(one, "bytes", "the é the the")
@@ -202,7 +202,7 @@ def test_chats_with_unknown_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unknown", "fused", "unigram", "drops"])
-def test_a_retokenizer_never_hands_over_another_text(kind: str, tmp_path: Path) -> None:
+def test_retokenizer_refuses_text_that_it_cannot_spell(kind: str, tmp_path: Path) -> None:
     teacher = lacking(tmp_path / kind, kind, "é\n")
     retokenize = Retokenizer(xtok.pair("bytes", teacher))
     for text in (*texts(7, 40), "the lamp", "a lamp lit", "é", "a\r\nb"):
@@ -215,7 +215,7 @@ def test_a_retokenizer_never_hands_over_another_text(kind: str, tmp_path: Path) 
                 retokenize([row])
 
 
-def test_what_a_student_does_not_know_is_in_no_chunk(tmp_path: Path) -> None:
+def test_unknown_tokens_of_the_student_are_in_no_chunk(tmp_path: Path) -> None:
     student = lacking(tmp_path / "one", "unknown", "é")
     ids = torch.tensor([student.encode("the é the").ids.tolist()])
     collator = DistillationCollator(student, "bytes")

@@ -35,7 +35,9 @@ def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
         ("sentencepiece", "ranks"), ("ranks", "digits"),
     ],
 )  # fmt: skip
-def test_the_bytes_stay(sides: tuple[str, str], tokenizers: Tokenizers) -> None:
+def test_retokenized_ids_spell_the_same_bytes(
+    sides: tuple[str, str], tokenizers: Tokenizers
+) -> None:
     ours, theirs = (tokenizers[name] for name in sides)
     retokenize = Retokenizer(xtok.pair(ours, theirs))
     data = TEXT.encode()
@@ -46,7 +48,9 @@ def test_the_bytes_stay(sides: tuple[str, str], tokenizers: Tokenizers) -> None:
 
 
 @given(data=st.data())
-def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_random_ids_are_retokenized_to_the_same_bytes(
+    data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
     [theirs] = Retokenizer(xtok.pair(digits, sentencepiece))([ids])
     assert bytes_of(sentencepiece, theirs) == bytes_of(digits, ids)
@@ -173,7 +177,7 @@ def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenize
     assert bool(side["alignment"].pair_is_correct.all())
 
 
-def test_what_stands_for_nothing_has_no_chunk(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_ids_without_bytes_have_no_chunk(byte_level: Tokenizer, digits: Tokenizer) -> None:
     hello = byte_level.segment(b"Hello")
     ids = torch.tensor([[*hello, 1279, *hello]])
     collator = DistillationCollator(byte_level, digits, bos=False)
@@ -190,7 +194,7 @@ def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert bool(side["alignment"].pair_is_correct[side["alignment"].pair_valid].all())
 
 
-def test_what_a_teacher_changes_and_is_cut_has_no_chunk(
+def test_text_that_the_teacher_normalizes_and_truncates_has_no_chunk(
     digits: Tokenizer, composing: Tokenizer
 ) -> None:
     text = "lamps ﬁ".encode()

@@ -61,7 +61,7 @@ def weight(projection: ProjectionMap, s: int, t: int) -> float:
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
-def test_an_occurrence_weighs_the_same_whatever_is_counted(
+def test_weight_of_an_occurrence_for_each_target(
     pair: Pair, base: ProjectionMap, tmp_path: Path, target: Target
 ) -> None:
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
@@ -152,9 +152,7 @@ def test_ignored_ids_are_not_counted(
     assert (base.row_kind[s], (base.teacher_ids == t).any()) == (RowKind.PIECES, True)
 
 
-def test_beside_an_initial_map_tokens_match_as_is_said_or_as_there(
-    pair: Pair, corpus: Path
-) -> None:
+def test_special_tokens_of_an_initial_map_match_by_config(pair: Pair, corpus: Path) -> None:
     initial = multitoken(pair, replace(NO_SLOT, special_tokens="off"))
     begin = pair.tables[0].roles["bos"][0]
     for matched, kind in (("roles", RowKind.EMPTY), ("fuzzy", RowKind.ROLE)):  # by default, roles

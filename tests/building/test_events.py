@@ -60,7 +60,7 @@ def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
     return made
 
 
-def test_each_token_is_where_its_link_is(
+def test_linked_tokens_share_an_event(
     digits: Tokenizer, byte_level: Tokenizer, by_bytes: EventMap
 ) -> None:
     links = by_bytes.student_link
@@ -76,7 +76,7 @@ def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
     assert first == sorted(first)
 
 
-def test_what_one_side_alone_has_is_one_event() -> None:
+def test_tokens_of_one_side_only_share_one_event() -> None:
     # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
     joined = connected(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
@@ -271,7 +271,7 @@ def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
                 assert failed, number
 
 
-def test_what_event_maps_do_not_go_with(cli: Cli, models: list[str]) -> None:
+def test_options_that_event_maps_refuse(cli: Cli, models: list[str]) -> None:
     sides = ["-s", models[0], "-t", models[1]]
     works(cli("events", *models, "-o", "e.safetensors", "--quiet"))
     works(cli("build", *models, "-o", "m.safetensors", "--quiet"))

@@ -238,7 +238,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_map_of_the_same_options_is_no_other(
+def test_map_differs_only_for_other_options(
     pieces_to_digits: Pair, tmp_path: Path, config: BuildConfig
 ) -> None:
     path = tmp_path / "map.safetensors"
@@ -350,7 +350,7 @@ def test_a_damaged_map_is_built_again(sides: Sides, tmp_path: Path, size: int) -
     assert ["is replaced" in note for note in notes] == [True]
 
 
-def test_mistakes_of_a_caller(sides: Sides, tmp_path: Path) -> None:
+def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
     functions: tuple[Any, ...] = (xtok.get_map, xtok.build)
     for function in functions:
         with pytest.raises(ValueError, match="not both"):  # before the models are looked for

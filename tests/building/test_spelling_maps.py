@@ -51,7 +51,7 @@ def test_exact_spellings(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_cannot_be_spelled_is_told(tmp_path: Path) -> None:
+def test_tokens_without_a_spelling_are_reported(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     m = xtok.spellings(xtok.pair(student, "null:5"))
     assert len(m.shared[0]) == 0
@@ -62,7 +62,7 @@ def test_what_cannot_be_spelled_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_of_several_ids_the_one_that_a_text_has_is_shared(sentencepiece: Tokenizer) -> None:
+def test_canonical_id_is_shared(sentencepiece: Tokenizer) -> None:
     """The lowest id would be the byte token, which no text has."""
     byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
     assert sentencepiece.segment(b"a") == [letter]

@@ -92,7 +92,7 @@ def test_the_slot_is_one_of_the_top_k(tiny: Pair) -> None:
     assert two.entries_per_row.max() == 2
 
 
-def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_path: Path) -> None:
+def test_no_slot_without_an_unused_id(student: Tokenizer, tmp_path: Path) -> None:
     full = byte_ranks(tmp_path / "full.tiktoken", "th", digits=1)
     none = multitoken(xtok.pair(student, full))
     none.check()
@@ -169,7 +169,7 @@ def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -
     )
 
 
-def test_progress_is_told_for_both_passes(tiny: Pair) -> None:
+def test_progress_is_reported_for_both_passes(tiny: Pair) -> None:
     seen: list[tuple[str, int]] = []
     steps: list[int] = []
 

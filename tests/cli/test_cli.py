@@ -60,7 +60,7 @@ def command_of(name: str) -> Any:
 # The commands
 
 
-def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) -> None:
     line, name = ["build", *pair_options(small)], "small-digits_to_small_top4.safetensors"
     done = works(cli(*line))
     assert done.stdout == f"{name}\n"
@@ -173,7 +173,7 @@ def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: 
     fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 
 
-def test_sort_cut_takes_the_callers_word_for_slots(cli: Cli, maps: Path, tmp_path: Path) -> None:
+def test_sort_cut_reads_slots_with_preserve_last(cli: Cli, maps: Path, tmp_path: Path) -> None:
     slots = []
     for option in ([], ["--preserve-last"], ["--no-preserve-last"]):
         works(cli("sort-cut", maps / "first.pt", "-k", "2", "-o", "cut.safetensors", *option))
@@ -265,7 +265,7 @@ def shell(
         ("build $TWO_FILES -o $NEW 2>&- --quiet", 0, 1),
     ],
 )
-def test_a_stream_that_nobody_reads_is_no_error(
+def test_closed_stdout_is_not_an_error(
     maps: Path, small: Path, tmp_path: Path, forks: Forks, line: str, code: int, lines: int
 ) -> None:
     """The exit code is that of the command, and a map is written."""
@@ -513,13 +513,13 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (f"build {BYTES} --loss p-kl", "--loss: name the map's loss as --for"),
     ],
 )
-def test_a_line_that_is_wrong_is_refused_in_its_own_words(line: str, message: str) -> None:
+def test_error_repeats_the_invalid_command_line(line: str, message: str) -> None:
     shown = usage_error(*shlex.split(line))
     assert message in shown
     assert "Value error" not in shown
 
 
-def test_a_glob_without_quotes_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -> None:
     texts = [tmp_path / name for name in ("a.txt", "b.txt")]
     for path in texts:
         path.write_text("x")

@@ -1,4 +1,4 @@
-"""What can go wrong from outside: killed processes, full disks, damaged and hostile files."""
+"""External faults: killed processes, full disks, concurrent writes, hostile tokens."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
           for command in ("sort-cut", "reapply-exact", "multitoken", "build")),
     ],
 )  # fmt: skip
-def test_each_row(command: str, theirs: Sequence[str], ours: dict[str, object]) -> None:
+def test_options_of_nemo_rl_set_ours(
+    command: str, theirs: Sequence[str], ours: dict[str, object]
+) -> None:
     required = {
         "sort-cut": ["--initial_projection_path", "m.pt"],
         "reapply-exact": ["--initial-projection-path", "m.pt"],
@@ -167,12 +169,12 @@ def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
     assert found["special_tokens"] is None
 
 
-def test_a_value_stays_what_it_is() -> None:
+def test_values_that_look_like_options_are_kept() -> None:
     assert parsed("inspect", "my_map", "--id", "3", "--", "--top_k")["tokens"] == ["--top_k"]
     assert parsed("sort-cut", "my_map", "--output=--use_raw")["output"] == "--use_raw"
 
 
-def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> None:
+def test_error_names_the_option_as_typed(cli: Cli, small: Path) -> None:
     works(cli("build", "bytes", small / "small.model", "--output", "m.pt"))
     done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
     fails(done, "", "--top-k")
@@ -224,7 +226,7 @@ def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_pat
     ]  # fmt: skip
 
 
-def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
+def test_options_of_their_wrapper_name_the_output_of_build(cli: Cli, small: Path) -> None:
     models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
     done = cli("build", *models, "--runtime-top-k", "4", "-q")
     assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"

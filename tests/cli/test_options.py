@@ -145,7 +145,7 @@ def test_build_tells_of_the_finished_map_and_of_what_was_counted(tmp_path: Path)
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
 
 
-def test_ignored_ids_are_not_told_as_without_counterpart(
+def test_ignored_ids_are_not_reported_as_unmatched(
     sentencepiece: Tokenizer, byte_level: Tokenizer
 ) -> None:
     special = tuple(sentencepiece.table.control_names)
@@ -335,7 +335,7 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
         (None, {}, ("a/wiki.de.jsonl", "b.txt"), "top4_text-wiki.de-and-1"),
     ],
 )  # fmt: skip
-def test_a_name_tells_what_differs(
+def test_file_names_contain_options_that_differ(
     loss: Loss | None, options: dict[str, Any], texts: Sequence[str], name: str
 ) -> None:
     config = BuildConfig.for_loss(loss, **options) if loss else BuildConfig(**options)
@@ -431,7 +431,7 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_options_without_effect_are_noted(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the text")
     done = works(cli("build", "bytes", "bytes", "--weights", "synthetic", "--max-pieces", "2"))
     assert done.stderr.startswith("note: --max-pieces has no effect with --weights synthetic\n")

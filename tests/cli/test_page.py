@@ -136,7 +136,7 @@ class Elements(HTMLParser):
 # What the page says
 
 
-def test_what_a_plain_map_is_fit_for(plain: PageData, pages: dict[str, bytes]) -> None:
+def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]) -> None:
     report = plain.report
     levels = [finding.level for finding in report.findings]
     assert 3 <= len(levels) <= 6
@@ -150,7 +150,7 @@ def test_what_a_plain_map_is_fit_for(plain: PageData, pages: dict[str, bytes]) -
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
 
-def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
+def test_findings_count_tokens_without_a_counterpart(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     m = xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))
@@ -346,7 +346,7 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 # What cannot be shown
 
 
-def test_what_examine_refuses(
+def test_examine_refuses_other_pairs_and_missing_tokens(
     map_to_digits: ProjectionMap, byte_level: Tokenizer, pair: Pair
 ) -> None:
     """Maps of different pairs, a text without a pair, and a map without tokens."""
@@ -367,7 +367,7 @@ def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
     assert distinct_names(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
 
-def test_a_weight_that_is_not_zero_does_not_read_so(cli: Cli, tmp_path: Path) -> None:
+def test_small_weights_are_not_shown_as_0(cli: Cli, tmp_path: Path) -> None:
     weights = np.array([1, 1, 1, 0.00006, 1, 0.00004, 1e-30], np.float32)
     replace(TINY, weights=weights).save(tmp_path / "map.safetensors")
     printed = works(cli("inspect", "map.safetensors", "ab", r"\xff\xfe")).stdout

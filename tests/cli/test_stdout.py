@@ -99,7 +99,7 @@ def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> No
     assert is_printable(done.stderr)
 
 
-def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path, forks: Forks) -> None:
+def test_paths_are_printed_byte_for_byte(small: Path, tmp_path: Path, forks: Forks) -> None:
     model = bytes(small / "small.model")
     command = [bytes(forks.folder / "xtok"), b"build", model, b"bytes", b"-q", b"-o"]
     for name in (b"\xff.safetensors", b"a\x1b[31m\n.safetensors"):

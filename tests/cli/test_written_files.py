@@ -136,7 +136,7 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])
-def test_a_stage_that_is_trained_on_says_what_is_better(cli: Cli, output: list[str]) -> None:
+def test_output_for_training_is_noted_if_a_preset_is_better(cli: Cli, output: list[str]) -> None:
     better = "note: to train, xtok events STUDENT TEACHER (event KL) is better"
     line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
     done = works(cli(*line.split(), *output))

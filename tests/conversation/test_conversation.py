@@ -126,7 +126,9 @@ PROMPT_IN_THE_LOOP = """\
 
 @pytest.mark.parametrize("template", ["chatml", PROMPT_IN_THE_LOOP])
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_generation_prompt_is_nobodys(byte_level: Tokenizer, template: str, asked: bool) -> None:
+def test_generation_prompt_belongs_to_no_message(
+    byte_level: Tokenizer, template: str, asked: bool
+) -> None:
     found = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
     check_spans(found, CHAT, byte_level)
     assert found.text.endswith("<|im_start|>assistant\n") == asked
@@ -202,7 +204,9 @@ def test_the_text_is_that_of_transformers(expression: str) -> None:
     name=st.sampled_from(["chatml", PROMPT_IN_THE_LOOP]),
 )
 @settings(max_examples=100)
-def test_contents_are_where_they_are(byte_level: Tokenizer, texts: list[str], name: str) -> None:
+def test_content_spans_of_real_templates(
+    byte_level: Tokenizer, texts: list[str], name: str
+) -> None:
     chat = [
         {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]

@@ -247,7 +247,9 @@ def library(small: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", chat_families.of_trl(), ids=lambda path: path.stem)
-def test_what_is_not_in_the_text_is_said(path: Path, library: Any, byte_level: Tokenizer) -> None:
+def test_values_missing_from_the_text_are_reported(
+    path: Path, library: Any, byte_level: Tokenizer
+) -> None:
     template = path.read_text(encoding="utf-8")
     for case, messages in CASES.items():
         if path.stem.removesuffix("_training") in WITH_PARTS:

@@ -181,7 +181,7 @@ def test_a_block_that_begins_in_the_prompt(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("content", ["yo", ""])
-def test_an_answer_that_leaves_no_trace(byte_level: Tokenizer, content: str) -> None:
+def test_answer_without_text_is_noted(byte_level: Tokenizer, content: str) -> None:
     flat = "Do: {{ messages[0].content }}\nAnswer:{{ messages[1].content }}{{ eos_token }}"
     chat = render(byte_level, [USER, answer(content)], template=flat)
     assert (NO_TARGETS in chat.notes) == (content == "") == (not chat.assistant_mask.any())

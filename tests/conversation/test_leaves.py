@@ -149,7 +149,7 @@ def test_functions_are_tools(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("tools", [TOOL, [7], 7])
-def test_what_is_no_tool(byte_level: Tokenizer, tools: Any) -> None:
+def test_invalid_tools_are_errors(byte_level: Tokenizer, tools: Any) -> None:
     for options in ({"tools": tools}, {"variables": {"tools": tools}}):
         make = partial(render, byte_level, [ASK, SEVEN], template=BESIDE)
         problem = error_of(partial(make, **options))
@@ -182,12 +182,12 @@ def test_documents(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
-def test_variables_that_are_given_otherwise(byte_level: Tokenizer, name: str) -> None:
+def test_variables_named_like_an_argument_are_errors(byte_level: Tokenizer, name: str) -> None:
     make = partial(render, byte_level, [ASK, SEVEN], template=PLAIN)
     assert f"contain {name}" in error_of(partial(make, variables={name: []}))
 
 
-def test_what_nobody_reads_is_named(byte_level: Tokenizer) -> None:
+def test_unused_keys_are_noted(byte_level: Tokenizer) -> None:
     row = {
         "messages": [ASK | {"mood": "calm"}, SEVEN],
         "loss": 1,
@@ -349,7 +349,7 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
 # In the collator
 
 
-def test_a_collator_says_what_nobody_reads(byte_level: Tokenizer) -> None:
+def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
     def said(*samples: Any, **options: Any) -> list[str]:
         collator = DistillationCollator(
             byte_level, [], student_template=chatml("{{ m.content }}"), **options
@@ -455,7 +455,7 @@ THINKS = (
 
 
 @pytest.mark.parametrize(("thinks", "is_noted"), [(True, False), (False, True)])
-def test_a_thought_of_the_prompt_that_no_answer_has(
+def test_thinking_in_the_generation_prompt_is_noted(
     byte_level: Tokenizer, thinks: bool, is_noted: bool
 ) -> None:
     chat = render(byte_level, [ASK, SEVEN], template=THINKS, variables={"enable_thinking": thinks})

@@ -196,7 +196,7 @@ def qwen(family: Family) -> Tokenizer:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_is_said_is_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
+def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
     """Cut off anywhere, in other tokens of the same bytes, with what looks like the template's."""
     words = st.text("ab \n<>東", max_size=8) | st.sampled_from(
         ["<|im_end|>", "</think>", "<think>\n", "<tool_response>\nx\n</tool_response>", "user\n"]
@@ -246,7 +246,7 @@ def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer)
     assert b"".join(written).decode() == "<think>\n\n</think>\n\n201 steps 🌊.<|im_end|>"
 
 
-def test_what_is_no_conversation_is_none(qwen: Tokenizer, byte_level: Tokenizer) -> None:
+def test_ids_that_are_no_conversation_give_none(qwen: Tokenizer, byte_level: Tokenizer) -> None:
     for text in ("no template", "<|im_start|>", "<|im_start|>user\nx<|im_end|><|im_end|>",
                  "<|im_start|>nobody\nx<|im_end|>\n"):  # fmt: skip
         assert read_back(qwen, qwen.encode(text).ids.tolist()) is None
@@ -255,7 +255,7 @@ def test_what_is_no_conversation_is_none(qwen: Tokenizer, byte_level: Tokenizer)
         read_back(byte_level, [1])
 
 
-def test_without_thinking_is_found_without_being_told(qwen: Tokenizer) -> None:
+def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
     off = {"enable_thinking": False}
     ids = render(qwen, [ASK], add_generation_prompt=True, variables=off).ids.tolist()
     found = known(read_back(qwen, ids))

@@ -1,4 +1,4 @@
-"""What is said of two tokenizers, and what is recommended: one sentence in every command."""
+"""Facts and advice about a pair: the same in every command."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
     assert facts_of(student, student).same
 
 
-def test_roles_alone_have_no_counterpart_at_all(
-    digits: Tokenizer, sentencepiece: Tokenizer
-) -> None:
+def test_roles_of_one_side_only(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     found = facts_of(digits, sentencepiece)
     assert "turn_start" in found.roles_alone
     assert "eos" not in found.roles_alone
@@ -80,7 +78,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("conditional_entropy", [(0.25, 0.5), (0.5, 0.25)])
-def test_p_kl_whatever_a_map_leaves_open(
+def test_p_kl_is_recommended_for_any_conditional_entropy(
     pair: Pair, conditional_entropy: tuple[float, float]
 ) -> None:
     found = replace(pair_facts(pair), text=replace(TEXT, conditional_entropy=conditional_entropy))
@@ -105,7 +103,7 @@ def test_p_kl_whatever_a_map_leaves_open(
     )
 
 
-def test_everything_says_the_same_sentence(
+def test_report_and_doctor_give_the_same_advice(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     """Digits have a token for numbers of two digits and more; bytes read them one by one."""
@@ -118,7 +116,7 @@ def test_everything_says_the_same_sentence(
     assert page.advice.sentence == by_text.sentence
 
 
-def test_what_a_map_fits(tmp_path: Path) -> None:
+def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     pair = facts_of(student, teacher)
@@ -144,7 +142,7 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
 
 
-def test_a_bad_map_is_not_good_where_the_recipe_is(tmp_path: Path) -> None:
+def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
     """Both sides spell this text alike, so that the recipe is as good as the best map."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab", "abz")
@@ -164,7 +162,7 @@ def test_a_bad_map_is_not_good_where_the_recipe_is(tmp_path: Path) -> None:
         assert says in fit.why
 
 
-def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(pair: Pair) -> None:
+def test_recommended_loss_has_the_best_grade_and_no_command_for_an_existing_map(pair: Pair) -> None:
     """A map that was counted for P-KL is not built once more; events are still to be made."""
     for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))
     for sides in (None, pair):

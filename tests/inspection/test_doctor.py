@@ -1,4 +1,4 @@
-"""What `doctor` says of one tokenizer, and of two."""
+"""`doctor`: the checks of one tokenizer and of a pair, and its output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lost(found: TokenizerDiagnosis) -> dict[str, int]:
     return {**found.not_round_tripping}
 
 
-def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
+def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
     found = diagnose(byte_level, CHATML)
     levels = {c.name: c.level for c in found.checks}
     assert levels == {
@@ -105,7 +105,7 @@ TWO_ROLES = (
 NOT_EOS = "{% for m in messages %}{{ m.role + m.content + '<|im_start|>' }}{% endfor %}"
 
 
-def test_templates_that_are_odd(byte_level: Tokenizer) -> None:
+def test_templates_that_refuse_a_role_or_end_turns_without_eos(byte_level: Tokenizer) -> None:
     """One refuses a role and ends turns with text, the other with a token that is not eos."""
     found = diagnose(byte_level, TWO_ROLES)
     roles = check(found, "roles")
@@ -231,7 +231,7 @@ def test_doctor_exits_with_3(cli: Cli) -> None:
 # On text
 
 
-def test_what_two_share_on_text(
+def test_shares_of_tokens_known_to_the_other_side(
     byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
 ) -> None:
     text = "The 201 steps.\nThe tea, the sea.\n"
@@ -324,7 +324,7 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     assert "AutoTokenizer's [" in found[0].message
 
 
-def test_conversations_that_a_teacher_reads_otherwise(small: Path, tmp_path: Path) -> None:
+def test_first_row_with_messages_of_the_teacher(small: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(small / "small-digits", tmp_path / "small-digits")
     (folder / "chat_template.jinja").write_text(CHATML)
     side = load_tokenizer(str(folder))

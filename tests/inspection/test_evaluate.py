@@ -252,7 +252,7 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text
     assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
 
 
-def test_maps_that_a_text_cannot_tell_apart(
+def test_maps_with_equal_measures_are_not_ranked(
     pair: Pair, maps: Maps, counted_corpus: Path, tmp_path: Path
 ) -> None:
     recipe = maps["recipe"]
@@ -305,7 +305,7 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     assert found.measures[0].at_starts.cross_entropy.low is None
 
 
-def test_mistakes_of_a_caller(pair: Pair, counted_corpus: Path) -> None:
+def test_evaluate_without_a_map_is_an_error(pair: Pair, counted_corpus: Path) -> None:
     with pytest.raises(ValueError, match="no map"):
         evaluate(pair, [], counted_corpus)
 

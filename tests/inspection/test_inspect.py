@@ -1,4 +1,4 @@
-"""What a map holds, why its rows are as they are, and how two maps differ."""
+"""`inspect`: the classes and rows of a map, and the differences of two maps."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_how_far_rows_are_apart(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
+def test_distance_of_rows(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
     comparison = compare(recipe, heaviest)
     ours, theirs = rows_of_map(recipe), rows_of_map(heaviest)
     distances = {}

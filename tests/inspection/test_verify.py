@@ -99,7 +99,7 @@ def set_item(name: str, place: int, value: float) -> Change:
         (lambda t, _: t.pop("row_kind"), "format", "it lacks 'row_kind'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(path: Path, edit: Change, failed: str, message: str) -> None:
+def test_failed_checks_name_the_damage(path: Path, edit: Change, failed: str, message: str) -> None:
     verification = edited(path, edit)
     assert verification.failed == (failed,)
     assert messages(verification)[failed].startswith(message)
@@ -213,7 +213,7 @@ def test_equal_by_token_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"not a map", b"PK\x03\x04"])
-def test_what_is_no_map_cannot_be_read(data: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_maps_are_errors(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(data)
     with pytest.raises(MapFileError):
         verify(tmp_path / "m.safetensors")

@@ -57,7 +57,7 @@ def test_tokens_are_looked_up_as_inspect_does(byte_level: Tokenizer) -> None:
     assert error_of(lambda: xtok.vocab(byte_level, "no such")).endswith("has no token 'no such'")
 
 
-def test_the_table_of_what_is_asked_for(cli: Cli, small: Path) -> None:
+def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
     model, teacher = small / "small-byte-level", small / "small.model"
     the = xtok.vocab(model, " the").tokens[0].id
     shown = works(cli("vocab", model, " the", r"\xe4", "--id", "7", "-t", teacher)).stdout

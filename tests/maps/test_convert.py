@@ -66,7 +66,7 @@ def test_the_command(cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("loss", "is_gold"), [("p-kl", "false"), ("gold", "true")])
-def test_a_counted_map_tells_its_loss(
+def test_convert_names_the_loss_of_a_counted_map(
     cli: Cli, small: Path, tmp_path: Path, loss: str, is_gold: str
 ) -> None:
     works(cli("build", small / "small.model", "bytes", "--for", loss, "-o", "m.safetensors"))

@@ -203,7 +203,7 @@ def test_truncated_files_are_errors(tmp_path: Path, data: bytes) -> None:
             load_bytes(data[:length], tmp_path)
 
 
-def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> None:
+def test_hint_to_normalize_is_given_only_for_changed_weights(tmp_path: Path) -> None:
     """Whatever the words of a message are."""
     for other in ({"student__backend": ["> 0 sums to"]}, {"format_version": "sums to 2"}):
         with pytest.raises(MapFileError) as caught:

@@ -1,4 +1,4 @@
-"""What a map and a pair have to do with each other: tokens, widths, swapped sides."""
+"""Maps as arguments: tokens and widths of the pair, swapped sides."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_width_that_a_side_without_tokens_needs(
     assert f"the width to {given} with" in caught.value.hint
 
 
-def test_swapped_sides_are_called_swapped(
+def test_error_for_swapped_sides(
     map_to_digits: xtok.ProjectionMap, pair: Pair, digits: Tokenizer
 ) -> None:
     m, swapped = map_to_digits, pair.reversed

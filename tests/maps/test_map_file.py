@@ -292,9 +292,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 @each_suffix
-def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_unknown_width_is_at_least_the_largest_id(tmp_path: Path, suffix: str) -> None:
     found = read_pt(tmp_path, FOREIGN)
     found.check()
     assert (found.shape, found.teacher.width_source) == ((5, 4), "ids")
@@ -307,7 +305,7 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
 
 
 @each_suffix
-def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix: str) -> None:
+def test_preserve_last_decides_about_slots(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"map{suffix}"
     TINY.save(path)
     assert equal_maps(ProjectionMap.load(path, preserve_last=True), TINY)

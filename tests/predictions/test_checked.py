@@ -1,4 +1,4 @@
-"""What no model said is not known, whoever wrote it."""
+"""Validation of predictions: placeholders, shifted rows, wrong units."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def own_unknown(row: Row, kind: str, place: int, value: Any) -> Row:
     [("vllm", -9999.0), ("vllm", None), ("sglang", None), ("sglang", -9999.0),
      ("neutral", -9999.0), ("neutral", -99999.0)],
 )  # fmt: skip
-def test_a_servers_stand_in_is_no_log_probability(
+def test_placeholder_log_probabilities_are_ignored(
     kind: str, value: Any, row: Row, projected: Any
 ) -> None:
     plain, before = projected(kind, answer_of(row, kind))
@@ -111,7 +111,7 @@ def test_a_servers_stand_in_is_no_log_probability(
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "neutral", "realized"])
-def test_nothing_predicts_a_first_token(kind: str, row: Row, projected: Any) -> None:
+def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any) -> None:
     """A server that writes 0.0 for it does not know it for certain."""
     of = "neutral" if kind == "realized" else kind
     plain, before = projected(of, answer_of(row, of))
@@ -231,7 +231,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[Row], Row]]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_says_the_same(name: str, row: Row, projected: Any) -> None:
+def test_layouts_of_a_format_give_equal_predictions(name: str, row: Row, projected: Any) -> None:
     kind, changed = LAYOUTS[name]
     plain = projected(kind, answer_of(row, kind))
     assert projected(kind, changed(answer_of(row, kind))) == plain
@@ -240,7 +240,7 @@ def test_every_layout_says_the_same(name: str, row: Row, projected: Any) -> None
 # What contradicts itself, or is not read
 
 
-def test_what_sglang_says_otherwise_is_named(row: Row, projected: Any) -> None:
+def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> None:
     """Another layout, and a value of a text's own token that is not its candidate's."""
     unread, torn = answer_of(row, "sglang"), answer_of(row, "sglang")
     unread["meta_info"]["input_top_things"] = unread["meta_info"].pop("input_top_logprobs")
@@ -288,7 +288,7 @@ def test_a_footer_that_contradicts_the_rows(key: str, value: str, row: Row, proj
 
 
 @pytest.mark.parametrize("credit", ["uniform", "prefix"])
-def test_projected_log_probabilities_leave_out_what_nobody_said(
+def test_project_logprobs_leaves_out_placeholders(
     credit: Any, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
     aligner = xtok.TokenAligner(xtok.pair(digits, byte_level))
@@ -388,7 +388,7 @@ WRONG: dict[str, Callable[[Any, Rows, Rows, Rows], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_rows_that_no_model_says_are_refused(name: str) -> None:
+def test_impossible_rows_are_refused(name: str) -> None:
     refused = sum(bool(refusal(*WRONG[name](*teacher_rows(seed)))) for seed in range(100))
     assert refused >= 95
 
@@ -417,7 +417,7 @@ def test_documents_are_compared_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("value", [-math.inf, -9999.0, -99999.0])
-def test_padding_is_none_of_the_candidates(value: float, row: Row, projected: Any) -> None:
+def test_padding_is_not_a_candidate(value: float, row: Row, projected: Any) -> None:
     """Whatever id it has."""
     padded: Row = json.loads(json.dumps(row))
     for place in range(1, len(row["input_ids"])):
@@ -427,7 +427,7 @@ def test_padding_is_none_of_the_candidates(value: float, row: Row, projected: An
 
 
 @pytest.mark.parametrize("name", ["true", *WRONG])
-def test_a_collator_asks_the_same(name: str) -> None:
+def test_collator_refuses_impossible_rows(name: str) -> None:
     """It knows no vocabulary, so 80 of 100 are enough; the rest is not told."""
     refused = 0
     for seed in range(100):

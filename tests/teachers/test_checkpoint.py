@@ -97,7 +97,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # What is taken up
 
 
-def test_what_is_done_is_not_done_again(
+def test_finished_parts_are_reused(
     run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
 ) -> None:
     """And the bytes are those of a run in one go."""
@@ -211,7 +211,7 @@ PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", PARTS_OF_A_JOB)
-def test_what_is_part_of_a_job(
+def test_changed_inputs_are_another_job(
     name: str, small: Path, stored: list[Row], digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     change, says = PARTS_OF_A_JOB[name]
@@ -245,7 +245,7 @@ def test_what_is_part_of_a_job(
 # What fails
 
 
-def test_an_error_keeps_what_is_done(
+def test_finished_parts_survive_an_error(
     stored: list[Row], run: Run, cache_file: Path, made: list[int], tmp_path: Path
 ) -> None:
     bad = json.loads(json.dumps(stored))
@@ -259,7 +259,7 @@ def test_an_error_keeps_what_is_done(
     assert names(tmp_path) == {"a.parquet", "out.parquet.checkpoint"}
 
 
-def test_no_cluster_keeps_what_is_done(
+def test_finished_parts_survive_a_missing_cluster(
     cli: Cli, models: list[str], back_map: Path, stopped: Path, cache_file: Path
 ) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
@@ -279,7 +279,9 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
 
 
 @pytest.mark.parametrize("is_link", [False, True], ids=["folder", "link"])
-def test_what_is_not_a_part_stays(is_link: bool, run: Run, whole: bytes, tmp_path: Path) -> None:
+def test_other_files_in_the_folder_of_parts_stay(
+    is_link: bool, run: Run, whole: bytes, tmp_path: Path
+) -> None:
     """In a folder of the user's, or behind a link to one, as on another disk."""
     folder, scratch = tmp_path / "out.parquet.checkpoint", tmp_path / "scratch"
     others = {"thesis.txt", "notes.part", "0000001.part", "data"}
@@ -351,7 +353,7 @@ def test_a_run_killed_before_its_first_part_binds_no_other(
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_a_killed_process_goes_on(
+def test_killed_run_resumes(
     how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     done = killed(IN_THE_THIRD_PART, how, command, tmp_path, forks)

@@ -67,7 +67,7 @@ def test_the_predictions_of_a_text_go_onto_the_students_row(
     assert all(found["topk_ids"][1:])
 
 
-def test_a_token_that_reaches_across_predicts_nothing(
+def test_token_across_the_context_has_no_prediction(
     back: Pair, back_map: Path, tmp_path: Path
 ) -> None:
     teacher = back.tokenizers[1]
@@ -112,7 +112,7 @@ def test_only_the_answers_of_a_conversation_have_predictions(
         ({"messages": CHAT, "student_text": TEXT}, "no text"),
     ],
 )
-def test_what_cannot_be_is_named(
+def test_error_names_columns_that_do_not_fit(
     back: Pair, back_map: Path, tmp_path: Path, byte_level: Tokenizer, change: Row, word: str
 ) -> None:
     ids = byte_level.encode(CONTEXT + TEXT).ids.tolist()

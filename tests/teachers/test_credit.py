@@ -1,4 +1,4 @@
-"""What the student's tokens of a chunk have of the teacher's, by byte prefixes."""
+"""Prefix credit: the log-probability of a teacher's token, shared by the student's tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
     return ids, [[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]
 
 
-def test_a_token_has_what_the_teacher_says_of_its_bytes(credit: Credit, sides: Any) -> None:
+def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> None:
     """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
     row = {4: 0.5, 5: 0.3, 3: 0.15}
     found = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*padded([row])))
@@ -131,7 +131,7 @@ def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
     assert found.logprobs.tolist() == logprobs.tolist()
 
 
-def test_forms_and_what_does_not_fit(credit: Credit) -> None:
+def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credit) -> None:
     """Padded batches and lists of sequences, as for the other arguments."""
     ids, logprobs = [[4, 5, 3], [1, 2, 3]], np.log([[0.5, 0.3, 0.15], [0.4, 0.3, 0.3]])
     expected = [math.log(0.95), math.log(0.3 / 0.95), math.log(0.3)]

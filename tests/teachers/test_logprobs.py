@@ -139,7 +139,7 @@ def test_sums_are_preserved_exactly(
 # Forms
 
 
-def test_what_comes_back_has_the_form_of_the_students_ids(project: Project) -> None:
+def test_result_has_the_type_and_shape_of_the_students_ids(project: Project) -> None:
     s, t, logprobs = ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]
     expected = [-2.0, -2.0, -5.0]
     for array in (list, tuple, np.array, torch.tensor):
@@ -237,7 +237,7 @@ VALID: list[tuple[list[int], list[int], dict[str, bool], list[int]]] = [
 
 
 @pytest.mark.parametrize(("s", "t", "options", "valid"), VALID)
-def test_what_is_valid(project: Project, s: Any, t: Any, options: Any, valid: list[int]) -> None:
+def test_valid_tokens(project: Project, s: Any, t: Any, options: Any, valid: list[int]) -> None:
     assert project(s, t, [-1.0] * len(t), **options).valid.tolist() == [*map(bool, valid)]
 
 
@@ -255,7 +255,7 @@ def test_texts_that_part_are_an_error_with_the_place(project: Project) -> None:
     assert "x" * 30 not in str(error.value)
 
 
-def test_texts_that_look_the_same_are_told_by_code_points(project: Project) -> None:
+def test_error_shows_code_points_of_texts_that_look_equal(project: Project) -> None:
     s, t = ids("caf\u0065\u0301"), ids("caf\u00e9")
     with pytest.raises(XtokError, match=r"U\+0065 U\+0301\).*U\+00E9\)"):
         project(s, t, [-1.0] * len(t))
@@ -267,7 +267,7 @@ def test_texts_that_look_the_same_are_told_by_code_points(project: Project) -> N
 # Bad input
 
 
-def test_what_is_no_log_probability_is_refused(project: Project) -> None:
+def test_invalid_log_probabilities_are_refused(project: Project) -> None:
     with pytest.raises(ValueError, match=r"teacher_logprobs: 0.25 at \[1\]"):
         project(ids("ab"), ids("ab"), [-1.0, 0.25])
     ours = StudentCredit([[-1], [math.inf]])
@@ -304,7 +304,7 @@ def test_an_error_names_the_place_in_the_padded_batch(project: Project) -> None:
         ([97], [97], [-1], {"credit": "teacher"}, "credit is 'teacher'"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_error_names_the_argument_that_does_not_fit(
     project: Project, s: Any, t: Any, logprobs: Any, options: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -92,7 +92,7 @@ def projected(
 
 @settings(max_examples=100, phases=QUICK)
 @given(st.data(), words, words, st.booleans(), st.sampled_from([1, 2, 3, 9]), st.booleans())
-def test_every_row_is_what_the_rule_says(
+def test_rows_match_the_naive_projection(
     data: Any, ours: list[bytes], theirs: list[bytes], merges: bool, k: int, along_path: bool
 ) -> None:
     assume(ours != theirs)
@@ -232,7 +232,7 @@ def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> No
     assert np.exp(found.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
 
 
-def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path: Path) -> None:
+def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -> None:
     r"""`(a` is one token, but after `!` the letters are a word of their own."""
     path = tmp_path / "ranks.tiktoken"
     byte_ranks(path, "(a", "ab")
@@ -246,7 +246,7 @@ def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path:
     assert_close(rows_of_topk(found)[2], {ord("("): 1.0})
 
 
-def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -> None:
+def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
     """After `a`, what is left of `ac` is unlikely: the student has one token for `ac`."""
     student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
     b, ab, ac = (teacher.table.tokens().index(x) for x in (b"b", b"ab", b"ac"))
@@ -314,7 +314,7 @@ def test_a_seam_that_no_token_reaches_over_changes_nothing(
         ("mistral-v3.model", "llama3.tiktoken"),
     ],
 )
-def test_what_is_not_spelled_is_what_spelling_would_say(
+def test_shortcut_gives_the_result_of_spelling(
     names: tuple[str, str], load_real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = map(load_real, names)

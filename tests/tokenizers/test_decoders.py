@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_error_names_an_unsupported_decoder(name: str, tmp_path: Path) -> None:
     says, decoder, model = REFUSED[name]
     with pytest.raises(TokenizerError, match=says):
         load_tokenizer(folder(tmp_path, decoder, model))
@@ -132,7 +132,7 @@ def test_a_byte_token_that_is_an_added_token_too(tmp_path: Path) -> None:
     assert table_of(tokenizer).types.tolist() == [2, 6, 6, 1]
 
 
-def test_a_beginning_that_unicode_scripts_drops_is_said(small: Path, tmp_path: Path) -> None:
+def test_lost_first_space_of_unicode_scripts_is_noted(small: Path, tmp_path: Path) -> None:
     rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))
     rust.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.UnicodeScripts(), rust.pre_tokenizer]
@@ -142,7 +142,7 @@ def test_a_beginning_that_unicode_scripts_drops_is_said(small: Path, tmp_path: P
     assert [name for name, _ in load_tokenizer(tmp_path).text_changes] == ["UnicodeScripts"]
 
 
-def test_no_loss_is_recommended_for_what_does_not_come_back(small: Path, tmp_path: Path) -> None:
+def test_no_loss_is_recommended_if_text_does_not_round_trip(small: Path, tmp_path: Path) -> None:
     rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))
     dropped = pre_tokenizers.Split(" ", "removed")
     rust.pre_tokenizer = pre_tokenizers.Sequence([dropped, rust.pre_tokenizer])

@@ -155,7 +155,9 @@ def in_another_order(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["small-byte-level", "small-digits", "small-hf"])
-def test_the_order_of_keys_says_nothing(name: str, small: Path, tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_the_order_of_keys(
+    name: str, small: Path, tmp_path: Path
+) -> None:
     before = load_tokenizer(small / name)
     folder = tmp_path / name
     shutil.copytree(small / name, folder)
@@ -178,7 +180,7 @@ def test_what_was_loaded_by_transformers(small: Path) -> None:
     assert from_transformers(loaded).definition_sha256 == digest
 
 
-def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
+def test_get_map_notes_why_it_rebuilds(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
     folder, path = tmp_path / "small-byte-level", tmp_path / "m.safetensors"
     shutil.copytree(small / "small-byte-level", folder)
 
@@ -249,7 +251,7 @@ def test_another_pattern(kind: str, small: Path, digits: Tokenizer, tmp_path: Pa
     assert all(kept.differs(load(pattern)) for pattern in patterns[1:])
 
 
-def test_what_configs_say_of_tokens(
+def test_special_tokens_of_configs_change_the_digest(
     small: Path, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     """Roles decide which special tokens match."""

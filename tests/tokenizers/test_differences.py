@@ -14,7 +14,9 @@ BOS, EOS, PAD = 1194, 1195, 1198
 THE, SH, IP = 354, 652, 79
 
 
-def test_none_where_both_read_the_same(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_no_differences_if_both_give_the_same_ids(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     texts = [TEXT, "", "<think>x\n</think> ", "<|begin_of_text|>x<|end_of_text|>"]
     assert library_differences(byte_level, texts) == []
     assert library_differences(load_tokenizer(byte_level.library), texts) == []
@@ -55,6 +57,6 @@ def test_roles(byte_level: Tokenizer) -> None:
     ]  # fmt: skip
 
 
-def test_as_many_rows_as_texts(byte_level: Tokenizer) -> None:
+def test_number_of_rows_must_match_the_texts(byte_level: Tokenizer) -> None:
     with pytest.raises(ValueError, match="0 rows, expected 1"):
         library_differences(byte_level, [TEXT], [])

@@ -61,7 +61,9 @@ def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path
     assert tokenizer.encode("<think>caf\u00e9<think> hi").num_changed == 0
 
 
-def test_bounds_of_what_a_normalizer_drops_or_grows(small: Path, tmp_path: Path) -> None:
+def test_bounds_of_text_that_a_normalizer_shortens_or_lengthens(
+    small: Path, tmp_path: Path
+) -> None:
     folder = qwen_like(small, tmp_path / "kc", "NFKC")
     encoding = check_encoding(load_tokenizer(folder), by_transformers(folder), "\ufb01x \u3388 a")
     assert encoding.bounds[-1] == len("\ufb01x \u3388 a".encode())

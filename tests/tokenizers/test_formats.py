@@ -227,7 +227,7 @@ def test_a_folder_with_only_a_tiktoken_file(folder: Path, ranks: Tokenizer) -> N
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
 
 
-def test_added_tokens_of_a_folder_that_are_none(folder: Path) -> None:
+def test_invalid_added_tokens_of_a_folder_are_errors(folder: Path) -> None:
     content = '{"5": {"content": "\\ud800"}}'
     flag = '{"5": {"content": "a", "special": "false"}}'
     for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content, flag):
@@ -319,7 +319,7 @@ def unigram(folder: Path) -> Path:
     return saved(folder, rust, unk_token="<unk>", eos_token="</s>")
 
 
-def test_a_model_without_an_unknown_token_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
+def test_model_without_an_unknown_token_refuses_unknown_text(tmp_path: Path) -> None:
     rust = Rust(models.WordLevel({"▁one": 0, "▁two": 1}, unk_token="[UNK]"))
     rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     rust.decoder = decoders.Metaspace(prepend_scheme="never")
@@ -368,7 +368,9 @@ def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Pat
         assert b"".join(spelled(tokenizer, sample)) == sample
 
 
-def test_losses_are_told_when_a_map_is_built(tmp_path: Path, sentencepiece: Tokenizer) -> None:
+def test_text_that_does_not_round_trip_is_noted_by_build(
+    tmp_path: Path, sentencepiece: Tokenizer
+) -> None:
     import xtok
 
     lossy = load_tokenizer(str(word_piece(tmp_path / "wp", lowercase=True)))

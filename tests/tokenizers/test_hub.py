@@ -281,7 +281,7 @@ def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
     assert projection.teacher.revision is None
 
 
-def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli) -> None:
+def test_unreachable_hub_is_a_one_line_error_within_seconds(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path / "hf")}
     start = time.monotonic()
     done = cli("doctor", "models/llama", env=env)
@@ -290,7 +290,7 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
     fails(done, "the hub cannot be reached", "hf download models/llama ")
 
 
-def test_what_the_local_cache_lacks_is_noted_when_the_hub_is_out_of_reach(
+def test_files_missing_from_the_cache_are_noted_if_the_hub_is_unreachable(
     cached: Path, hub: Hub
 ) -> None:
     (cached / "generation_config.json").unlink()  # it has ids that end a text

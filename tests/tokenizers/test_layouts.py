@@ -208,7 +208,7 @@ def test_a_prefix_behind_control_tokens_has_no_place(write: Write) -> None:
 
 
 @pytest.mark.parametrize("layout", ["a file alone", llama(legacy=True)])
-def test_stretches_of_a_folder_are_without_its_prefix(
+def test_segments_of_a_folder_have_no_prefix(
     write: Write, sentencepiece: Tokenizer, layout: Layout | str
 ) -> None:
     folder = load_tokenizer(write(layout))
@@ -239,7 +239,9 @@ def backend_notes(folder: Path) -> list[str]:
     return [check.message for check in diagnosis.checks if check.name == "backend"][1:]
 
 
-def test_doctor_says_where_the_library_reads_a_file_otherwise(small: Path, tmp_path: Path) -> None:
+def test_doctor_reports_files_that_the_library_reads_differently(
+    small: Path, tmp_path: Path
+) -> None:
     split = byte_level_bpe(tmp_path / "split", vocab_size=1200, digits=3)
     parts = {
         "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"},

@@ -149,7 +149,7 @@ def test_a_sentencepiece_model_with_odd_values(small: Path, tmp_path: Path, kind
         assert try_out(path) == (kind in ("scores", "ids"))
 
 
-def test_what_never_ends_is_no_file(tmp_path: Path) -> None:
+def test_endless_files_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):

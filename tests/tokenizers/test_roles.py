@@ -32,7 +32,7 @@ def test_roles_come_from_the_declaration_and_from_known_names() -> None:
     assert QWEN.roles == {"turn_start": (1,), "turn_end": (2,), "eos": (2, 0), "pad": (0,)}
 
 
-def test_what_is_declared_is_all_that_a_role_has() -> None:
+def test_declared_roles_replace_known_names() -> None:
     """A leftover of another family has no role, a role that is declared as none has no token."""
     yi = table_of("<s>", "<|startoftext|>", "<|endoftext|>", "<|im_end|>", bos=[1], eos=[3])
     assert yi.roles == {"turn_end": (3,), "eos": (3,), "bos": (1,)}
@@ -105,7 +105,7 @@ def test_equal_bytes_match() -> None:
     assert match_bytes(student, teacher).tolist()[:3] == [2, -1, 1]
 
 
-def test_slots_go_where_there_is_no_meaning() -> None:
+def test_slots_use_unused_ids_first() -> None:
     assert slot_candidates(table_of("<s>", "<pad>", unused=3))[:2] == [2, 3]
     assert slot_candidates(table_of("<pad>", "<s>", "[control_1]"))[0] == 0
     assert slot_candidates(MISTRAL)[0] == 4

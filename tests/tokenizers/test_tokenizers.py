@@ -33,7 +33,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizers: Tokenizers) -> Tokeniz
     return tokenizers[request.param]
 
 
-def test_segments_concatenate_to_the_very_bytes(tokenizer: Tokenizer) -> None:
+def test_segments_concatenate_to_the_same_bytes(tokenizer: Tokenizer) -> None:
     for data in (
         b" the", b"the", b"  the", b"the ", b"\n", b"\r\n", b"\t\t", b"", b"\x00", b"201", b" 2024",
         "中文".encode(), "é".encode(), "e\u0301".encode(), "ﬁ①".encode(), "▁a▁".encode(), b"<s>",
@@ -174,7 +174,7 @@ def test_truncation_padding_and_dropout_of_a_folder_do_not_matter(
     assert load_tokenizer(folder).segment(text) == byte_level.segment(text)
 
 
-def test_what_cannot_be_spelled_is_none_or_an_error(copy: Copy, small: Path) -> None:
+def test_text_without_a_spelling_is_none_or_an_error(copy: Copy, small: Path) -> None:
     vocab = json.loads((small / "small-hf" / "tokenizer.json").read_text())["model"]["vocab"]
     kept = {t: i for t, i in vocab.items() if not t.startswith("<0x")}
     tokenizer = load_tokenizer(copy("small-hf", model={"vocab": kept, "byte_fallback": False}))
@@ -183,7 +183,7 @@ def test_what_cannot_be_spelled_is_none_or_an_error(copy: Copy, small: Path) -> 
         tokenizer.segment(b"\xff")
 
 
-def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_path: Path) -> None:
+def test_canonical_id_is_the_one_that_the_tokenizer_emits(small: Path, tmp_path: Path) -> None:
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
@@ -227,7 +227,7 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
         *((f"SMALL/small.tiktoken@{regex}", "not a regular expression") for regex in ("", "x*")),
     ],
 )  # fmt: skip
-def test_what_names_no_tokenizer(
+def test_invalid_names(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, culprit: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -247,7 +247,7 @@ def test_a_prefix_says_that_a_name_is_a_repo(
     assert "nor in the local cache" in not_loaded("hf:models/llama", offline=True)
 
 
-def test_a_tokenizer_tells_its_model_backend_and_width() -> None:
+def test_repr_of_a_tokenizer() -> None:
     assert repr(load_tokenizer("bytes")) == "Tokenizer('bytes', bytes, 256 ids)"
     assert repr(load_tokenizer("null:5", vocab_size=7)) == "Tokenizer('null:5', null, 7 ids)"
 

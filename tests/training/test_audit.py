@@ -506,7 +506,9 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_named(bench: Bench, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_fault_has_its_message(
+    bench: Bench, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     make, words = FAULTS[fault]
     make(bench)
     found = audit([bench.student, bench.teacher], bench.batch, bench.collate)
@@ -517,7 +519,7 @@ def test_each_fault_is_named(bench: Bench, fault: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("first batch: ")
 
 
-def test_what_the_distillation_alone_does_not_teach(bench: Bench) -> None:
+def test_distillation_without_ends_of_turns_is_noted(bench: Bench) -> None:
     other_ends(bench)
     found = bench.audit()
     assert found.differences == []
@@ -676,7 +678,7 @@ def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])
-def test_a_model_teaches_itself_nothing(loss: LossName, byte_level: Tokenizer) -> None:
+def test_loss_is_0_for_equal_models(loss: LossName, byte_level: Tokenizer) -> None:
     """With what xtok makes of a tokenizer beside itself; unused ids have no row in a map."""
     side = byte_level.at_width(byte_level.vocabulary.tokenizer_vocab_size or 0)
     collate = DistillationCollator(side, side)

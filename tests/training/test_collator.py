@@ -337,7 +337,7 @@ def test_bad_batches_of_stored_predictions() -> None:
         TopKCollator(max_length=-1)
 
 
-def test_what_no_model_said_is_not_stored() -> None:
+def test_placeholders_of_predictions_are_not_stored() -> None:
     """What stands for −∞, an id of −1, and a first token as if it were certain."""
     row = STORED[1] | {
         "topk_ids": [[5], [6, 3, 4, -1, -1], [7]],

@@ -116,7 +116,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_it_is_its_plain_twin(options: dict[str, Any]) -> None:
+def test_loss_matches_the_plain_twin(options: dict[str, Any]) -> None:
     student, teacher, targets, aligned = batch(ROWS, wider=2)
     loss = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
     plain = naive(student, teacher, targets, aligned, **options)
@@ -206,7 +206,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Spelled, Spelled], list[list[Chunk]]]:
 
 @settings(max_examples=200, deadline=None)
 @given(cases(), st.sampled_from(OPTIONS), st.integers(0, 9))
-def test_any_tokenizers(case: Any, options: dict[str, Any], seed: int) -> None:
+def test_random_pairs_match_the_plain_twin(case: Any, options: dict[str, Any], seed: int) -> None:
     both, rows = case
     student, teacher, targets, aligned = batch(rows, seed)
     index = spelling_index(spellings(*both))
@@ -317,7 +317,7 @@ def test_rows_without_a_chunk() -> None:
     )
 
 
-def test_the_index_moves() -> None:
+def test_index_moves_to_a_device() -> None:
     moved: SpellingIndex = INDEX.to("cpu")
     assert moved.widths == (V_S, V_T)
     assert moved.of_student.keys.tolist() == INDEX.of_student.keys.tolist()

@@ -133,7 +133,7 @@ def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: P
     assert all(line["loss"] == pytest.approx(2 * line["cross_entropy"]) for line in log)
 
 
-def test_hidden_states_and_whole_logits_are_one(
+def test_hidden_states_train_the_same_as_whole_logits(
     setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setting = [*without(setting, "--map="), "--loss=alm"]
@@ -246,7 +246,7 @@ def test_blank_lines_end_paragraphs(tmp_path: Path, between: str) -> None:
     assert distill.read_texts([path]) == texts
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "Fog."}\n', encoding="utf-8-sig")
     assert distill.read_texts([path]) == [{"text": "Fog."}]
@@ -272,7 +272,7 @@ def test_options_that_do_not_fit_the_teachers(
         run([*setting, *other], tmp_path / "run", "--teachers=averaged-logits")
 
 
-def test_the_order_hangs_on_seed_and_step() -> None:
+def test_order_of_texts_depends_on_seed_and_step() -> None:
     options = argparse.Namespace(steps=7, batch_size=3, seed=5)
     whole = list(distill.batches(5, options, 0))
     assert list(distill.batches(5, options, 4)) == whole[4:]

@@ -52,7 +52,7 @@ def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("power", [0, 12, 24])
-def test_what_whole_logits_train_hidden_states_train(power: int) -> None:
+def test_float16_training_with_hidden_states_follows_whole_logits(power: int) -> None:
     """One token is right nearly everywhere, and one of the states large: a sum of 100,000."""
     generator = torch.Generator().manual_seed(power)
     count, width = 4096, 50
@@ -119,7 +119,7 @@ def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
     return gradients
 
 
-def test_whatever_trains_from_whole_logits_trains_from_hidden_states() -> None:
+def test_hidden_states_have_finite_gradients_if_whole_logits_have() -> None:
     trained = 0
     for seed in range(200):
         gradients = random_case(seed)

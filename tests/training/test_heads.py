@@ -275,7 +275,7 @@ class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call
     ("kind", "word"),
     [(Twisted, "differ from its head"), (Twice, "2 times"), (SoftPrompt, "positions")],
 )
-def test_another_head_is_no_error_unless_hidden_states_are_asked_for(kind: Any, word: str) -> None:
+def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) -> None:
     """However small the logits are, where it would not show: here below 0.1."""
     model = kind(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
     side = {"input_ids": torch.arange(14).view(2, 7), "attention_mask": torch.ones(2, 7)}

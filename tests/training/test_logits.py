@@ -147,7 +147,7 @@ def value_and_gradients(loss: Loss, sides: Sequence[Any], inputs: Sequence[Tenso
     ids=["plain", "all"],
 )
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_states_are_as_good_as_logits(
+def test_hidden_states_give_the_values_and_gradients_of_logits(
     name: str, of_head: dict[str, Any], dtype: torch.dtype, limit: float,
     monkeypatch: pytest.MonkeyPatch, set_block: SetBlock,
 ) -> None:  # fmt: skip
@@ -310,7 +310,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize(
     "name", [n for n in CASES if n.startswith(("event", "csd", "alm", "p_kl", "gold"))][::5]
 )
-def test_nothing_is_as_large_as_logits(name: str, set_block: SetBlock) -> None:
+def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetBlock) -> None:
     """Forward and backward, with blocks of a position."""
     loss, shapes = CASES[name]
     sides = [
@@ -322,7 +322,7 @@ def test_nothing_is_as_large_as_logits(name: str, set_block: SetBlock) -> None:
     assert largest.numbers < max(torch.Size(shape).numel() for shape in shapes)
 
 
-def test_what_needs_a_gradient_gets_one() -> None:
+def test_gradients_exist_only_where_required() -> None:
     aligned, index = large()
     teacher = HiddenLogits(*head(LARGE[1], dtype=torch.float32, seed=1)[0])
     hidden, weight = head(LARGE[0], dtype=torch.float32)[0]
@@ -396,7 +396,7 @@ def test_a_value_in_float32_has_all_its_digits() -> None:
         assert found == pytest.approx(exact, rel=2e-6)  # 1.2e-6 in one thread
 
 
-def test_what_an_error_names_is_what_is_compared() -> None:
+def test_error_for_nan_names_the_compared_side() -> None:
     """Not a student's padding, where the teacher is at fault."""
     aligned, index = large()
     sides = [head(shape, dtype=torch.float32, seed=n)[0] for n, shape in enumerate(LARGE)]
@@ -466,7 +466,7 @@ def test_bad_input() -> None:
         losses.cross_entropy([1], torch.zeros(2, 3).long())  # type: ignore[arg-type]
 
 
-def test_which_losses_of_the_table_take_them() -> None:
+def test_losses_of_the_registry_that_accept_hidden_states() -> None:
     assert make_loss("alm").takes_hidden
     own = losses.BatchLoss(lambda s, t, batch, side: 2 * s.sum())
     assert not own.takes_hidden

@@ -32,7 +32,7 @@ def stored_rows(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def test_rows_are_as_good_as_logits(collator: DistillationCollator, pair: Pair) -> None:
+def test_stored_rows_give_the_loss_of_logits(collator: DistillationCollator, pair: Pair) -> None:
     """The student's tokens are the same."""
     function = make_loss("alm")
     batch = prepare(collator(TEXTS))

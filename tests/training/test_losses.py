@@ -306,9 +306,7 @@ def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bo
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize(("side", "place"), [("student", (0, 2, 3)), ("teacher", (1, 0, 9))])
-def test_logits_that_are_no_numbers_are_named(
-    name: str, wrong: float, side: str, place: tuple[int, ...]
-) -> None:
+def test_error_names_nan_logits(name: str, wrong: float, side: str, place: tuple[int, ...]) -> None:
     sides = {
         side: of.detach().clone() for side, of in zip(("student", "teacher"), logits(), strict=True)
     }
@@ -392,7 +390,7 @@ def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> Proje
     return replace(GOOD, **given, **fields)
 
 
-def test_strict_pairs() -> None:
+def test_gold_pairs_are_the_exact_rows() -> None:
     found = exact_pairs(map_of([5, 2, 5, 1], [1] * 4, row_kind=np.array([1, 2, 1, 3], np.uint8)))
     # Row 1 is one piece, and row 2 comes too late for token 5.
     assert found.student_ids.tolist() == [0, 3]

@@ -38,7 +38,7 @@ def test_exact_product() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
-def test_nothing_to_project(shape: tuple[int, ...]) -> None:
+def test_empty_batch_is_projected(shape: tuple[int, ...]) -> None:
     probs = torch.zeros(shape, requires_grad=True)
     projected = ProjectionModule(SLOTTED, learnable=True)(probs)
     assert projected.shape == (*shape[:-1], 6)
@@ -125,7 +125,7 @@ def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
     assert ProjectionModule(GOOD).to_map() is GOOD
 
 
-def test_weights_that_vanish_leave_the_map() -> None:
+def test_weights_of_0_are_removed_from_the_map() -> None:
     learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None
     with torch.no_grad():

@@ -47,7 +47,7 @@ def candidates(stored: StoredTopK, width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("top_k", [8, 4096])
-def test_equal_logits_of_one_tokenizer_lose_nothing(byte_level: Tokenizer, top_k: int) -> None:
+def test_loss_is_0_for_equal_logits_of_one_tokenizer(byte_level: Tokenizer, top_k: int) -> None:
     of_teacher, batch, logits = given(byte_level, byte_level, top_k)
     logits[..., 70] = -torch.inf  # a masked token is no candidate
     side = batch["teachers"][0]
@@ -56,7 +56,7 @@ def test_equal_logits_of_one_tokenizer_lose_nothing(byte_level: Tokenizer, top_k
 
 
 @pytest.mark.parametrize("top_k", [8, 300])
-def test_it_is_the_projection_of_stored_rows(
+def test_logits_give_the_loss_of_stored_and_projected_rows(
     tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, top_k: int
 ) -> None:
     """The file has the best candidates, the rest, and the text's own tokens."""
@@ -107,7 +107,7 @@ def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenize
     assert bool(known(ours.grad)[:, 0].any())
 
 
-def test_rows_are_what_they_are_alone(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_loss_of_a_batch_is_the_sum_of_its_rows(byte_level: Tokenizer, digits: Tokenizer) -> None:
     """In an objective: with any padding, and as shares of all."""
     of_teacher, batch, logits = given(digits, byte_level, 8)
     side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)

@@ -49,7 +49,7 @@ def test_the_table() -> None:
         make_loss("kl")  # type: ignore[arg-type]
 
 
-def test_a_config_is_of_its_loss() -> None:
+def test_config_is_passed_to_its_loss() -> None:
     """CSD halves what is not 1:1."""
     from test_csd import batch as csd_batch
     from test_csd import spellings
@@ -152,7 +152,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-15)
 
 
-def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path: Path) -> None:
+def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> None:
     """An alignment of the tokens, an event map, a path: an error that says what to give."""
     student, teacher = pair.tokenizers
     untyped: Any = losses  # type checkers refuse these calls, too

@@ -19,7 +19,7 @@ PROMPT, ANSWER = "How many steps are there?", " There are 201."
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_model_is_its_own_teacher(digits: Tokenizer, side: str) -> None:
+def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> None:
     """Padded on any side, and where the student wrote other tokens than the tokenizer would."""
     bytes_of = [digits.table.canonical_ids()[bytes([byte])] for byte in ANSWER.encode()]
     begin = list(digits.table.roles["bos"][:1])

@@ -60,9 +60,7 @@ def test_a_context_is_read_by_the_teacher_alone(
     assert first == bos
 
 
-def test_a_context_that_says_nothing_changes_nothing(
-    digits: Tokenizer, byte_level: Tokenizer
-) -> None:
+def test_empty_context_changes_nothing(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level, max_length=6)
     for nothing in ("", None, [""], [None]):
         assert_same(collator([{"text": TEXT, "teacher_context": nothing}]), collator([TEXT]))
@@ -92,7 +90,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
 
 
 @pytest.mark.parametrize("name", ["student_text", "student_messages"])
-def test_a_field_of_another_place_is_noted(
+def test_teacher_fields_outside_their_place_are_noted(
     digits: Tokenizer, byte_level: Tokenizer, name: str
 ) -> None:
     """What `project` reads of a row, a collator does not."""

@@ -54,7 +54,9 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("k", [1, 3, V])
 @pytest.mark.parametrize("block", [None, 20])
-def test_it_is_its_plain_twin(k: int, block: int | None, set_block: SetBlock) -> None:
+def test_loss_and_gradients_match_the_plain_twin(
+    k: int, block: int | None, set_block: SetBlock
+) -> None:
     if block:
         set_block(block)
     student = predictions(0).requires_grad_()
@@ -69,7 +71,7 @@ def test_it_is_its_plain_twin(k: int, block: int | None, set_block: SetBlock) ->
     torch.testing.assert_close(ours, theirs)
 
 
-def test_with_all_tokens_it_is_the_full_kl() -> None:
+def test_with_all_tokens_the_loss_is_the_full_kl() -> None:
     student, log_p = predictions(0), torch.log_softmax(predictions(1), -1)
     ids, logprobs, rest = stored(log_p, V)
     log_q = torch.log_softmax(student, -1)
@@ -80,7 +82,7 @@ def test_with_all_tokens_it_is_the_full_kl() -> None:
         assert 0 < float(topk_kl(student, *stored(log_p, k), VALID)) < float(full)
 
 
-def test_the_students_rest_has_its_digits() -> None:
+def test_rest_of_the_student_is_exact_to_float32() -> None:
     """In float32 1 − Σ q_k is 0 here; the rest of the student is e^-30, the teacher's e^-2."""
     student = torch.tensor([[[30.0, 0.0], [0.0, 0.0]]], requires_grad=True)
     rest = torch.tensor([[0.0, -2.0]])
@@ -155,7 +157,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 @pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning")
-def test_it_is_trls_loss_of_a_served_teacher() -> None:
+def test_loss_matches_trl_with_a_served_teacher() -> None:
     """TRL reads rows of the predicting positions, and has the rest from 1 − Σ p."""
     pytest.importorskip("trl.experimental.server_distillation")
     from trl.experimental.server_distillation.server_distillation_trainer import (

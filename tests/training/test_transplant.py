@@ -130,7 +130,9 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
             assert torch.equal(ours.state_dict()[parameter], value), parameter
 
 
-def test_rows(model: Path, new: Path, tmp_path: Path) -> None:
+def test_rows_are_copied_or_the_mean_of_their_pieces(
+    model: Path, new: Path, tmp_path: Path
+) -> None:
     done = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
     ours, theirs, pair = weights_of(tmp_path / "new"), weights_of(model), xtok.pair(new, model)
     table, old = pair.tables
@@ -159,7 +161,7 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
 ) -> None:
     """A second row for a newline (`<0x0A>`) would take half of its probability."""
     done = xtok.transplant(model, small / "small-hf", tmp_path / "new")
-    ours, theirs = rows_of(tmp_path / "new"), rows_of(model)
+    ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
     table, old = xtok.pair(small / "small-hf", model).tables
     mean = theirs[torch.from_numpy(old.types != TokenType.UNUSED)].double().mean(0).float()
     num_twins = 0
@@ -172,7 +174,7 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
     assert done.empty >= num_twins
 
 
-def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
+def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
     pair = xtok.pair(new, model)
     composed = np.flatnonzero(pair.partners[:1200] < 0)
     rows = {}
@@ -192,7 +194,7 @@ def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
     assert not torch.equal(ours["pieces"], ours["mean"])
 
 
-def test_only_the_head_is_shrunk_if_it_is_apart(small: Path, new: Path, tmp_path: Path) -> None:
+def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -> None:
     """In the input, the mean row makes text worse; see the guide."""
     model = made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
     composed = np.flatnonzero(xtok.pair(new, model).partners[:1200] < 0)
@@ -316,7 +318,7 @@ def test_the_dtype_stays(dtype: torch.dtype, model: Path, new: Path, tmp_path: P
     assert list(weights) == list(old)
 
 
-def test_tensors_beside_the_model_class_keep_up(model: Path, new: Path, tmp_path: Path) -> None:
+def test_extra_tensors_are_resized(model: Path, new: Path, tmp_path: Path) -> None:
     """As the embeddings of a prediction of several tokens, which Transformers does not load."""
     path = model / "model.safetensors"
     weights = load_file(path)
@@ -490,7 +492,9 @@ def test_trl_trains_the_new_model(model: Path, new: Path, tmp_path: Path) -> Non
     assert len(logged(trainer)) == 2
 
 
-def test_what_converters_require(model: Path, new: Path, tmp_path: Path) -> None:
+def test_converters_find_the_fields_that_they_require(
+    model: Path, new: Path, tmp_path: Path
+) -> None:
     """llama.cpp's tables have each tensor and special token; rows are as many as vLLM expects.
 
     llama.cpp's converter and vLLM are no packages that run here.

@@ -95,9 +95,7 @@ def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.jsonl", lines)) == ["a\ufffdb", "😀"]
 
 
-def test_what_is_too_long_is_cut_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_lines_are_cut_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "MAX_CHARACTERS", 4)
     monkeypatch.setattr(texts, "MAX_LINE_BYTES", 60)
     path = write(tmp_path, "a.jsonl", json_lines(["abcdefghi", "水水水水"]))
@@ -125,7 +123,7 @@ def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> 
 
 
 @each_suffix
-def test_zeros_are_no_text(tmp_path: Path, suffix: str) -> None:
+def test_text_with_many_zero_bytes_is_refused(tmp_path: Path, suffix: str) -> None:
     """Whether of another encoding, without a mark, or megabytes of nothing else."""
     name = f"a.txt{suffix}"
     for encoding in ("UTF-16LE", "UTF-16BE"):

@@ -213,7 +213,7 @@ def test_the_threshold_is_on_shares_of_the_whole_row(
     assert found.reports[0].counts["entries below the threshold"] > 0
 
 
-def test_what_has_no_text_is_left_out_and_counted(to_pieces: Pair, use: Use) -> None:
+def test_tokens_without_text_are_left_out_and_counted(to_pieces: Pair, use: Use) -> None:
     class Seen(Table):
         def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
             assert " the" in texts
@@ -313,7 +313,7 @@ def test_low_precision_rounds_the_vectors() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_finds_the_same() -> None:
+def test_results_on_a_gpu_are_equal() -> None:
     students, teachers = random_vectors(5000, 64), random_vectors(20000, 64, seed=1)
     values, _ = search(teachers, students, 10)
     found, _ = search(teachers, students, 10, device="cuda", chunk_size=9000)
@@ -564,7 +564,7 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     assert note.startswith("compared by spelling: the teacher small-digits has no")
 
 
-def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
+def test_uncached_weights_count_as_missing_if_offline(
     model_folders: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -590,7 +590,7 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
-def test_weights_that_are_there_and_broken_are_an_error(
+def test_damaged_weights_are_an_error(
     model_folders: Path, small: Path, tmp_path: Path, file: str
 ) -> None:
     """And no reason to compare by spelling."""

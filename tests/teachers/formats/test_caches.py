@@ -1,4 +1,4 @@
-"""Caches of every format: what is read, what is written, and what is refused."""
+"""Caches of every format: reading, writing, and errors."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_vllms_lines() -> None:
 
 
 @pytest.mark.parametrize("to", ["neutral", "vllm", "distillkit"])
-def test_of_one_tokenizer_what_comes_out_is_what_went_in(
+def test_equal_tokenizers_keep_every_row(
     to: CacheFormat, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
@@ -368,7 +368,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
 
 
 @pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
-def test_a_cache_may_tell_that_it_is_not_renormalized(
+def test_declared_normalization_overrides_the_detection(
     told: str, rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
     """A sure teacher's rows sum to 1, too."""
@@ -491,7 +491,7 @@ def test_a_mask_beside_answers(
     assert not {"loss_mask", "labels"} & found.columns.keys()
 
 
-def test_a_mask_that_distillkits_columns_carry(
+def test_distillkit_labels_are_shifted_back(
     byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """Its trainer wants labels a place earlier; a chain of teachers takes them back."""
@@ -583,7 +583,7 @@ def test_masks_of_some_rows_alone(
         assert xtok.project(out, pair.reversed, back, config, back_map=forth).documents == 5
 
 
-def test_ids_alone_are_read_back_as_conversations(
+def test_conversations_are_recovered_from_ids(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As if their messages were told; where they break off, so does the student's text."""
@@ -631,7 +631,7 @@ def test_a_mask_leaves_out_turns_of_a_conversation(
         assert (ours.assistant_mask & ~expected).any()
 
 
-def test_words_that_the_students_template_drops_are_no_conversation(
+def test_rows_are_spelled_if_the_template_drops_an_answer(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As of `serve`: ids whose assistant the student would not have are spelled."""
@@ -783,7 +783,9 @@ def test_the_first_token_has_no_prediction(
     assert any(found["topk_ids"])
 
 
-def test_what_the_text_costs(rows: list[Row], byte_level: Tokenizer, project: Project) -> None:
+def test_bits_per_byte_of_the_teacher(
+    rows: list[Row], byte_level: Tokenizer, project: Project
+) -> None:
     """−log₂ of its own tokens, a byte."""
     found, _ = project(rows)
     nats = num_bytes = 0.0
@@ -804,7 +806,7 @@ def test_what_the_text_costs(rows: list[Row], byte_level: Tokenizer, project: Pr
     ("kind", "mask"),
     [("neutral", True), ("neutral", False), ("distillkit", False), ("vllm", False)],
 )
-def test_padding_is_no_text(
+def test_padding_is_not_text(
     kind: str, side: str, mask: bool, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     """By an attention mask, or by the pad token, which any prediction may have."""
@@ -861,7 +863,7 @@ SAYS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_what_a_footer_says_holds_or_is_refused(
+def test_footer_that_contradicts_the_rows_is_refused(
     name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     about, words = SAYS[name]

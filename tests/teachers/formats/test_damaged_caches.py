@@ -1,4 +1,4 @@
-"""Caches with anything in them: what is read is what they say, else it is an `XtokError`."""
+"""Random and damaged caches: read exactly, or refused with an `XtokError`."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) ->
                 [*iter(partial(client.recv, 1 << 20), b"")]
 
 
-def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -> None:
+def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
     fails(done, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")

@@ -144,7 +144,9 @@ def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) 
 
 @KINDS
 @pytest.mark.parametrize(("student", "teacher"), SIDES)
-def test_sums_are_the_teachers(start: Start, student: str, teacher: str, kind: str) -> None:
+def test_sums_of_chunks_equal_the_teachers(
+    start: Start, student: str, teacher: str, kind: str
+) -> None:
     served = start(student, teacher, kind)
     ours, theirs = served.pair.tokenizers
     ids = ours.encode(TEXT).ids.tolist()
@@ -400,7 +402,7 @@ values = st.recursive(
 
 @settings(max_examples=100)
 @given(path=st.sampled_from([*BAD]), body=st.dictionaries(st.sampled_from(KEYS), values))
-def test_no_request_breaks_it(start: Start, path: str, body: Any) -> None:
+def test_random_requests_get_an_answer_or_an_error(start: Start, path: str, body: Any) -> None:
     served = start("byte_level", "digits")
     defaults = {**ONE, **LOGPROBS, "token_ids": [1], "input_ids": [1, 2], "sampling_params": {}}
     response = served.client.post(served.url + path, content=json.dumps({**defaults, **body}))
@@ -583,7 +585,9 @@ def test_equal_tokenizers_with_a_system_text(start: Start, kind: str) -> None:
     assert own(ids, rows) == pytest.approx(served.model.own(asked)[1 - len(ids) :], abs=1e-4)
 
 
-def test_other_ids_are_spelled(pair: Pair, digits: Tokenizer, template: Path) -> None:
+def test_ids_that_are_no_conversation_are_spelled(
+    pair: Pair, digits: Tokenizer, template: Path
+) -> None:
     student, teacher = pair.tokenizers
     whole = render(student, CHAT, template="chatml").ids.tolist()
     both = ("chatml", template)
@@ -678,7 +682,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     assert sum(a == b for a, b in zip(after, before, strict=True)) > len(ids) / 2
 
 
-def test_addresses_without_a_teacher(digits: Tokenizer) -> None:
+def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
         begun(url, digits)
     assert "neither as vLLM nor as SGLang" in raised.value.message

@@ -369,7 +369,7 @@ def texts_of(one: Any, rows: torch.Tensor) -> list[bytes]:
         ({"messages": CHAT, "teacher_context": "x"}, "not used"),
     ],
 )  # fmt: skip
-def test_what_a_teacher_cannot_read_is_named(trainer: Make, row: Any, word: str) -> None:
+def test_error_names_the_fields_of_the_teacher(trainer: Make, row: Any, word: str) -> None:
     one = trainer(rows=[row] * 2, chat_template=CHATML, template=CHATML)
     with pytest.raises(XtokError, match=rf"row 0: .*{word}"):
         first_batch(one)
@@ -388,7 +388,7 @@ def test_other_versions_of_trl(gold: Any, monkeypatch: pytest.MonkeyPatch) -> No
         gold.gold_classes()
 
 
-def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
+def test_invalid_arguments_are_refused(gold: Any, trainer: Make) -> None:
     with pytest.raises(XtokError, match="temperature"):
         trainer(uld_student_temperature=2)
     with pytest.raises(ValueError, match="label_smoothing_factor"):

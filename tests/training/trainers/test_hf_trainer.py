@@ -190,7 +190,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
         torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_dropout_is_that_of_the_pass_that_scales(collator: Collator, tmp_path: Path) -> None:
+def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Path) -> None:
     """Else the distillation would be scaled to a cross-entropy of other random numbers."""
     width = collator.student.vocabulary.vocab_size
     one = XTokTrainer(
@@ -284,7 +284,7 @@ def test_workers_and_several_teachers(
     assert len(logged(one)) == 2
 
 
-def test_what_the_loss_is_made_of_is_logged(trainer: Make) -> None:
+def test_parts_of_the_loss_are_logged(trainer: Make) -> None:
     args = {"gradient_accumulation_steps": 3, "max_steps": 4, "logging_steps": 2, **ONE_ROW}
     combine = CombineConfig(distillation_weight=2, cross_entropy_weight=0.5)
     one = trainer("p-kl", args, combine=combine)
@@ -354,7 +354,9 @@ def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: Pro
 # The objective
 
 
-def test_shares_sum_to_the_whole(collator: Collator, projection: ProjectionMap) -> None:
+def test_losses_of_microbatches_sum_to_the_batch(
+    collator: Collator, projection: ProjectionMap
+) -> None:
     torch.manual_seed(0)
     module = ProjectionModule(projection)
     exact = make_loss(
@@ -392,7 +394,7 @@ def test_shares_sum_to_the_whole(collator: Collator, projection: ProjectionMap) 
         assert shares == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_does_not_fit_is_refused(
+def test_invalid_arguments_are_refused(
     trainer: Make, collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -494,7 +496,9 @@ def test_sums_are_reset_when_training_begins(trainer: Make) -> None:
     assert parts == pytest.approx(logged(one)[0], rel=1e-3)
 
 
-def test_a_teacher_by_name(teacher_folder: Path, collator: Collator, tmp_path: Path) -> None:
+def test_teacher_is_loaded_from_a_path(
+    teacher_folder: Path, collator: Collator, tmp_path: Path
+) -> None:
     one = XTokTrainer(
         tiny_model(collator.student.vocabulary.vocab_size, seed=0), arguments(tmp_path), collator,
         teachers=str(teacher_folder), loss="alm", train_dataset=ROWS,
@@ -645,7 +649,7 @@ def test_the_example_trains_from_stored_predictions(
 @pytest.mark.parametrize(
     "more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"], ["--loss=alm"]]
 )
-def test_two_processes_are_one_with_twice_the_batch(
+def test_two_processes_train_like_one_with_twice_the_batch(
     trainer_options: list[str],
     student_folder: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""What a model's own library does, and what is the caller's: losses, modes, parameters, batches."""
+"""Rules of trainer libraries: router losses, modes, shared parameters, batches, processes."""
 
 from __future__ import annotations
 
