@@ -30,11 +30,11 @@ def built(
     student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = None
 ) -> ProjectionMap:
     """A map, built once; its arrays cannot be changed."""
-    found = xtok.build(student, teacher, config)
-    for value in vars(found).values():
+    projection = xtok.build(student, teacher, config)
+    for value in vars(projection).values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
-    return found
+    return projection
 
 
 def equal_maps(a: ProjectionMap, b: ProjectionMap) -> bool:

@@ -32,11 +32,11 @@ def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False)
 def test_the_two_sides_are_printed_one_above_the_other(
     byte_level: Tokenizer, digits: Tokenizer
 ) -> None:
-    found = align(byte_level, digits, " the 2014")
-    assert found == align(byte_level, digits, b" the 2014")
-    spans = [(p.student_tokens, p.teacher_tokens) for p in found.pairs]
+    alignment = align(byte_level, digits, " the 2014")
+    assert alignment == align(byte_level, digits, b" the 2014")
+    spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
-    assert lines_of(found) == [
+    assert lines_of(alignment) == [
         "student │␣the│␣│2¦0¦1│4│",
         "teacher │␣the│␣│201  │4│",
         "",
@@ -62,8 +62,8 @@ def test_incorrect_chunks_are_marked(pair: Pair) -> None:
 @pytest.mark.parametrize("width", [40, 80])
 def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, width: int) -> None:
     text = "東京都に行きました。 שלום עולם مرحبا\r\n\x1b[31m e\u0301\u0301 한국어 👨\u200d👩 end"
-    found = align(*to_pieces.tokenizers, text.encode())
-    lines = lines_of(found, width=width)
+    alignment = align(*to_pieces.tokenizers, text.encode())
+    lines = lines_of(alignment, width=width)
     rows = [line for line in lines if line.startswith(("student", "teacher"))]
     assert len(rows) > 2
     assert "\x1b" not in "".join(lines)
@@ -77,18 +77,18 @@ def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, widt
 def test_marks_do_not_join_what_stands_before_them() -> None:
     bytewise = load_tokenizer("bytes")
     marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
-    found = align(bytewise, bytewise, b"")
+    alignment = align(bytewise, bytewise, b"")
     for mark in marks.split():
-        alone = replace(found, student_ids=(0,), student_tokens=(mark,))
+        alone = replace(alignment, student_ids=(0,), student_tokens=(mark,))
         assert lines_of(alone)[0] == f"student │◌{mark}│"
 
 
 def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    found = align(byte_level, digits, b" the 2014")
-    coloured = "\n".join(lines_of(found, colour=True))
+    alignment = align(byte_level, digits, b" the 2014")
+    coloured = "\n".join(lines_of(alignment, colour=True))
     assert "\x1b[36m␣the" in coloured
     assert "\x1b[32m␣" in coloured
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines() == lines_of(found)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines() == lines_of(alignment)
 
 
 def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
 
 
 def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
-    found = json.loads(cli("align", *two_files(small), " the text", "--json").stdout)
-    n = len(found["student_tokens"])
-    assert found["num_correct"] == found["num_one_to_one"] == n == len(found["pairs"])
-    assert found["pairs"][0]["student_bytes"][0] == 0
+    data = json.loads(cli("align", *two_files(small), " the text", "--json").stdout)
+    n = len(data["student_tokens"])
+    assert data["num_correct"] == data["num_one_to_one"] == n == len(data["pairs"])
+    assert data["pairs"][0]["student_bytes"][0] == 0
     # The library of the SentencePiece model puts a space before a text.
-    assert found["pairs"][-1]["teacher_bytes"][1] == len("  the text")
+    assert data["pairs"][-1]["teacher_bytes"][1] == len("  the text")
 
 
 def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:

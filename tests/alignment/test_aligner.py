@@ -36,9 +36,9 @@ TEXT = (
 
 def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[Any, ...]]:
     """Positions on both sides, and whether the chunk is correct."""
-    found = aligner.align(np.array([s]), np.array([t]))
-    sides = [found.student_chunk_id[0].tolist(), found.teacher_chunk_id[0].tolist()]
-    correct = np.asarray(found.pair_is_correct)[0, : int(found.num_chunks[0])].tolist()
+    alignment = aligner.align(np.array([s]), np.array([t]))
+    sides = [alignment.student_chunk_id[0].tolist(), alignment.teacher_chunk_id[0].tolist()]
+    correct = np.asarray(alignment.pair_is_correct)[0, : int(alignment.num_chunks[0])].tolist()
     return [
         (*([i for i, c in enumerate(side) if c == k] for side in sides), is_correct)
         for k, is_correct in enumerate(correct)
@@ -125,12 +125,12 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
     ones = (np.ones_like(ids) for ids in arrays)  # a pad token counts like any other here
     mask = dict(zip(("student_attention_mask", "teacher_attention_mask"), ones, strict=True))
     aligner.python_tokens_left = 10**9  # in Python
-    found = aligner.align(*arrays, **mask)
+    alignment = aligner.align(*arrays, **mask)
     aligner.python_tokens_left = 0  # compiled
-    assert_same(aligner.align(*arrays, **mask), found)
+    assert_same(aligner.align(*arrays, **mask), alignment)
     chunks = aligner.pairs(s, t)
-    assert found.num_chunks.tolist() == [len(chunks)]
-    for ids in (found.student_chunk_id, found.teacher_chunk_id):
+    assert alignment.num_chunks.tolist() == [len(chunks)]
+    for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id):
         used = [c for c in np.asarray(ids)[0].tolist() if c >= 0]
         assert used == sorted(used)
         assert set(used) == set(range(len(chunks)))
@@ -171,8 +171,8 @@ def test_special_tokens_of_one_role_are_a_chunk(
         (" a", " a", True),
         ("<|end_of_text|>", "</s>", True),
     ]
-    found = aligner.align(np.array([s]), np.array([t]))
-    assert found.student_exact_partition_mask.tolist() == [[True, True, True]]
+    alignment = aligner.align(np.array([s]), np.array([t]))
+    assert alignment.student_exact_partition_mask.tolist() == [[True, True, True]]
 
 
 def test_a_bos_on_one_side_only(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
@@ -307,18 +307,18 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
     eos = aligner.teacher.table.roles["eos"][0]
     s, s_mask = batch(texts[0], pad, left=left)
     t, t_mask = batch(texts[1], eos, left=left)
-    found = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
-    assert (found.student_chunk_id[~s_mask] == -1).all()
-    assert (found.teacher_chunk_id[~t_mask] == -1).all()
+    alignment = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
+    assert (alignment.student_chunk_id[~s_mask] == -1).all()
+    assert (alignment.teacher_chunk_id[~t_mask] == -1).all()
     for i, (row, column) in enumerate(zip(*texts, strict=True)):
         alone = aligner.align(np.array([row]), np.array([column]))
-        ours, theirs = found.student_chunk_id[i], found.teacher_chunk_id[i]
+        ours, theirs = alignment.student_chunk_id[i], alignment.teacher_chunk_id[i]
         assert ours[s_mask[i]].tolist() == alone.student_chunk_id[0].tolist()
         assert theirs[t_mask[i]].tolist() == alone.teacher_chunk_id[0].tolist()
-        assert found.num_chunks[i] == found.pair_valid[i].sum() == alone.num_chunks[0]
-        assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
+        assert alignment.num_chunks[i] == alignment.pair_valid[i].sum() == alone.num_chunks[0]
+        assert not alignment.pair_is_correct[i][~alignment.pair_valid[i]].any()
     # Without a mask, the pad role decides.
-    assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
+    assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), alignment)
 
 
 def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
@@ -341,9 +341,9 @@ def test_an_end_of_text_that_pads_as_well(byte_level: Tokenizer, ours: Spell) ->
 def test_the_fields_and_their_types(aligner: TokenAligner, texts: Texts) -> None:
     (s, s_mask), (t, t_mask) = map(batch, texts)
     masks = {"student_attention_mask": s_mask, "teacher_attention_mask": t_mask}
-    found = aligner.align(s, t, **masks)
-    pairs = int(found.num_chunks.max())
-    assert {name: (value.dtype.name, value.shape) for name, value in vars(found).items()} == {
+    alignment = aligner.align(s, t, **masks)
+    pairs = int(alignment.num_chunks.max())
+    assert {name: (value.dtype.name, value.shape) for name, value in vars(alignment).items()} == {
         "pair_valid": ("bool", (4, pairs)),
         "pair_is_correct": ("bool", (4, pairs)),
         "student_exact_partition_mask": ("bool", s.shape),
@@ -357,30 +357,30 @@ def test_the_fields_and_their_types(aligner: TokenAligner, texts: Texts) -> None
     tensors = {name: torch.from_numpy(mask) for name, mask in masks.items()}
     as_torch = aligner.align(torch.from_numpy(s), torch.from_numpy(t), **tensors)
     for name, value in vars(as_torch).items():
-        assert value.numpy().dtype == getattr(found, name).dtype
-    assert_same(found, as_torch)
+        assert value.numpy().dtype == getattr(alignment, name).dtype
+    assert_same(alignment, as_torch)
 
 
 def test_exact_partition_is_correct_chunks_of_one_token_each(
     aligner: TokenAligner, texts: Texts
 ) -> None:
     (s, s_mask), (t, t_mask) = map(batch, texts)
-    found = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
+    alignment = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
     for i, sides in enumerate(zip(*texts, strict=True)):
         chunks = [p for p in aligner.pairs(*sides) if p.is_correct]
         one = [p for p in chunks if len(p.student_ids) == len(p.teacher_ids) == 1]
         for mask, places in (
-            (found.student_exact_partition_mask, [p.student_tokens[0] for p in one]),
-            (found.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in one]),
+            (alignment.student_exact_partition_mask, [p.student_tokens[0] for p in one]),
+            (alignment.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in one]),
         ):
             assert np.flatnonzero(mask[i]).tolist() == places
 
 
 def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
     s, t = np.array([ours("<|begin_of_text|>", " a b")]), np.array([theirs(" a b")])
-    found = aligner.align(s, t)
-    shifted = shift_to_predictions(found)
-    assert found.student_chunk_id[0].tolist() == [-1, *range(s.shape[1] - 1)]
+    alignment = aligner.align(s, t)
+    shifted = shift_to_predictions(alignment)
+    assert alignment.student_chunk_id[0].tolist() == [-1, *range(s.shape[1] - 1)]
     assert shifted.student_chunk_id[0].tolist() == [*range(s.shape[1] - 1), -1]
     # The teacher has no BOS: its first token is predicted by nothing.
     assert shifted.teacher_chunk_id[0].tolist() == [*range(1, t.shape[1]), -1]

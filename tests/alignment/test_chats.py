@@ -122,11 +122,11 @@ def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> Non
 
 def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
     chat = [{"role": role, "content": "ok"} for role in ("user", "assistant") * 3]
-    found = align(chat, "chatml", TURNS)
-    numbers = found.alignment.student_chunk_id, found.alignment.teacher_chunk_id
+    alignment = align(chat, "chatml", TURNS)
+    numbers = alignment.alignment.student_chunk_id, alignment.alignment.teacher_chunk_id
     for i in range(len(chat)):
         inside = []
-        for side, ids in zip((found.student, found.teacher), numbers, strict=True):
+        for side, ids in zip((alignment.student, alignment.teacher), numbers, strict=True):
             span = side.message_spans[i].content
             inside.append(set(ids[slice(*known(span).tokens)].tolist()))
         assert inside[0] == inside[1] != {-1}
@@ -190,9 +190,9 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "plain.jinja").write_text(TURNS)
     args = ["align", *two_files(small), "--student-chat-template", "plain.jinja"]
     args += ["--teacher-chat-template", TURNS + " ", "--chat"]
-    found = json.loads(cli(*args, "chat.json", "--json").stdout)
-    assert found["num_correct"] > 20
-    assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
+    data = json.loads(cli(*args, "chat.json", "--json").stdout)
+    assert data["num_correct"] > 20
+    assert data["student_unaligned"] == data["teacher_unaligned"] - 1 > 0
     assert "the targets contain no end-of-turn token" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")
 

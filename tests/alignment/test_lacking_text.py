@@ -130,9 +130,9 @@ def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_pat
     for num_before in ([1, 1], [1, 2], [2, 1], [0, 2], [1, 0]):
         starts = [own[:count] for own, count in zip(begins, num_before, strict=True)]
         rows = [[*start, *own] for start, own in zip(starts, ids, strict=True)]
-        found = aligner.align_document(*rows)
+        alignment = aligner.align_document(*rows)
         for side, start in zip(("student", "teacher"), starts, strict=True):
-            chunk = getattr(found, f"{side}_chunk_id")[len(start) :]
+            chunk = getattr(alignment, f"{side}_chunk_id")[len(start) :]
             assert chunk[0] >= 0
             assert (chunk - chunk[0]).tolist() == getattr(alone, f"{side}_chunk_id").tolist()
 

@@ -172,12 +172,12 @@ def test_a_builder_that_is_stopped_is_not_waited_for_without_end(askers: Askers)
     notes: list[str] = []
     options: Any = {"path": askers.path, "timeout": 1, "note": notes.append}
     try:
-        found = xtok.get_map(askers.model, askers.model, **options)
-        assert equal_maps(ProjectionMap.load(askers.path), found)
+        projection = xtok.get_map(askers.model, askers.model, **options)
+        assert equal_maps(ProjectionMap.load(askers.path), projection)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [note.split()[0] for note in notes] == ["waiting", "waited"]
-    assert found.reports[-1].stage == "build"
+    assert projection.reports[-1].stage == "build"
     assert exit_codes(sleeper) == [0]
     assert askers.made_the_map()
     assert askers.left_nothing_else()
@@ -243,9 +243,11 @@ def test_map_differs_only_for_other_options(
 ) -> None:
     path = tmp_path / "map.safetensors"
     build(pieces_to_digits, config=config).save(path)
-    found = ProjectionMap.load(path)
+    projection = ProjectionMap.load(path)
     for other in CONFIGS:
-        assert (difference(found, pieces_to_digits, recipe_of(other)) is None) == (other == config)
+        assert (difference(projection, pieces_to_digits, recipe_of(other)) is None) == (
+            other == config
+        )
 
 
 @pytest.fixture(scope="module")
@@ -475,8 +477,8 @@ def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:
     xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
     notes: list[str] = []
     options: Any = {"for_loss": "event-kl", "path": tmp_path / "m.safetensors"}
-    found = xtok.get_map("bytes", "bytes", **options, note=notes.append)
-    assert isinstance(found, xtok.EventMap)
+    projection = xtok.get_map("bytes", "bytes", **options, note=notes.append)
+    assert isinstance(projection, xtok.EventMap)
     assert "not an event map" in notes[0]
     line = "events", "bytes", "bytes", "--for", "csd", "-o", "s.pt", "--skip-existing"
     assert cli(*line).stdout == cli(*line).stdout == "s.pt\ns.reverse.pt\n"

@@ -55,8 +55,8 @@ def test_weights_of_the_forward_pass(tiny: Pair) -> None:
     assert row(forward, 0x41) == [(0x41, 1.0)]
     assert forward.nnz == 256 + 6 + 3
     assert forward.scale_slot is None
-    one = multitoken(tiny, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
-    assert row(one, 260) == [(0x32, 1.0)]
+    projection = multitoken(tiny, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
+    assert row(projection, 260) == [(0x32, 1.0)]
 
 
 def test_the_reverse_pass_adds_what_begins_with_the_token(tiny: Pair) -> None:
@@ -118,10 +118,10 @@ def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> N
 def test_maps_agree_with_the_plain_recipe(tokenizers: Tokenizers, sides: tuple[str, str]) -> None:
     student, teacher = (tokenizers[name] for name in sides)
     config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
-    found = multitoken(xtok.pair(student, teacher), config)
-    found.check()
+    projection = multitoken(xtok.pair(student, teacher), config)
+    projection.check()
     expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
-    rows = naive.rows_of_map(found)
+    rows = naive.rows_of_map(projection)
     assert rows.keys() == expected.keys()
     for s, entries in rows.items():
         assert dict(entries) == pytest.approx(expected[s], rel=1e-5)

@@ -89,8 +89,8 @@ def test_options_of_nemo_rl_set_ours(
         "reapply-exact": ["--initial-projection-path", "m.pt"],
         "generate": [*MODELS, "--embedding-model", "own"],
     }.get(command, MODELS)
-    found = parsed(command, *required, *theirs)
-    assert {name: found[name] for name in ours} == ours
+    values = parsed(command, *required, *theirs)
+    assert {name: values[name] for name in ours} == ours
 
 
 # What NeMo-RL's options need as a value
@@ -129,8 +129,8 @@ THEIRS = [
     ],
 )
 def test_models_may_be_options(line: str, read: dict[str, object]) -> None:
-    found = parsed(*line.split())
-    assert {name: found[name] for name in read} == read
+    values = parsed(*line.split())
+    assert {name: values[name] for name in read} == read
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "own.pt"]])
@@ -164,9 +164,9 @@ def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
         "--top-k=1", "--output-dir=d", "--special-token-top-k=1",
     ]  # fmt: skip
     names = [option.partition("=")[0] for option in ignored]
-    found = parsed("reapply-exact", "--initial_projection_path", "x.pt", *ignored)
-    assert found["notes"] == [f"{name} has no effect in reapply-exact" for name in names]
-    assert found["special_tokens"] is None
+    values = parsed("reapply-exact", "--initial_projection_path", "x.pt", *ignored)
+    assert values["notes"] == [f"{name} has no effect in reapply-exact" for name in names]
+    assert values["special_tokens"] is None
 
 
 def test_values_that_look_like_options_are_kept() -> None:

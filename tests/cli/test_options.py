@@ -130,8 +130,8 @@ def test_tokens_that_cannot_be_spelled_are_failures(
 def test_build_tells_of_the_finished_map_and_of_what_was_counted(tmp_path: Path) -> None:
     """The row that a slot was on before is pinned; an ignored row is empty as asked."""
     student = byte_ranks(tmp_path / "student.tiktoken")
-    found = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
-    [done] = found.reports
+    projection = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
+    [done] = projection.reports
     assert {what: n for what, n in done.counts.items() if n} == {"rows empty": 1, "rows exact": 255}
     assert [note for note in done.notes if not note.startswith("student")] == [
         "teacher student.tiktoken: 256 ids wide (from the tokenizer)"

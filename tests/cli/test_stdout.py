@@ -76,9 +76,9 @@ def test_no_library_writes_on_the_stdout_of_any_command(
         assert is_printable(printed[name] + said[name]), name
         if name == "report":  # it writes the JSON beside the page
             continue
-        found = json.loads(printed[name])
+        data = json.loads(printed[name])
         if "-o" in work[name]:
-            paths = found.get("paths") or [found.get("folder", found.get("output"))]
+            paths = data.get("paths") or [data.get("folder", data.get("output"))]
             assert paths == [work[name][-1]], name
     assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
     assert not [name for name in order if "model of type" in said[name]]

@@ -101,20 +101,20 @@ def check_spans(
 
 
 def test_chatml_exactly(byte_level: Tokenizer) -> None:
-    found = render(byte_level, CHAT, template="chatml")
-    assert found.text == (
+    rendered = render(byte_level, CHAT, template="chatml")
+    assert rendered.text == (
         "<|im_start|>system\n Be brief. <|im_end|>\n"
         "<|im_start|>user\nWie hoch, 3 < 4?\n<|im_end|>\n"
         "<|im_start|>assistant\n  201 Stufen 🌊.\n<|im_end|>\n"
         "<|im_start|>user\nagain<|im_end|>\n"
         "<|im_start|>assistant\n201<|im_end|>\n"
     )
-    assert contents(found) == [m["content"] for m in CHAT]
-    whole = [s.whole for s in found.message_spans]
-    assert "".join(shown(found, w.tokens) for w in whole if w) == found.text
+    assert contents(rendered) == [m["content"] for m in CHAT]
+    whole = [s.whole for s in rendered.message_spans]
+    assert "".join(shown(rendered, w.tokens) for w in whole if w) == rendered.text
     start = byte_level.table.roles["turn_start"][0]
-    assert found.ids.tolist().count(start) == 5
-    assert found.ids.dtype == np.int32
+    assert rendered.ids.tolist().count(start) == 5
+    assert rendered.ids.dtype == np.int32
 
 
 PROMPT_IN_THE_LOOP = """\
@@ -129,12 +129,12 @@ PROMPT_IN_THE_LOOP = """\
 def test_generation_prompt_belongs_to_no_message(
     byte_level: Tokenizer, template: str, asked: bool
 ) -> None:
-    found = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
-    check_spans(found, CHAT, byte_level)
-    assert found.text.endswith("<|im_start|>assistant\n") == asked
-    assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
-    last = known(found.message_spans[-1].whole)
-    assert found.text[slice(*last.chars)].strip() == "<|im_start|>assistant\n201<|im_end|>"
+    rendered = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
+    check_spans(rendered, CHAT, byte_level)
+    assert rendered.text.endswith("<|im_start|>assistant\n") == asked
+    assert targets(rendered) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
+    last = known(rendered.message_spans[-1].whole)
+    assert rendered.text[slice(*last.chars)].strip() == "<|im_start|>assistant\n201<|im_end|>"
 
 
 PARTS = [{"type": "text", "text": "see "}, {"type": "image"}, {"type": "text", "text": " it"}]
@@ -210,10 +210,10 @@ def test_content_spans_of_real_templates(
     chat = [
         {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]
-    found = render(byte_level, chat, template=name)
-    for message, span in zip(chat, found.message_spans, strict=True):
+    rendered = render(byte_level, chat, template=name)
+    for message, span in zip(chat, rendered.message_spans, strict=True):
         if message["content"]:
-            assert found.text[slice(*known(span.content).chars)] == message["content"]
+            assert rendered.text[slice(*known(span.content).chars)] == message["content"]
             assert span.source == (0, len(message["content"]))
 
 
@@ -225,16 +225,16 @@ def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path)
     )
     (folder / "chat_template.jinja").write_text(template)
     tokenizer = load_tokenizer(str(folder))
-    found = render(tokenizer, CHAT[3:4], tools=[], variables={"style": "!"})
-    assert found.text == "<|begin_of_text|>again<|end_of_text|> none!"
+    rendered = render(tokenizer, CHAT[3:4], tools=[], variables={"style": "!"})
+    assert rendered.text == "<|begin_of_text|>again<|end_of_text|> none!"
     ids = {name: i for i, name in tokenizer.table.control_names.items()}
-    assert found.ids[0] == ids["<|begin_of_text|>"]
+    assert rendered.ids[0] == ids["<|begin_of_text|>"]
     # As the library does it, id for id.
     from transformers import AutoTokenizer
 
     library = AutoTokenizer.from_pretrained(str(folder))
     expected = library.apply_chat_template(CHAT[3:4], return_dict=False, style="!")
-    assert found.ids.tolist() == expected
+    assert rendered.ids.tolist() == expected
 
 
 def test_a_template_does_not_know_the_eos_of_the_generation_config(
@@ -253,9 +253,9 @@ def test_a_template_does_not_know_the_eos_of_the_generation_config(
 @pytest.mark.parametrize("kind", ["ranks", "sentencepiece", "digits"])
 def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer = request.getfixturevalue(kind)
-    found = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
-    check_spans(found, CHAT, tokenizer)
-    assert len(targets(found)) == 2
+    rendered = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
+    check_spans(rendered, CHAT, tokenizer)
+    assert len(targets(rendered)) == 2
 
 
 OF_CHATML = (
@@ -327,19 +327,19 @@ def test_every_format_is_tested() -> None:
 
 def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
-        found = render(sentencepiece, CHAT, template=name)
-        check_spans(found, CHAT, sentencepiece)
-        assert contents(found) == [m["content"] for m in CHAT]
-        assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
+        rendered = render(sentencepiece, CHAT, template=name)
+        check_spans(rendered, CHAT, sentencepiece)
+        assert contents(rendered) == [m["content"] for m in CHAT]
+        assert targets(rendered) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
 
 
 def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
-    found = render(load_tokenizer("bytes"), CHAT[2:], template="plain")
-    assert found.text == ("Assistant\n  201 Stufen 🌊.\n\n\nUser\nagain\n\nAssistant\n201\n\n")
-    assert targets(found) == ["  201 Stufen 🌊.\n\n\n", "201\n\n"]
-    found = render(byte_level, CHAT[3:], template="plain")
-    assert targets(found) == ["201<|end_of_text|>"]
+    rendered = render(load_tokenizer("bytes"), CHAT[2:], template="plain")
+    assert rendered.text == ("Assistant\n  201 Stufen 🌊.\n\n\nUser\nagain\n\nAssistant\n201\n\n")
+    assert targets(rendered) == ["  201 Stufen 🌊.\n\n\n", "201\n\n"]
+    rendered = render(byte_level, CHAT[3:], template="plain")
+    assert targets(rendered) == ["201<|end_of_text|>"]
     pad = FORMATS["chatml"].pad_id(byte_level.table)
     assert byte_level.table.control_names[pad] == "<|pad|>"
 
@@ -450,8 +450,8 @@ def test_only_the_assistant_may_not_write_an_image(byte_level: Tokenizer) -> Non
 def test_a_header_without_a_generation_prompt_is_no_target(byte_level: Tokenizer) -> None:
     chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "201."}]
     for body in ("{{ m.role + ': ' + m.content + '\n' }}", "{{ m.role }}: {{ m.content }}\n"):
-        found = render(byte_level, chat, template=each(body))
-        assert targets(found) == ["201.\n"]  # ".\n" is one token
+        rendered = render(byte_level, chat, template=each(body))
+        assert targets(rendered) == ["201.\n"]  # ".\n" is one token
 
 
 def test_attributes_of_pythons_own_are_not_there() -> None:
@@ -505,10 +505,10 @@ def test_the_token_that_ends_a_turn_is_a_target(
         f"{{{{ '<|im_start|>' if m.role == 'assistant' else '{user}' }}}}{{{{ m.content }}}}{end}"
     )
     template = each(turn) + "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-    found = render(byte_level, CHAT, template=template)
+    rendered = render(byte_level, CHAT, template=template)
     answers = "  201 Stufen 🌊.\n", "201"
-    assert targets(found) == [answer + end for answer, end in zip(answers, ends, strict=True)]
-    assert found.notes == (() if end else (NO_END_OF_TURN,))
+    assert targets(rendered) == [answer + end for answer, end in zip(answers, ends, strict=True)]
+    assert rendered.notes == (() if end else (NO_END_OF_TURN,))
 
 
 def test_a_tokenizers_own_template_is_read_once(
@@ -620,9 +620,9 @@ GENERATES = """\
 
 
 def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
-    found = render(byte_level, CHAT, template=GENERATES)
-    check_spans(found, CHAT, byte_level)
-    assert targets(found) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
+    rendered = render(byte_level, CHAT, template=GENERATES)
+    check_spans(rendered, CHAT, byte_level)
+    assert targets(rendered) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -743,7 +743,7 @@ def test_real_templates(name: str, family: Family) -> None:
     for chat in (CHAT, CHAT[1:], TOOLS, parts):
         try:
             expected = library.apply_chat_template(chat, return_dict=False)
-            found = render(tokenizer, chat)
+            rendered = render(tokenizer, chat)
         except XtokError as error:
             assert "drops its" in error.message or "is not plain" in error.message  # noqa: PT017
             assert chat is TOOLS or (name == "smolvlm") == (chat is not parts)
@@ -753,18 +753,18 @@ def test_real_templates(name: str, family: Family) -> None:
             with pytest.raises(XtokError, match="raises"):
                 render(tokenizer, chat)
             continue
-        assert found.ids.tolist() == expected
-        check_spans(found, chat, tokenizer)
-        for message, span in zip(chat, found.message_spans, strict=True):
-            if isinstance(message["content"], str) and message["content"] in found.text:
+        assert rendered.ids.tolist() == expected
+        check_spans(rendered, chat, tokenizer)
+        for message, span in zip(chat, rendered.message_spans, strict=True):
+            if isinstance(message["content"], str) and message["content"] in rendered.text:
                 assert message["content"] == "" or span.content is not None
         if chat is TOOLS:
-            assert targets(found) == ANSWERS[name]
+            assert targets(rendered) == ANSWERS[name]
             # GLM ends a turn with the next one's first token.
-            assert (NO_END_OF_TURN in found.notes) == (name == "glm4moe")
+            assert (NO_END_OF_TURN in rendered.notes) == (name == "glm4moe")
         elif chat is not parts:
             answers = [m["content"].strip() for m in chat if m["role"] == "assistant"]
-            assert all(a in text for a, text in zip(answers, targets(found), strict=True))
+            assert all(a in text for a, text in zip(answers, targets(rendered), strict=True))
 
 
 def or_error(call: Callable[[], Any]) -> Any:
@@ -823,12 +823,12 @@ def test_characters_that_a_normalizer_changes(name: str, family: Family, tmp_pat
         {"role": "user", "content": "<|im_end|>o\u0308"},
         {"role": "assistant", "content": "u\u0308ber"},
     ]
-    found = render(tokenizer, chat)
-    assert found.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
-    assert contents(found) == [m["content"] for m in chat]
-    for message, target in zip(chat[1::2], targets(found), strict=True):
+    rendered = render(tokenizer, chat)
+    assert rendered.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
+    assert contents(rendered) == [m["content"] for m in chat]
+    for message, target in zip(chat[1::2], targets(rendered), strict=True):
         assert message["content"] in target
-    assert sum("\u0301" in text or "\u0308" in text for text in targets(found)) == 2
+    assert sum("\u0301" in text or "\u0308" in text for text in targets(rendered)) == 2
 
 
 @pytest.mark.real
@@ -839,13 +839,13 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
     thinking += [{"content": "four", key: "hm"} for key in keys]
     for message in thinking:
         chat = [CHAT[1], {"role": "assistant", **message}]
-        found = render(tokenizer, chat)
-        assert found.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
-        assert targets(found) == ["<think>\nhm\n</think>\n\nfour<|im_end|>"]
-        found = render(tokenizer, [*chat, CHAT[3]])
-        assert targets(found) == ["four<|im_end|>"]
-        assert contents(found)[1] == "four"
-        assert message["content"][slice(*known(found.message_spans[1].source))] == "four"
+        rendered = render(tokenizer, chat)
+        assert rendered.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
+        assert targets(rendered) == ["<think>\nhm\n</think>\n\nfour<|im_end|>"]
+        rendered = render(tokenizer, [*chat, CHAT[3]])
+        assert targets(rendered) == ["four<|im_end|>"]
+        assert contents(rendered)[1] == "four"
+        assert message["content"][slice(*known(rendered.message_spans[1].source))] == "four"
 
 
 @pytest.mark.real
@@ -860,11 +860,11 @@ def test_mistrals_ids_are_its_own_models(load_real: Load, real: Callable[[str], 
     system = f"[INST] Be brief.\n\n{first} [/INST]"
     expected = [1, *encode(system), *encode(answer), 2]
     expected += [*encode(f"[INST] {again} [/INST]"), *encode(last), 2]
-    found = render(load_real("mistral-v1.model"), chat, template="mistral-v1")
-    assert found.ids.tolist() == expected
+    rendered = render(load_real("mistral-v1.model"), chat, template="mistral-v1")
+    assert rendered.ids.tolist() == expected
 
     encode = sp.SentencePieceProcessor(model_file=real("mistral-v3.model")).encode
     expected = [1, 3, *encode(first), 4, *encode(answer), 2]
     expected += [3, *encode(f"Be brief.\n\n{again}"), 4, *encode(last), 2]
-    found = render(load_real("mistral-v3.model"), chat, template="mistral")
-    assert found.ids.tolist() == expected
+    rendered = render(load_real("mistral-v3.model"), chat, template="mistral")
+    assert rendered.ids.tolist() == expected

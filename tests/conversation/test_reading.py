@@ -89,16 +89,16 @@ def outcome(tokenizer: Tokenizer, case: str) -> str:
         ids = ids[: content.tokens[1] - 2]
         data = chat.text.encode()[content.bytes[0] : chat.bounds[len(ids)]]
         expected[-1]["content"] = data.decode()
-    found = read_back(tokenizer, ids.tolist())
-    if found is None:
+    conversation = read_back(tokenizer, ids.tolist())
+    if conversation is None:
         return NONE
-    proved(tokenizer, ids, found)
-    if plain(found.messages) == expected:
-        assert found.tools == (options.get("tools") if "Add <two>" in chat.text else None)
-        assert found.add_generation_prompt == ("add_generation_prompt" in options)
+    proved(tokenizer, ids, conversation)
+    if plain(conversation.messages) == expected:
+        assert conversation.tools == (options.get("tools") if "Add <two>" in chat.text else None)
+        assert conversation.add_generation_prompt == ("add_generation_prompt" in options)
         return READ
     joined = f"{SYSTEM['content']}\n\n{ASK['content']}"
-    assert plain(found.messages) == [{**ASK, "content": joined}, ANSWER]
+    assert plain(conversation.messages) == [{**ASK, "content": joined}, ANSWER]
     return SAME_IDS
 
 
@@ -207,26 +207,26 @@ def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.Da
                 for n in range(roles)]  # fmt: skip
     ids = render(qwen, messages, add_generation_prompt=bool(roles % 2)).ids
     cut = ids[: data.draw(st.integers(1, len(ids)))]
-    found = read_back(qwen, cut.tolist())
-    if found is not None and len(cut) == len(ids):
-        proved(qwen, cut, found)
-    if found is not None:  # what is cut off may have other tokens than the same bytes alone
-        assert found.conversation.ids.tolist() == cut.tolist()
-        again = render(qwen, found.messages, variables=found.variables,
-                       add_generation_prompt=found.add_generation_prompt)  # fmt: skip
+    conversation = read_back(qwen, cut.tolist())
+    if conversation is not None and len(cut) == len(ids):
+        proved(qwen, cut, conversation)
+    if conversation is not None:  # what is cut off may have other tokens than the same bytes alone
+        assert conversation.conversation.ids.tolist() == cut.tolist()
+        again = render(qwen, conversation.messages, variables=conversation.variables,
+                       add_generation_prompt=conversation.add_generation_prompt)  # fmt: skip
         own, of_again = (
             [(i, flag) for token, flag in zip(chat.ids.tolist(), chat.assistant_mask, strict=True)
              for i in byte_ids(qwen, token)]
-            for chat in (found.conversation, again)
+            for chat in (conversation.conversation, again)
         )  # fmt: skip
         assert own == of_again[: len(own)]
     single = [i for token in cut.tolist() for i in byte_ids(qwen, token)]
     other = read_back(qwen, single)
-    assert (other is None) == (found is None)
-    if found is not None and other is not None:
-        assert other.messages == found.messages
+    assert (other is None) == (conversation is None)
+    if conversation is not None and other is not None:
+        assert other.messages == conversation.messages
         assert other.conversation.ids.tolist() == single
-        assert other.conversation.bounds[-1] == found.conversation.bounds[-1]
+        assert other.conversation.bounds[-1] == conversation.conversation.bounds[-1]
 
 
 def byte_ids(tokenizer: Tokenizer, token: int) -> list[int]:

@@ -46,18 +46,18 @@ def facts_of(student: Tokenizer, teacher: Tokenizer) -> PairFacts:
 def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab", "   ")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
-    found = facts_of(student, teacher)
-    assert found.vocabulary == SharedCounts(student=261, teacher=259, both=258)
-    assert (found.shared, found.student_share) == (258, 258 / 261)
-    assert found.numbers == SharedCounts(student=3, teacher=1, both=1)
-    assert not found.same
+    facts = facts_of(student, teacher)
+    assert facts.vocabulary == SharedCounts(student=261, teacher=259, both=258)
+    assert (facts.shared, facts.student_share) == (258, 258 / 261)
+    assert facts.numbers == SharedCounts(student=3, teacher=1, both=1)
+    assert not facts.same
     assert facts_of(student, student).same
 
 
 def test_roles_of_one_side_only(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
-    found = facts_of(digits, sentencepiece)
-    assert "turn_start" in found.roles_alone
-    assert "eos" not in found.roles_alone
+    facts = facts_of(digits, sentencepiece)
+    assert "turn_start" in facts.roles_alone
+    assert "eos" not in facts.roles_alone
 
 
 def test_text_by_hand(tmp_path: Path) -> None:

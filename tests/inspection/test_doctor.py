@@ -57,8 +57,8 @@ def lost(found: TokenizerDiagnosis) -> dict[str, int]:
 
 
 def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
-    found = diagnose(byte_level, CHATML)
-    levels = {c.name: c.level for c in found.checks}
+    diagnosis = diagnose(byte_level, CHATML)
+    levels = {c.name: c.level for c in diagnosis.checks}
     assert levels == {
         "backend": "ok", "normalizer": "ok", "width": "ok", "decode to nothing": "ok",
         "duplicates": "ok", "round trip": "note", "special tokens": "ok", "eos": "ok",
@@ -67,30 +67,30 @@ def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
         "prefix, user turn": "ok",
     }  # fmt: skip
     assert doctor(byte_level, templates=of_student(CHATML)).failed == ()
-    assert check(found, "width").message == (
+    assert check(diagnosis, "width").message == (
         "1,280 (from the config), largest id 1,199, 80 ids without a token"
     )
-    assert check(found, "special tokens").message == (
+    assert check(diagnosis, "special tokens").message == (
         "5, 0 of them reserved\n"
         "by its name: turn_start 1196 <|im_start|>, turn_end 1197 <|im_end|>\n"
         "by the tokenizer: eos 1195 <|end_of_text|>, bos 1194 <|begin_of_text|>, pad 1198 <|pad|>\n"
         "by generation_config.json: eos 1197 <|im_end|>"
     )
-    assert found.turn_ends == ("<|im_end|>",)
+    assert diagnosis.turn_ends == ("<|im_end|>",)
     ids = {name: i for i, name in byte_level.table.control_names.items()}
-    suffix = known(found.tool_suffix_ids)
+    suffix = known(diagnosis.tool_suffix_ids)
     assert suffix[1] == ids["<|im_start|>"]
     text = "".join(byte_level.table.name(i) for i in suffix)
     assert text == r"\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> None:
-    found = diagnose(byte_level, REWRITING)
-    tool = check(found, "prefix, tool message")
+    diagnosis = diagnose(byte_level, REWRITING)
+    tool = check(diagnosis, "prefix, tool message")
     assert tool.level == "warning"
     contents = [line.split(":")[0] for line in tool.message.split("\n")]
     assert contents == ["content present", "empty", "absent"]
-    assert check(found, "prefix, user turn").level == "warning"
+    assert check(diagnosis, "prefix, user turn").level == "warning"
     assert doctor(byte_level, templates=of_student(REWRITING)).failed == ()
     assert doctor(byte_level, templates=of_student(REWRITING), tools=True).failed == (
         "small-byte-level: prefix, tool message",
@@ -107,23 +107,23 @@ NOT_EOS = "{% for m in messages %}{{ m.role + m.content + '<|im_start|>' }}{% en
 
 def test_templates_that_refuse_a_role_or_end_turns_without_eos(byte_level: Tokenizer) -> None:
     """One refuses a role and ends turns with text, the other with a token that is not eos."""
-    found = diagnose(byte_level, TWO_ROLES)
-    roles = check(found, "roles")
+    diagnosis = diagnose(byte_level, TWO_ROLES)
+    roles = check(diagnosis, "roles")
     assert roles.level == "note"
     assert roles.message.startswith("renders user, assistant\nsystem: the chat template of small-")
     assert "only two roles" in roles.message
-    assert check(found, "end of a turn").level == "warning"
-    assert check(found, "prefix, tool message").level == "note"
+    assert check(diagnosis, "end of a turn").level == "warning"
+    assert check(diagnosis, "prefix, tool message").level == "note"
     end = check(diagnose(byte_level, NOT_EOS), "end of a turn")
     assert end.level == "warning"
     assert end.message.startswith("<|im_start|>, which is not eos, so generation does not stop")
 
 
 def test_a_tokenizer_without_a_template(sentencepiece: Tokenizer) -> None:
-    found = diagnose(sentencepiece)
-    assert check(found, "chat template").level == check(found, "pad").level == "warning"
-    assert lost(found)["part of a character"] == 128
-    assert sum(lost(found).values()) > 128
+    diagnosis = diagnose(sentencepiece)
+    assert check(diagnosis, "chat template").level == check(diagnosis, "pad").level == "warning"
+    assert lost(diagnosis)["part of a character"] == 128
+    assert sum(lost(diagnosis).values()) > 128
     with_format = diagnose(sentencepiece, "mistral")
     assert check(with_format, "chat template").message == "the format mistral"
     assert with_format.turn_ends == ("</s>",)
@@ -146,8 +146,8 @@ def test_tokenizers_that_change_text(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_token_is_shown_with_its_length(tmp_path: Path) -> None:
-    found = diagnose(byte_ranks(tmp_path / "long.tiktoken", "20" * 300))
-    assert "20… (600 in all)'" in check(found, "round trip").message
+    diagnosis = diagnose(byte_ranks(tmp_path / "long.tiktoken", "20" * 300))
+    assert "20… (600 in all)'" in check(diagnosis, "round trip").message
 
 
 def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     """A model beside itself is checked once."""
-    found = doctor(digits, sentencepiece)
-    pair = known(found.pair)
+    diagnosis = doctor(digits, sentencepiece)
+    pair = known(diagnosis.pair)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")
-    assert known(found.advice).loss == "event KL"
+    assert known(diagnosis.advice).loss == "event KL"
     alone, twice = doctor(digits), doctor(digits, digits)
     assert (alone.pair, alone.advice) == (None, None)
     assert twice.tokenizers == alone.tokenizers
@@ -178,10 +178,10 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
 def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
     """A wider matrix is padding; an id that is another token is named."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
-    found = doctor(digits, wide)
-    pair = known(found.pair)
+    diagnosis = doctor(digits, wide)
+    pair = known(diagnosis.pair)
     assert (pair.same, pair.num_ids, pair.differing) == (True, 800, 0)
-    assert "first 800 columns" in known(found.advice).sentence
+    assert "first 800 columns" in known(diagnosis.advice).sentence
     other, names = copy.copy(digits), digits.table.control_names
     last = max(names)
     other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
@@ -261,11 +261,11 @@ def test_shares_of_tokens_known_to_the_other_side(
 def test_real_tokens_not_round_tripping(
     load_real: Load, name: str, partial: int, total: int, probe: str
 ) -> None:
-    found = diagnose(load_real(name))
-    causes = lost(found)
+    diagnosis = diagnose(load_real(name))
+    causes = lost(diagnosis)
     assert (causes["part of a character"], sum(causes.values())) == (partial, total)
-    assert check(found, "probe text").level == probe
-    assert ("'，" in check(found, "probe text").message) == (probe == "failed")
+    assert check(diagnosis, "probe text").level == probe
+    assert ("'，" in check(diagnosis, "probe text").message) == (probe == "failed")
 
 
 @pytest.mark.real
@@ -293,12 +293,12 @@ def test_real_templates_keep_what_they_wrote(
 
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    found = doctor(byte_level, digits)
-    warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
-    assert not found.failed
-    assert found.verdict == (
+    diagnosis = doctor(byte_level, digits)
+    warnings = sum(c.level == "warning" for one in diagnosis.tokenizers for c in one.checks)
+    assert not diagnosis.failed
+    assert diagnosis.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
-        f"{known(found.advice).sentence} {WHEN_TO_DISTIL}"
+        f"{known(diagnosis.advice).sentence} {WHEN_TO_DISTIL}"
     )
 
 

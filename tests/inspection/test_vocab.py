@@ -38,12 +38,12 @@ def test_a_teacher_gives_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
     for student in tokenizers.values():
         for teacher in tokenizers.values():
             pair = xtok.pair(student, teacher)
-            found = xtok.vocab(student, teacher=teacher)
-            assert [-1 if t.teacher_id is None else t.teacher_id for t in found.tokens] == (
+            vocabulary = xtok.vocab(student, teacher=teacher)
+            assert [-1 if t.teacher_id is None else t.teacher_id for t in vocabulary.tokens] == (
                 pair.partners.tolist()
             )
             theirs = teacher.table.tokens()
-            for token in found.tokens:
+            for token in vocabulary.tokens:
                 spelling = token.spelling or ()
                 assert b"".join(theirs[i] for i in spelling) == bytes.fromhex(token.bytes)
 

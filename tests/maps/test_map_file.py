@@ -239,35 +239,37 @@ def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> N
 
 
 def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
-    found = read_pt(tmp_path, FOREIGN, teacher_vocab_size=4)
-    found.check()
-    assert found.student.model_id == "a/student"
-    assert found.teacher.model_id == "b/teacher"
-    assert (found.shape, found.top_k, found.method) == ((5, 4), 3, "imported")
-    assert found.student_ids.tolist() == [0, 1, 1, 1, 2, 2, 3, 3]
-    assert found.teacher_ids.tolist() == [2, 1, 0, 3, 1, 2, 0, 3]
-    assert found.weights.tolist() == pytest.approx([1, 0.5, 0.25, 0.25, 0.5, 0.5, 2 / 3, 1 / 3])
-    assert found.row_kind.tolist() == [RowKind.EXACT, *[RowKind.MIXED] * 3, RowKind.EMPTY]
-    assert found.scale_slot is None
-    assert found.reports[0].counts == {
+    projection = read_pt(tmp_path, FOREIGN, teacher_vocab_size=4)
+    projection.check()
+    assert projection.student.model_id == "a/student"
+    assert projection.teacher.model_id == "b/teacher"
+    assert (projection.shape, projection.top_k, projection.method) == ((5, 4), 3, "imported")
+    assert projection.student_ids.tolist() == [0, 1, 1, 1, 2, 2, 3, 3]
+    assert projection.teacher_ids.tolist() == [2, 1, 0, 3, 1, 2, 0, 3]
+    assert projection.weights.tolist() == pytest.approx(
+        [1, 0.5, 0.25, 0.25, 0.5, 0.5, 2 / 3, 1 / 3]
+    )
+    assert projection.row_kind.tolist() == [RowKind.EXACT, *[RowKind.MIXED] * 3, RowKind.EMPTY]
+    assert projection.scale_slot is None
+    assert projection.reports[0].counts == {
         "zero weights dropped": 1, "rows reordered": 1, "duplicate entries added up": 1,
         "rows normalized": 1,
     }  # fmt: skip
-    assert [step["stage"] for step in found.history] == ["import"]
+    assert [step["stage"] for step in projection.history] == ["import"]
 
 
 @pytest.mark.parametrize("says", [True, None])
 def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: bool | None) -> None:
     told = {} if says is None else {"enable_scale_trick": says}
     slots = True if says is None else None
-    found = read_pt(tmp_path, {**FOREIGN, **told}, preserve_last=slots, teacher_vocab_size=4)
-    assert known(found.scale_slot).tolist() == [0, 1, 1, 1, 0]
-    ids, weights = found.row(2)
+    projection = read_pt(tmp_path, {**FOREIGN, **told}, preserve_last=slots, teacher_vocab_size=4)
+    assert known(projection.scale_slot).tolist() == [0, 1, 1, 1, 0]
+    ids, weights = projection.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
     # What the caller says counts, whatever the file says.
     no = {**FOREIGN, "enable_scale_trick": False}
     assert read_pt(tmp_path, no).scale_slot is None
-    assert equal_maps(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), found)
+    assert equal_maps(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), projection)
 
 
 def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> None:
@@ -276,10 +278,13 @@ def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> Non
         "likelihoods": torch.tensor([[0.5, 0.2, 0.3], [0.8, 0, 0.2]]),
         "enable_scale_trick": True,
     }
-    found = read_pt(tmp_path, value, teacher_vocab_size=4)
-    assert found.student_ids.tolist() == [0, 0, 1]
-    assert known(found.scale_slot).tolist() == [1, 0]  # what is left of a row is never only a slot
-    assert found.reports[0].counts["slots added to an entry of the same id"] == 2
+    projection = read_pt(tmp_path, value, teacher_vocab_size=4)
+    assert projection.student_ids.tolist() == [0, 0, 1]
+    assert known(projection.scale_slot).tolist() == [
+        1,
+        0,
+    ]  # what is left of a row is never only a slot
+    assert projection.reports[0].counts["slots added to an entry of the same id"] == 2
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -293,14 +298,14 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 @each_suffix
 def test_unknown_width_is_at_least_the_largest_id(tmp_path: Path, suffix: str) -> None:
-    found = read_pt(tmp_path, FOREIGN)
-    found.check()
-    assert (found.shape, found.teacher.width_source) == ((5, 4), "ids")
-    assert "teacher" in found.reports[0].notes[0]
-    assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × 4, nnz=8)"
+    projection = read_pt(tmp_path, FOREIGN)
+    projection.check()
+    assert (projection.shape, projection.teacher.width_source) == ((5, 4), "ids")
+    assert "teacher" in projection.reports[0].notes[0]
+    assert repr(projection) == "ProjectionMap(a/student → b/teacher, 5 × 4, nnz=8)"
     path = tmp_path / f"again{suffix}"
-    found.save(path)
-    assert equal_maps(ProjectionMap.load(path), found)
+    projection.save(path)
+    assert equal_maps(ProjectionMap.load(path), projection)
     assert ProjectionMap.load(path, teacher_vocab_size=9).shape == (5, 9)
 
 
@@ -309,16 +314,24 @@ def test_preserve_last_decides_about_slots(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"map{suffix}"
     TINY.save(path)
     assert equal_maps(ProjectionMap.load(path, preserve_last=True), TINY)
-    found = ProjectionMap.load(path, preserve_last=False)
-    found.check()
-    assert found.scale_slot is None
-    assert found.teacher_ids.tolist() == [0, 1, 2, 3, 1, 3, 2]  # the slot of row 3 is in its place
-    assert found.reports[-1].counts == {"scale slots turned into entries": 2}
-    assert found.reports[-1].notes == (
+    projection = ProjectionMap.load(path, preserve_last=False)
+    projection.check()
+    assert projection.scale_slot is None
+    assert projection.teacher_ids.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        1,
+        3,
+        2,
+    ]  # the slot of row 3 is in its place
+    assert projection.reports[-1].counts == {"scale slots turned into entries": 2}
+    assert projection.reports[-1].notes == (
         "the scale slots are now ordinary entries; a cut may drop them",
     )
-    assert [step["options"] for step in found.history[1:]] == [{"preserve_last": False}]
-    replace(found, top_k=3, history=()).save(path)
+    assert [step["options"] for step in projection.history[1:]] == [{"preserve_last": False}]
+    replace(projection, top_k=3, history=()).save(path)
     slotted = ProjectionMap.load(path, preserve_last=True)
     slotted.check()
     has_a_last_column = np.flatnonzero(known(slotted.scale_slot)).tolist()
@@ -349,8 +362,8 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path, forks: Forks) ->
     ],
 )
 def test_counts_and_matrices_are_read(tmp_path: Path, value: Any) -> None:
-    found = read_pt(tmp_path, value, student_vocab_size=3, teacher_vocab_size=3)
-    assert found.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
+    projection = read_pt(tmp_path, value, student_vocab_size=3, teacher_vocab_size=3)
+    assert projection.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -373,11 +386,11 @@ def test_any_counts_are_read(
     tmp_path: Path, counts: dict[tuple[int, int], float], kind: type[dict[Any, Any]]
 ) -> None:
     width = 2**18 + 1
-    found = read_pt(tmp_path, kind(counts), student_vocab_size=width, teacher_vocab_size=width)
+    projection = read_pt(tmp_path, kind(counts), student_vocab_size=width, teacher_vocab_size=width)
     totals: Counter[int] = Counter()
     for (s, _), count in counts.items():
         totals[s] += count  # type: ignore[assignment]
-    edges = zip(*(array.tolist() for array in found.edges), strict=True)
+    edges = zip(*(array.tolist() for array in projection.edges), strict=True)
     weights = {(s, t): weight for s, t, weight in edges}
     assert weights == pytest.approx({(s, t): n / totals[s] for (s, t), n in counts.items()})
 
@@ -394,8 +407,8 @@ def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: s
         "counts": {(0, 0): a, (0, 1): b, (0, 2): 3.5},
         "padded": {"indices": torch.tensor([[0, 1, 2]]), "likelihoods": matrix},
     }[layout]
-    found = read_pt(tmp_path, value, student_vocab_size=1, teacher_vocab_size=3)
-    assert found.teacher_ids.tolist() == [2, 0, 1]
+    projection = read_pt(tmp_path, value, student_vocab_size=1, teacher_vocab_size=3)
+    assert projection.teacher_ids.tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("write", [mapfile.to_safetensors, to_nemo])
@@ -404,9 +417,9 @@ def test_a_map_is_read_from_a_pipe(tmp_path: Path, write: Any) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(write(TINY),))
     writer.start()
-    found = ProjectionMap.load(pipe)
+    projection = ProjectionMap.load(pipe)
     writer.join()
-    assert equal_maps(found, TINY)
+    assert equal_maps(projection, TINY)
 
 
 def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:

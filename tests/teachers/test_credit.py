@@ -103,10 +103,10 @@ def test_shares_are_those_of_the_plain_twin(
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
     aligner = TokenAligner(xtok.pair(student, teacher))
     topk = padded(rows)
-    found = xtok.project_logprobs(aligner, s, t, own, credit=PrefixCredit(*topk))
-    assert found.valid.all()
-    assert np.isfinite(found.logprobs).all()
-    assert (found.logprobs <= 0).all()
+    projected = xtok.project_logprobs(aligner, s, t, own, credit=PrefixCredit(*topk))
+    assert projected.valid.all()
+    assert np.isfinite(projected.logprobs).all()
+    assert (projected.logprobs <= 0).all()
     tokens = teacher.table.tokens()
     pieces = [student.table[i] for i in s], [tokens[i] for i in t]
     for places, of_teacher in naive.common_boundaries(*pieces):
@@ -117,9 +117,9 @@ def test_shares_are_those_of_the_plain_twin(
             [own[j] for j in of_teacher],
             tokens[1:],
         )
-        assert found.logprobs[places].tolist() == pytest.approx(expected, abs=1e-5)
+        assert projected.logprobs[places].tolist() == pytest.approx(expected, abs=1e-5)
         total = np.float32(math.fsum(own[j] for j in of_teacher))
-        assert found.logprobs[places].astype(np.float64).sum() == total
+        assert projected.logprobs[places].astype(np.float64).sum() == total
 
 
 def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
@@ -127,8 +127,8 @@ def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
     logprobs = -np.random.default_rng(0).exponential(3, len(ids)).astype(np.float32)
     topk = np.array(ids)[:, None], logprobs[:, None]
     aligner = TokenAligner(xtok.pair(byte_level, byte_level))
-    found = xtok.project_logprobs(aligner, ids, ids, logprobs, credit=PrefixCredit(*topk))
-    assert found.logprobs.tolist() == logprobs.tolist()
+    projected = xtok.project_logprobs(aligner, ids, ids, logprobs, credit=PrefixCredit(*topk))
+    assert projected.logprobs.tolist() == logprobs.tolist()
 
 
 def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credit) -> None:

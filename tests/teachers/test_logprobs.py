@@ -61,15 +61,15 @@ def project(tiny: tuple[Tokenizer, Tokenizer]) -> Project:
 def test_the_student_tokens_of_a_chunk_share_its_sum(project: Project) -> None:
     s = ids("xab", 256, *b"cx")  # x a b (ab) c x
     t = ids("xaba", 256, *b"x")  # x a b a (bc) x
-    found = project(s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
-    assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
+    projected = project(s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
+    assert shares(projected) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
 
 
 def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
     tiny: tuple[Tokenizer, Tokenizer], project: Project
 ) -> None:
-    found = project([256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
-    assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
+    projected = project([256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
+    assert projected.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
     third = xtok.project_logprobs(
         TokenAligner(xtok.pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
     ).logprobs
@@ -87,17 +87,17 @@ def test_credit_goes_to_the_tokens_that_surprised_the_student(
     project: Project, credit: str, ours: list[float], expected: list[float]
 ) -> None:
     given = [256, *b"c"], [*b"a", 256], [-1, -3]
-    found = project(*given, credit=StudentCredit(ours) if credit == "student" else "uniform")
-    assert shares(found) == (expected, [True, True])
+    projected = project(*given, credit=StudentCredit(ours) if credit == "student" else "uniform")
+    assert shares(projected) == (expected, [True, True])
 
 
 @pytest.mark.parametrize("credit", ["uniform", "student"])
 def test_impossible_tokens_stay_impossible(project: Project, credit: str) -> None:
-    found = project(
+    projected = project(
         ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
         credit=StudentCredit([0, -1, -1]) if credit == "student" else "uniform",
     )  # fmt: skip
-    assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
+    assert shares(projected) == ([-math.inf, -math.inf, -1], [True] * 3)
 
 
 # Sums, as a property
@@ -118,22 +118,22 @@ def test_sums_are_preserved_exactly(
         theirs[0] = -0.5  # what is said of a first token is not believed to be certain
     ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
     is_student = data.draw(st.booleans())
-    found = xtok.project_logprobs(
+    projected = xtok.project_logprobs(
         aligners[pair], s, t, theirs, credit=StudentCredit(ours) if is_student else "uniform"
     )
     rows, columns = (tokenizers[name].table for name in pair)
     chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
     for places, teacher_places in chunks:
         total = float(np.float32(sum(theirs[j] for j in teacher_places)))
-        assert math.fsum(found.logprobs[places].tolist()) == total
-        assert float(found.logprobs[places].astype(np.float64).sum()) == total
+        assert math.fsum(projected.logprobs[places].tolist()) == total
+        assert float(projected.logprobs[places].astype(np.float64).sum()) == total
     inside = {i for places, _ in chunks for i in places}
-    assert np.flatnonzero(found.valid).tolist() == sorted(inside)
-    assert not found.logprobs[~found.valid].any()
-    assert (found.logprobs <= 0).all()
+    assert np.flatnonzero(projected.valid).tolist() == sorted(inside)
+    assert not projected.logprobs[~projected.valid].any()
+    assert (projected.logprobs <= 0).all()
     if all(map(math.isfinite, theirs)):
         expected = naive.projected_logprobs(chunks, len(s), theirs, ours if is_student else None)
-        assert shares(found) == expected
+        assert shares(projected) == expected
 
 
 # Forms
@@ -143,13 +143,13 @@ def test_result_has_the_type_and_shape_of_the_students_ids(project: Project) -> 
     s, t, logprobs = ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]
     expected = [-2.0, -2.0, -5.0]
     for array in (list, tuple, np.array, torch.tensor):
-        one = project(array(s), array(t), array(logprobs))
-        assert isinstance(one.logprobs, torch.Tensor if array is torch.tensor else np.ndarray)
-        assert one.logprobs.tolist() == expected
-        assert one.valid.tolist() == [True] * 3
+        projected = project(array(s), array(t), array(logprobs))
+        assert isinstance(projected.logprobs, torch.Tensor if array is torch.tensor else np.ndarray)
+        assert projected.logprobs.tolist() == expected
+        assert projected.valid.tolist() == [True] * 3
         rows = [array(s), array(s[:1])]
         ragged = project(rows, [array(t), array(t)], [array(logprobs), array(logprobs)])
-        assert [type(row) for row in ragged.logprobs] == [type(one.logprobs)] * 2
+        assert [type(row) for row in ragged.logprobs] == [type(projected.logprobs)] * 2
         assert [row.tolist() for row in ragged.logprobs] == [expected, [0.0]]
         assert [row.tolist() for row in ragged.valid] == [[True] * 3, [False]]
     tensors = project(torch.tensor(s), np.array(t), torch.tensor(logprobs, dtype=torch.bfloat16))
@@ -171,20 +171,20 @@ def test_padded_batches_with_masks(project: Project, padding: str) -> None:
         )  # fmt: skip
 
     s, t, logprobs = padded(0, 999), padded(1, -5), padded(2, math.nan)
-    found = project(
+    projected = project(
         s, t, logprobs,
         attention_masks=(s != 999, t != -5),
     )  # fmt: skip
     right = [[-2, -2, -5, 0], [-7, 0, 0, 0]]
     left = [[0, -2, -2, -5], [0, 0, 0, -7]]
-    assert found.logprobs.tolist() == (right if padding == "right" else left)
-    assert (found.valid == (found.logprobs != 0)).all()
+    assert projected.logprobs.tolist() == (right if padding == "right" else left)
+    assert (projected.valid == (projected.logprobs != 0)).all()
 
 
 def test_empty_sequences(project: Project) -> None:
     assert shares(project([], [], [])) == ([], [])
-    found = project([[], [97]], [[97], []], [[-1.0], []])
-    assert [row.tolist() for row in found.logprobs] == [[], [0.0]]
+    projected = project([[], [97]], [[97], []], [[-1.0], []])
+    assert [row.tolist() for row in projected.logprobs] == [[], [0.0]]
     none = np.zeros((0, 3), np.int64)
     assert project(none, none, none).logprobs.shape == (0, 3)
 
@@ -197,16 +197,18 @@ def test_special_tokens_align_by_role(aligners: Aligners, tokenizers: Tokenizers
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     s = [bos, *tokenizers["byte_level"].segment(b" a"), eos]
     t = [*tokenizers["sentencepiece"].segment(b" a"), columns.roles["eos"][0]]
-    found = xtok.project_logprobs(aligners["byte_level", "sentencepiece"], s, t, [-1.0] * len(t))
-    assert found.valid.tolist() == [False, *[True] * (len(s) - 1)]
+    projected = xtok.project_logprobs(
+        aligners["byte_level", "sentencepiece"], s, t, [-1.0] * len(t)
+    )
+    assert projected.valid.tolist() == [False, *[True] * (len(s) - 1)]
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_the_first_token_need_not_be_scored(project: Project, missing: Any) -> None:
-    found = project(ids("abx"), ids("abx"), [missing, -1.0, -2.0])
-    assert shares(found) == ([0, -1, -2], [False, True, True])
-    found = project([256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
-    assert shares(found) == ([0, -2], [False, True])
+    projected = project(ids("abx"), ids("abx"), [missing, -1.0, -2.0])
+    assert shares(projected) == ([0, -1, -2], [False, True, True])
+    projected = project([256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
+    assert shares(projected) == ([0, -2], [False, True])
     with pytest.raises(ValueError, match=r"teacher_logprobs: nan at \[1\]"):
         project(ids("abx"), ids("abx"), [-1.0, missing, -2.0])
 
@@ -214,11 +216,11 @@ def test_the_first_token_need_not_be_scored(project: Project, missing: Any) -> N
 def test_a_response_mask_leaves_out_the_prompt(project: Project) -> None:
     s, t = ids("xabc"), ids("xa", 256)  # the teacher's 'bc' is a token; the response begins at 'c'
     mask = [False, False, False, True]
-    found = project(s, t, [None, None, -1.0], response_mask=mask)
-    assert shares(found) == ([0] * 4, [False] * 4)
+    projected = project(s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(projected) == ([0] * 4, [False] * 4)
     mask[2] = True
-    found = project(s, t, [None, None, -1.0], response_mask=mask)
-    assert shares(found) == ([0, 0, -0.5, -0.5], [False, False, True, True])
+    projected = project(s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(projected) == ([0, 0, -0.5, -0.5], [False, False, True, True])
 
 
 PART = {"partial": True}
@@ -329,9 +331,9 @@ def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str,
     s, t = (side.segment_batch([text.encode() for text in texts]) for side in (student, teacher))
     draw = np.random.default_rng(0)
     logprobs = [-draw.standard_exponential(len(row or [])) for row in t]
-    found = xtok.project_logprobs(aligner, s, t, logprobs)
-    assert all(row.all() for row in found.valid)
-    for ours, theirs, values, share in zip(s, t, logprobs, found.logprobs, strict=True):
+    projected = xtok.project_logprobs(aligner, s, t, logprobs)
+    assert all(row.all() for row in projected.valid)
+    for ours, theirs, values, share in zip(s, t, logprobs, projected.logprobs, strict=True):
         for chunk in aligner.pairs(ours or [], theirs or []):
             total = np.float32(values[slice(*chunk.teacher_tokens)].sum())
             assert share[slice(*chunk.student_tokens)].astype(np.float64).sum() == total

@@ -41,9 +41,9 @@ def test_the_command(cli: Cli, models: list[str], back_map: Path, tmp_path: Path
     assert (expected | {b"tokenizer": b"small-digits"}).items() <= about.items()
     done = cli(*command, "same.parquet", "--map", back_map, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["documents"], found["student_tokens"]) == (6, 233)
-    assert found["paths"] == ["same.parquet"]
+    data = json.loads(done.stdout)
+    assert (data["documents"], data["student_tokens"]) == (6, 233)
+    assert data["paths"] == ["same.parquet"]
     assert (tmp_path / "same.parquet").read_bytes() == (tmp_path / "out.parquet").read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "out.parquet", "same.parquet"}
 

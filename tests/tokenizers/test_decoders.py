@@ -150,8 +150,8 @@ def test_no_loss_is_recommended_if_text_does_not_round_trip(small: Path, tmp_pat
     rust.save(str(tmp_path / "tokenizer.json"))
     assert json.loads((tmp_path / "tokenizer.json").read_text())["normalizer"]
     assert [name for name, _ in load_tokenizer(tmp_path).text_changes] == ["Lowercase", "Split"]
-    found = xtok.doctor(tmp_path, small / "small-digits")
-    assert any(name.endswith("probe text") for name in found.failed)
-    assert found.pair is not None
-    assert found.advice is None
-    assert found.verdict.endswith("No loss is recommended, because text does not round-trip.")
+    diagnosis = xtok.doctor(tmp_path, small / "small-digits")
+    assert any(name.endswith("probe text") for name in diagnosis.failed)
+    assert diagnosis.pair is not None
+    assert diagnosis.advice is None
+    assert diagnosis.verdict.endswith("No loss is recommended, because text does not round-trip.")

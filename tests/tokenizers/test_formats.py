@@ -206,8 +206,8 @@ def test_a_folder_with_only_a_sentencepiece_file(
     ]
     from xtok.conversation import render
 
-    found = render(tokenizer, [{"role": "user", "content": "<|im_start|>a"}])
-    assert found.ids[:2].tolist() == [1, 1000]
+    rendered = render(tokenizer, [{"role": "user", "content": "<|im_start|>a"}])
+    assert rendered.ids[:2].tolist() == [1, 1000]
 
 
 AT = r"@\w+|\W+"

@@ -82,13 +82,13 @@ def bench(collated_texts: Any) -> Bench:
 
 def test_one_line_where_all_holds(bench: Bench) -> None:
     before, state = copy.deepcopy(bench.student.state_dict()), torch.get_rng_state()
-    found = bench.audit()
-    assert found.differences == []
+    audited = bench.audit()
+    assert audited.differences == []
     values = re.fullmatch(
         r"first batch: ids, masks, loss (.*), heads, the teacher (.*) bits per byte \(the student "
         r"(.*)\), 100.0% of the targets are in a chunk \(100.0% of equal bytes\): "
         r"no differences from the libraries",
-        found.line,
+        audited.line,
     )
     assert [*map(float, known(values).groups())] == pytest.approx([6.79, 0.19, 4.37], abs=0.01)
     assert torch.equal(torch.get_rng_state(), state)
@@ -511,19 +511,19 @@ def test_each_fault_has_its_message(
 ) -> None:
     make, words = FAULTS[fault]
     make(bench)
-    found = audit([bench.student, bench.teacher], bench.batch, bench.collate)
-    assert any(words in difference for difference in found.differences), found
+    audited = audit([bench.student, bench.teacher], bench.batch, bench.collate)
+    assert any(words in difference for difference in audited.differences), audited
     with pytest.warns(UserWarning, match="^first batch: ") as warned:
-        found.report()
-    assert len(warned) == len(found.differences)
+        audited.report()
+    assert len(warned) == len(audited.differences)
     assert capsys.readouterr().err.startswith("first batch: ")
 
 
 def test_distillation_without_ends_of_turns_is_noted(bench: Bench) -> None:
     other_ends(bench)
-    found = bench.audit()
-    assert found.differences == []
-    [note] = found.messages("note")
+    audited = bench.audit()
+    assert audited.differences == []
+    [note] = audited.messages("note")
     assert "with the distillation loss alone, the student does not learn to stop" in note
 
 
@@ -554,12 +554,12 @@ def test_gradients_behind_a_reentrant_checkpoint_are_not_determined(bench: Bench
         if torch.is_grad_enabled()
         else real(hidden, **options)
     )
-    found = bench.audit()
-    assert found.messages("skipped") == [
+    audited = bench.audit()
+    assert audited.messages("skipped") == [
         "which parameters get a gradient (checkpointing hides them)"
     ]
-    assert found.differences == []
-    assert "not determined: which parameters get a gradient" in found.line
+    assert audited.differences == []
+    assert "not determined: which parameters get a gradient" in audited.line
 
 
 # Without a fault
@@ -605,26 +605,26 @@ class AdapterOff(nn.Module):
 def test_a_student_with_adapters_and_its_base(of_bytes: Any, has_graph: bool) -> None:
     student = Adapted()
     collate, batch = of_bytes
-    found = audit([student, AdapterOff(student, has_graph=has_graph).eval()], batch, collate)
-    assert found.differences == []
+    audited = audit([student, AdapterOff(student, has_graph=has_graph).eval()], batch, collate)
+    assert audited.differences == []
     hidden = ["whether the teacher uses the student's trained tensors"]
-    assert found.messages("skipped")[1:] == ([] if has_graph else hidden)
+    assert audited.messages("skipped")[1:] == ([] if has_graph else hidden)
 
 
 def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
     on_policy(bench, first_target=0, num_bos=0)
-    found = bench.audit()
-    assert found.differences == []
-    assert found.messages("skipped") == ["ids and masks (the batch has no texts)"]
+    audited = bench.audit()
+    assert audited.differences == []
+    assert audited.messages("skipped") == ["ids and masks (the batch has no texts)"]
 
 
 def test_a_teacher_slightly_behind_is_noted(bench: Bench) -> None:
     width = bench.collate.student.vocabulary.vocab_size
     bench.student = Knowing(width, bench.batch)
     bench.teacher.table.data *= 0.9
-    found = bench.audit()
-    assert found.differences == []
-    [note] = found.messages("note")
+    audited = bench.audit()
+    assert audited.differences == []
+    [note] = audited.messages("note")
     assert "this teacher will probably cost quality (docs/guides/choosing.md)" in note
 
 
@@ -661,9 +661,14 @@ def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
     model.config.get_text_config().output_router_logits = True
     teacher = tiny_model(256, seed=1).eval()
     heads, _ = find_heads([model, teacher], [batch, *batch["teachers"]], [True, True])
-    found = audit([model.train(), teacher], batch, collate, heads)
-    assert found.differences == []
-    assert [part.split()[0] for part in found.messages("ok")] == ["loss", "heads", "the", "100.0%"]
+    audited = audit([model.train(), teacher], batch, collate, heads)
+    assert audited.differences == []
+    assert [part.split()[0] for part in audited.messages("ok")] == [
+        "loss",
+        "heads",
+        "the",
+        "100.0%",
+    ]
 
 
 @pytest.mark.real

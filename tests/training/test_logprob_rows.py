@@ -81,9 +81,9 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
         logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     student = tiny_model(collator.student.vocabulary.vocab_size, seed=0)
-    one = XTokTrainer(student, arguments, collator, loss="alm", train_dataset=rows)
-    one.train()
-    falling = logged(one, "distillation")
+    trainer = XTokTrainer(student, arguments, collator, loss="alm", train_dataset=rows)
+    trainer.train()
+    falling = logged(trainer, "distillation")
     assert len(falling) == 4
     assert falling[-1] < falling[0] - 0.1
 

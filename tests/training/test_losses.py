@@ -130,10 +130,10 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
     student, teacher = logits()
     m, t = random_map(10, 13), temperature
     config = PKLConfig(top_k=top_k, temperature=t, reverse_kl=reverse)
-    found = p_kl(student, teacher, ProjectionModule(m), ALIGNED, config)
+    loss = p_kl(student, teacher, ProjectionModule(m), ALIGNED, config)
     options: Any = {"top_k": top_k, "temperature": t, "reverse": reverse}
     assert_equal_losses(
-        found, naive_losses.p_kl(student, teacher, dense(m), IDS, VALID, **options), student
+        loss, naive_losses.p_kl(student, teacher, dense(m), IDS, VALID, **options), student
     )
 
 
@@ -141,10 +141,10 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
 def test_gold_is_its_plain_twin(reverse: bool) -> None:
     student, teacher = logits()
     config = GoldConfig(uncommon_topk=4, temperature=1.5, reverse_kl=reverse)
-    found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), ALIGNED, config)
+    loss = gold(student, teacher, made_pairs(PAIRS, (10, 13)), ALIGNED, config)
     options: Any = {"uncommon_topk": 4, "temperature": 1.5, "reverse": reverse}
     assert_equal_losses(
-        found, naive_losses.gold(student, teacher, PAIRS, IDS, VALID, **options), student
+        loss, naive_losses.gold(student, teacher, PAIRS, IDS, VALID, **options), student
     )
 
 
@@ -331,8 +331,8 @@ def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
 def test_an_alignment_may_be_of_lists() -> None:
     student, teacher = logits()
     lists = ShiftedAlignment(**{name: field.tolist() for name, field in vars(ALIGNED).items()})
-    found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), lists)
-    torch.testing.assert_close(found, some_loss("gold", student, teacher))
+    loss = gold(student, teacher, made_pairs(PAIRS, (10, 13)), lists)
+    torch.testing.assert_close(loss, some_loss("gold", student, teacher))
 
 
 def test_masks_leave_chunks_out() -> None:
@@ -345,9 +345,9 @@ def test_masks_leave_chunks_out() -> None:
     assert not value_and_gradient(first, student)[1][1].any()
     correct = alignment(ROWS, COLUMNS, None, [[False, True, False, False]] * 2)
     exact = PKLConfig(exact_token_match_only=True)
-    found = p_kl(student, teacher, module, correct, exact)
+    loss = p_kl(student, teacher, module, correct, exact)
     chunk = alignment(ROWS, COLUMNS, [[False, True, False, False]] * 2)
-    torch.testing.assert_close(found, p_kl(student, teacher, module, chunk, config))
+    torch.testing.assert_close(loss, p_kl(student, teacher, module, chunk, config))
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_with_all_tokens_the_loss_is_the_full_kl() -> None:
     ids, logprobs, rest = stored(log_p, V)
     log_q = torch.log_softmax(student, -1)
     full = (log_p.exp() * (log_p - log_q)).sum(-1)[:, :-1][VALID[:, 1:]].mean()
-    found = topk_kl(student, ids, logprobs, torch.full_like(rest, -torch.inf), VALID)
-    torch.testing.assert_close(found, full)
+    loss = topk_kl(student, ids, logprobs, torch.full_like(rest, -torch.inf), VALID)
+    torch.testing.assert_close(loss, full)
     for k in (1, 4):  # by the data processing inequality
         assert 0 < float(topk_kl(student, *stored(log_p, k), VALID)) < float(full)
 

@@ -129,29 +129,29 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     tokenizers: Tokenizers, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = (tokenizers[name] for name in sides)
-    found = generate(xtok.pair(student, teacher))
-    found.check()
+    projection = generate(xtok.pair(student, teacher))
+    projection.check()
     text = student.table.text_ids
-    assert np.flatnonzero(found.row_kind).tolist() == text.tolist()
-    assert set(found.row_kind[text].tolist()) == {RowKind.SIMILAR}
+    assert np.flatnonzero(projection.row_kind).tolist() == text.tolist()
+    assert set(projection.row_kind[text].tolist()) == {RowKind.SIMILAR}
     equal = match_bytes(student.table, teacher.table)
     ids = np.flatnonzero(equal >= 0)
     assert len(ids) > 200
-    assert found.heaviest_teacher_ids[ids].tolist() == equal[ids].tolist()
-    assert found.method == "spelling"
+    assert projection.heaviest_teacher_ids[ids].tolist() == equal[ids].tolist()
+    assert projection.method == "spelling"
     monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
     monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK_ROWS", 3)
-    assert equal_maps(generate(xtok.pair(student, teacher), "spelling"), found)
+    assert equal_maps(generate(xtok.pair(student, teacher), "spelling"), projection)
 
 
 def test_weights_by_spelling(tiny: Pair) -> None:
     """The exponent is 10 times the largest cosine, in eighths."""
-    found = generate(tiny, config=GenerateConfig(top_k=3))
+    projection = generate(tiny, config=GenerateConfig(top_k=3))
     rows, columns = tiny.tables[0].tokens(), tiny.tables[1].tokens()[:260]
     for row, cosines in list(enumerate(naive.spelling_cosines(rows, columns, 1000)))[250:]:
         best = sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:3]
         powers = np.array([c ** (round(80 * best[0][1]) / 8) for _, c in best])
-        ids, weights = found.row(row)
+        ids, weights = projection.row(row)
         assert ids.tolist() == [place for place, _ in best]
         np.testing.assert_allclose(weights, powers / powers.sum(), rtol=1e-6)
 
@@ -173,17 +173,17 @@ def test_a_threshold_on_shares_of_the_top_k(tiny: Pair) -> None:
 
 
 def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -> None:
-    found = generate(tiny, "table", GenerateConfig(top_k=3))
-    found.check()
+    projection = generate(tiny, "table", GenerateConfig(top_k=3))
+    projection.check()
     # |cosines| of "the" with "the", " the", "abc", "th" are 1, 0.8, 0.6, 0; the exponent is 10.
     powers = np.array([1, 0.8**10, 0.6**10])
     ids = [258, 257, 259]
     expected = [(i, round(w, 5)) for i, w in zip(ids, powers / powers.sum(), strict=True)]
-    assert rounded_rows(found) == {256: expected, 257: expected}
-    assert found.row_kind[256] == found.row_kind[257] == RowKind.SIMILAR
-    assert np.count_nonzero(found.row_kind) == 2
-    assert found.scale_slot is None
-    assert (found.method, found.top_k) == ("table", 3)
+    assert rounded_rows(projection) == {256: expected, 257: expected}
+    assert projection.row_kind[256] == projection.row_kind[257] == RowKind.SIMILAR
+    assert np.count_nonzero(projection.row_kind) == 2
+    assert projection.scale_slot is None
+    assert (projection.method, projection.top_k) == ("table", 3)
 
 
 def test_softmax_takes_the_sign_into_account(tiny: Pair, source: Table) -> None:
@@ -206,11 +206,11 @@ def test_the_threshold_is_on_shares_of_the_whole_row(
     config = GenerateConfig(top_k=1, transform=transform, weight_threshold=0.99)
     assert generate(tiny, "table", config).row_kind[256] == RowKind.EMPTY
     config = replace(config, top_k=4, weight_threshold=0.01)
-    found = generate(tiny, "table", config)
-    ids, w = found.row(256)
+    projection = generate(tiny, "table", config)
+    ids, w = projection.row(256)
     assert ids.tolist() == [258, 257]
     np.testing.assert_allclose(w, shares[:2] / shares[:2].sum(), rtol=1e-6)
-    assert found.reports[0].counts["entries below the threshold"] > 0
+    assert projection.reports[0].counts["entries below the threshold"] > 0
 
 
 def test_tokens_without_text_are_left_out_and_counted(to_pieces: Pair, use: Use) -> None:
@@ -220,15 +220,15 @@ def test_tokens_without_text_are_left_out_and_counted(to_pieces: Pair, use: Use)
             return random_vectors(len(texts), 4)
 
     use(Seen({"": [1]}))
-    found = generate(to_pieces, "x")
+    projection = generate(to_pieces, "x")
     table = to_pieces.tables[0]
     for i in range(len(table)):
         try:
             has_text = bool(table[i].decode())
         except UnicodeDecodeError:
             has_text = False
-        assert bool(found.row_kind[i]) == has_text, table.name(i)
-    assert "235 partial UTF-8, 5 control, 80 unused" in found.reports[0].notes[1]
+        assert bool(projection.row_kind[i]) == has_text, table.name(i)
+    assert "235 partial UTF-8, 5 control, 80 unused" in projection.reports[0].notes[1]
 
 
 def test_relaxed_forms_are_embedded_alike(near: Pair, use: Use) -> None:
@@ -377,11 +377,16 @@ def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> N
         expected = matrix[pieces.segment(text.encode())].mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-6)
     config = GenerateConfig(top_k=5)
-    found = generate(xtok.pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config)
-    found.check()
+    projection = generate(
+        xtok.pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config
+    )
+    projection.check()
     for token in (b" the", b"e"):  # what is spelled alike is embedded alike
-        s, t = (known(side.table).canonical_ids()[token] for side in (found.student, found.teacher))
-        assert found.row(s)[0][0] == t
+        s, t = (
+            known(side.table).canonical_ids()[token]
+            for side in (projection.student, projection.teacher)
+        )
+        assert projection.row(s)[0][0] == t
 
 
 # The two models' own embeddings
@@ -400,12 +405,12 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) 
         with_layer(tmp_path / side, folder, matrix)
         for side, folder, matrix in zip(("s", "t"), folders, (ours, theirs), strict=True)
     )
-    found = generate(xtok.pair(student, teacher), "own", GenerateConfig(top_k=3))
-    counts = found.reports[0].counts
+    projection = generate(xtok.pair(student, teacher), "own", GenerateConfig(top_k=3))
+    counts = projection.reports[0].counts
     assert counts["anchors held out"] == counts["anchors fitted on"] // 9
     assert counts["mean cosine of held-out anchors"] > 0.99
     assert counts["squared error of held-out anchors, relative"] < 0.02
-    first = {s: int(found.row(s)[0][0]) for s in equal.tolist() if found.row_kind[s]}
+    first = {s: int(projection.row(s)[0][0]) for s in equal.tolist() if projection.row_kind[s]}
     assert len(first) > 300
     assert np.mean([partners[s] == t for s, t in first.items()]) > 0.99
 
@@ -517,9 +522,9 @@ def test_a_side_without_texts_has_an_empty_map(
     pair: tuple[str, str], kind: str, sentence_model: Path, tmp_path: Path
 ) -> None:
     model = kind if kind == "spelling" else f"{kind}:{sentence_model}"
-    found = generate(xtok.pair(*pair), model, cache_dir=tmp_path)
-    found.check()
-    assert found.nnz == 0
+    projection = generate(xtok.pair(*pair), model, cache_dir=tmp_path)
+    projection.check()
+    assert projection.nnz == 0
 
 
 # Without an embedding model

@@ -58,7 +58,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
+def make_trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
     """Make a trainer of two folders' tokenizers, with a map between them."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -99,9 +99,9 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
     return make
 
 
-def first_batch(one: Any) -> dict[str, Any]:
+def first_batch(trainer: Any) -> dict[str, Any]:
     """Return a batch as GOLD hands it to `compute_loss`, off policy."""
-    batch: dict[str, Any] = next(iter(one.get_eval_dataloader()))
+    batch: dict[str, Any] = next(iter(trainer.get_eval_dataloader()))
     return batch
 
 
@@ -114,31 +114,31 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("student", "teacher", "loss"), PAIRS)
-def test_on_policy_and_off(trainer: Make, student: str, teacher: str, loss: str) -> None:
-    one = trainer(student, teacher, loss=loss, max_steps=5, gradient_accumulation_steps=2)
-    seen = watch(one)
-    one.train()
-    assert len(logged(one)) == 5
-    assert np.isfinite(logged(one)).all()
-    made_of = zip(logged(one, "cross_entropy"), logged(one, "distillation"), strict=True)
-    weights = one.args.uld_crossentropy_weight, one.args.uld_distillation_weight
+def test_on_policy_and_off(make_trainer: Make, student: str, teacher: str, loss: str) -> None:
+    trainer = make_trainer(student, teacher, loss=loss, max_steps=5, gradient_accumulation_steps=2)
+    seen = watch(trainer)
+    trainer.train()
+    assert len(logged(trainer)) == 5
+    assert np.isfinite(logged(trainer)).all()
+    made_of = zip(logged(trainer, "cross_entropy"), logged(trainer, "distillation"), strict=True)
+    weights = trainer.args.uld_crossentropy_weight, trainer.args.uld_distillation_weight
     totals = [weights[0] * own + weights[1] * kd for own, kd in made_of]
-    assert totals == pytest.approx(logged(one), abs=1e-3)
-    assert logged(one, "on_policy_loss")
-    assert logged(one, "off_policy_loss")
-    assert np.isfinite(one.evaluate()["eval_loss"])
+    assert totals == pytest.approx(logged(trainer), abs=1e-3)
+    assert logged(trainer, "on_policy_loss")
+    assert logged(trainer, "off_policy_loss")
+    assert np.isfinite(trainer.evaluate()["eval_loss"])
     assert len(seen) == 10
     for batch in seen:
-        all_is_aligned(one, batch)
+        all_is_aligned(trainer, batch)
 
 
-def all_is_aligned(one: Any, batch: dict[str, Any]) -> None:
+def all_is_aligned(trainer: Any, batch: dict[str, Any]) -> None:
     """Check that the tokens of completions have chunks of equal bytes, whoever wrote them.
 
     Random models also write control tokens, and ids beyond their tokenizers.
     """
     [side] = batch["teachers"]
-    aligned, collate = side["alignment"], one.distillation_collator
+    aligned, collate = side["alignment"], trainer.distillation_collator
     table, paired = collate.student.table, collate.aligners[0].student.paired_controls
     counts = [bool(n) or i in paired for i, n in enumerate(table.lengths.tolist())]
     labels = batch["labels"]
@@ -149,16 +149,16 @@ def all_is_aligned(one: Any, batch: dict[str, Any]) -> None:
     assert int(aligned.pair_valid.sum()) > 2
 
 
-def watch(one: Any) -> list[dict[str, Any]]:
+def watch(trainer: Any) -> list[dict[str, Any]]:
     """Return a list that gets every batch in training."""
     seen: list[dict[str, Any]] = []
-    fill = one._fill_buffer
+    fill = trainer._fill_buffer
 
     def watched(*args: Any) -> None:
         fill(*args)
-        seen.extend(inputs["_xtok"] for inputs in one._buffered_inputs)
+        seen.extend(inputs["_xtok"] for inputs in trainer._buffered_inputs)
 
-    one._fill_buffer = watched
+    trainer._fill_buffer = watched
     return seen
 
 
@@ -168,12 +168,12 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("student", ["small-digits", "small-hf"])
-def test_the_loss_is_the_library_s(trainer: Make, small: Path, student: str) -> None:
-    one = trainer(student, temperature=1.0, uld_student_temperature=2.0,
+def test_the_loss_is_the_library_s(make_trainer: Make, small: Path, student: str) -> None:
+    trainer = make_trainer(student, temperature=1.0, uld_student_temperature=2.0,
                   uld_teacher_temperature=2.0, uld_distillation_weight=0.5,
                   uld_crossentropy_weight=0.25)  # fmt: skip
-    inputs = first_batch(one)
-    found = one.compute_loss(one.model, inputs)
+    inputs = first_batch(trainer)
+    found = trainer.compute_loss(trainer.model, inputs)
     ours, theirs = (load_tokenizer(str(small / name)) for name in (student, "small-byte-level"))
     rows, masks = [], []
     roles = theirs.table.roles
@@ -200,10 +200,12 @@ def test_the_loss_is_the_library_s(trainer: Make, small: Path, student: str) -> 
         alignment, student_kept=inputs["attention_mask"] != 0, teacher_kept=attended != 0
     )
     with torch.no_grad():
-        student_logits = one.model(
+        student_logits = trainer.model(
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
         ).logits
-        teacher_logits = one.teacher_model(input_ids=teacher_ids, attention_mask=attended).logits
+        teacher_logits = trainer.teacher_model(
+            input_ids=teacher_ids, attention_mask=attended
+        ).logits
     module, config = ProjectionModule(xtok.build(ours, theirs)), losses.PKLConfig(temperature=2)
     shifted = shift_to_predictions(alignment)
     kd = losses.p_kl(student_logits, teacher_logits, module, shifted, config)
@@ -212,7 +214,7 @@ def test_the_loss_is_the_library_s(trainer: Make, small: Path, student: str) -> 
     assert float(found.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
 
 
-def test_a_row_has_its_own_positions_beside_a_longer_one(trainer: Make) -> None:
+def test_a_row_has_its_own_positions_beside_a_longer_one(make_trainer: Make) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     def learned_positions(width: int, *, seed: int) -> Any:
@@ -222,18 +224,18 @@ def test_a_row_has_its_own_positions_beside_a_longer_one(trainer: Make) -> None:
             GPT2Config(vocab_size=width, bos_token_id=None, eos_token_id=None, **sizes)
         )
 
-    one = trainer(model=learned_positions)
-    batch = first_batch(one)
+    trainer = make_trainer(model=learned_positions)
+    batch = first_batch(trainer)
     [row] = (batch["attention_mask"][:, 0] == 0).nonzero()[0].tolist()
     keep = batch["attention_mask"][row] != 0
     alone = {name: batch[name][row, keep][None] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        beside = run(one.model.eval(), one.prepared(batch)).logits[row, keep]
-        expected = run(one.model, alone).logits[0]
+        beside = run(trainer.model.eval(), trainer.prepared(batch)).logits[row, keep]
+        expected = run(trainer.model, alone).logits[0]
     torch.testing.assert_close(beside, expected)
 
 
-def test_the_coefficient_of_a_router_s_loss(trainer: Make) -> None:
+def test_the_coefficient_of_a_router_s_loss(make_trainer: Make) -> None:
     """TRL's option, which is also what counts where the configuration has another."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -247,22 +249,24 @@ def test_the_coefficient_of_a_router_s_loss(trainer: Make) -> None:
 
     found = []
     for coefficient in (2.0, 5.0, 0.0):
-        one = trainer(model=experts, lmbda=0.0, max_steps=1, router_aux_loss_coef=coefficient)
-        one.train()
-        found.append(logged(one, "router"))
+        trainer = make_trainer(
+            model=experts, lmbda=0.0, max_steps=1, router_aux_loss_coef=coefficient
+        )
+        trainer.train()
+        found.append(logged(trainer, "router"))
     assert found[1][0] == pytest.approx(2.5 * found[0][0], rel=1e-6)
     assert not found[2]
 
 
-def test_resuming(trainer: Make, tmp_path: Path) -> None:
+def test_resuming(make_trainer: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",
         "save_steps": 2, "lr_scheduler_type": "linear", "rows": ROWS * 5,
     }  # fmt: skip
-    whole = trainer(at="whole", **options)
+    whole = make_trainer(at="whole", **options)
     whole.train()
     assert 0 < len(logged(whole, "on_policy_loss")) + len(logged(whole, "off_policy_loss")) <= 10
-    resumed = trainer(at="again", **options)
+    resumed = make_trainer(at="again", **options)
     torch.manual_seed(99)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert logged(resumed) == logged(whole)
@@ -271,17 +275,17 @@ def test_resuming(trainer: Make, tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_accumulation_is_exact(trainer: Make) -> None:
+def test_accumulation_is_exact(make_trainer: Make) -> None:
     """Rows of 2 to 24 targets: the mean of two means would be far from the mean."""
     found = []
     for batch_size, steps in ((4, 1), (1, 4)):
-        one = trainer(lmbda=0.0, max_steps=1, optim="sgd", learning_rate=1.0,
+        trainer = make_trainer(lmbda=0.0, max_steps=1, optim="sgd", learning_rate=1.0,
                       per_device_train_batch_size=batch_size, uld_crossentropy_weight=1.0,
                       gradient_accumulation_steps=steps)  # fmt: skip
-        start = weights_of(one.model)
-        one.train()
-        end = weights_of(one.model)
-        found.append((logged(one)[0], {name: end[name] - start[name] for name in start}))
+        start = weights_of(trainer.model)
+        trainer.train()
+        end = weights_of(trainer.model)
+        found.append((logged(trainer)[0], {name: end[name] - start[name] for name in start}))
     (loss, whole), (other_loss, other) = found
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for name, step in whole.items():
@@ -298,16 +302,18 @@ CHATML = (
     "rows", [[{"messages": CHAT}], [{"prompt": CHAT[:1], "completion": CHAT[1:]}]]
 )
 def test_a_teacher_reads_conversations_by_its_own_template(
-    trainer: Make, small: Path, rows: Any
+    make_trainer: Make, small: Path, rows: Any
 ) -> None:
     template = "{{ mood }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
     rows = [row | {"chat_template_kwargs": {"mood": "glad "}} for row in rows]
-    one = trainer(rows=rows * 2, lmbda=0.5, template=template, chat_template=CHATML, max_steps=4)
-    seen = watch(one)
-    one.train()
-    assert logged(one, "on_policy_loss")
-    assert logged(one, "off_policy_loss")
+    trainer = make_trainer(
+        rows=rows * 2, lmbda=0.5, template=template, chat_template=CHATML, max_steps=4
+    )
+    seen = watch(trainer)
+    trainer.train()
+    assert logged(trainer, "on_policy_loss")
+    assert logged(trainer, "off_policy_loss")
     theirs = load_tokenizer(str(small / "small-byte-level"))
     ours = load_tokenizer(str(small / "small-digits"))
     prompt = theirs.segment(b"glad [user] How many steps?\n[assistant] ")
@@ -334,13 +340,13 @@ CHATS_FOR_THE_TEACHER: list[Any] = [
 
 
 @pytest.mark.parametrize("row", CHATS_FOR_THE_TEACHER)
-def test_a_teacher_reads_more_than_the_student(trainer: Make, small: Path, row: Any) -> None:
+def test_a_teacher_reads_more_than_the_student(make_trainer: Make, small: Path, row: Any) -> None:
     """On policy and off: the teacher's ids are its own prompt, then the student's answer."""
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
-    one = trainer(rows=[row] * 2, template=template, chat_template=CHATML, max_steps=2)
-    seen = watch(one)
-    one.train()
+    trainer = make_trainer(rows=[row] * 2, template=template, chat_template=CHATML, max_steps=2)
+    seen = watch(trainer)
+    trainer.train()
     theirs = load_tokenizer(str(small / "small-byte-level"))
     told = "[system] The tower has 201 steps.\n[user] How many steps?\n[assistant] "
     if row.get("teacher_prompt") == "201 steps.":
@@ -349,15 +355,15 @@ def test_a_teacher_reads_more_than_the_student(trainer: Make, small: Path, row: 
         told = "201 steps. How many?"
     for batch in seen:
         [side] = batch["teachers"]
-        assert not any(b"tower" in text for text in texts_of(one, batch["input_ids"]))
+        assert not any(b"tower" in text for text in texts_of(trainer, batch["input_ids"]))
         for ids, labels in zip(side["input_ids"].tolist(), side["labels"].tolist(), strict=True):
             before = ids[: next(i for i, label in enumerate(labels) if label >= 0)]
             assert b"".join(theirs.table[i] for i in before) == told.encode()
         assert int(side["shifted"].pair_valid.sum()) > 0
 
 
-def texts_of(one: Any, rows: torch.Tensor) -> list[bytes]:
-    table = one.distillation_collator.student.table
+def texts_of(trainer: Any, rows: torch.Tensor) -> list[bytes]:
+    table = trainer.distillation_collator.student.table
     return [b"".join(table[i] for i in row) for row in rows.tolist()]
 
 
@@ -369,10 +375,10 @@ def texts_of(one: Any, rows: torch.Tensor) -> list[bytes]:
         ({"messages": CHAT, "teacher_context": "x"}, "not used"),
     ],
 )  # fmt: skip
-def test_error_names_the_fields_of_the_teacher(trainer: Make, row: Any, word: str) -> None:
-    one = trainer(rows=[row] * 2, chat_template=CHATML, template=CHATML)
+def test_error_names_the_fields_of_the_teacher(make_trainer: Make, row: Any, word: str) -> None:
+    trainer = make_trainer(rows=[row] * 2, chat_template=CHATML, template=CHATML)
     with pytest.raises(XtokError, match=rf"row 0: .*{word}"):
-        first_batch(one)
+        first_batch(trainer)
 
 
 # Bad input
@@ -388,18 +394,18 @@ def test_other_versions_of_trl(gold: Any, monkeypatch: pytest.MonkeyPatch) -> No
         gold.gold_classes()
 
 
-def test_invalid_arguments_are_refused(gold: Any, trainer: Make) -> None:
+def test_invalid_arguments_are_refused(gold: Any, make_trainer: Make) -> None:
     with pytest.raises(XtokError, match="temperature"):
-        trainer(uld_student_temperature=2)
+        make_trainer(uld_student_temperature=2)
     with pytest.raises(ValueError, match="label_smoothing_factor"):
-        trainer(label_smoothing_factor=0.1)
+        make_trainer(label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match=r"^args is None, expected a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")
-    one = trainer(loss="gold")
-    inputs = first_batch(one)
-    one.objective = None
+    trainer = make_trainer(loss="gold")
+    inputs = first_batch(trainer)
+    trainer.objective = None
     with pytest.raises(ValueError, match=r"^student id 5000 is outside 0\.\.895$"):
-        one.compute_loss(one.model, {**inputs, "input_ids": inputs["input_ids"] * 0 + 5000})
+        trainer.compute_loss(trainer.model, {**inputs, "input_ids": inputs["input_ids"] * 0 + 5000})
 
 
 # The example
@@ -444,17 +450,17 @@ def sentencepiece_folder(path: str, folder: Path) -> Path:
     ("student", "teacher"), [("claude-2", "deepseek-v3"), ("mistral-v1.model", "claude-2")]
 )
 def test_real_tokenizers(
-    trainer: Make, real: Any, tmp_path: Path, student: str, teacher: str
+    make_trainer: Make, real: Any, tmp_path: Path, student: str, teacher: str
 ) -> None:
     folders = []
     for name in (student, teacher):
         path = real(name)
         is_model = name.endswith(".model")
         folders.append(sentencepiece_folder(path, tmp_path / name) if is_model else path)
-    one = trainer(*folders)
-    seen = watch(one)
-    one.train()
-    assert logged(one, "on_policy_loss")
-    assert logged(one, "off_policy_loss")
+    trainer = make_trainer(*folders)
+    seen = watch(trainer)
+    trainer.train()
+    assert logged(trainer, "on_policy_loss")
+    assert logged(trainer, "off_policy_loss")
     for batch in seen:
-        all_is_aligned(one, batch)
+        all_is_aligned(trainer, batch)

@@ -79,7 +79,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Make:
+def make_trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Make:
     """Make a trainer: arguments by name, and what a loss takes unless it is given."""
     widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
 
@@ -127,17 +127,17 @@ class FirstGradients(TrainerCallback):
 
 
 def test_the_loss_is_the_library_s(
-    trainer: Make, collator: Collator, projection: ProjectionMap
+    make_trainer: Make, collator: Collator, projection: ProjectionMap
 ) -> None:
-    one = trainer("p-kl")
+    trainer = make_trainer("p-kl")
     rows = [ROWS[0], {"messages": CHAT}]
     batch = prepare(collator(rows))
     [side] = batch["teachers"]
     with torch.no_grad():
-        found = one.compute_loss(one.model, collator(rows))
+        found = trainer.compute_loss(trainer.model, collator(rows))
         student, teacher = (
             model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
-            for model, part in ((one.model, batch), (one.teachers[0], side))
+            for model, part in ((trainer.model, batch), (trainer.teachers[0], side))
         )
         own = torch.nn.functional.cross_entropy(student.flatten(0, 1), batch["targets"].flatten())
         kd = losses.p_kl(student, teacher, ProjectionModule(projection), side["shifted"])
@@ -156,16 +156,16 @@ def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])
-def test_every_loss_trains(trainer: Make, loss: LossName) -> None:
+def test_every_loss_trains(make_trainer: Make, loss: LossName) -> None:
     args = {"max_steps": 12, "per_device_train_batch_size": 4}
-    one = trainer(loss, args, combine=CombineConfig(cross_entropy_weight=0))
-    [teacher] = one.teachers
+    trainer = make_trainer(loss, args, combine=CombineConfig(cross_entropy_weight=0))
+    [teacher] = trainer.teachers
     before = weights_of(teacher) if teacher else {}
-    one.train()
-    found = logged(one)
+    trainer.train()
+    found = logged(trainer)
     assert len(found) == 12
     assert found[-1] < max(found[0] - 0.005, found[0] / 3)
-    assert logged(one, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
+    assert logged(trainer, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
     after = weights_of(teacher) if teacher else {}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -173,16 +173,18 @@ def test_every_loss_trains(trainer: Make, loss: LossName) -> None:
 @pytest.mark.parametrize("dynamic_scaling", [False, True])
 @pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
-    trainer: Make, loss: LossName, dynamic_scaling: bool
+    make_trainer: Make, loss: LossName, dynamic_scaling: bool
 ) -> None:
     found = []
     for size, steps in ((4, 1), (1, 4)):
         gradients = FirstGradients()
         args = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
         combine = CombineConfig(dynamic_scaling=dynamic_scaling)
-        one = trainer(loss, args | {"max_steps": 1}, combine=combine, callbacks=[gradients])
-        one.train()
-        found.append((logged(one)[0], gradients.found))
+        trainer = make_trainer(
+            loss, args | {"max_steps": 1}, combine=combine, callbacks=[gradients]
+        )
+        trainer.train()
+        found.append((logged(trainer)[0], gradients.found))
     (first, whole), (other_loss, other) = found
     assert len(whole) == 12
     assert other_loss == pytest.approx(first, rel=1e-6)
@@ -193,7 +195,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
 def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Path) -> None:
     """Else the distillation would be scaled to a cross-entropy of other random numbers."""
     width = collator.student.vocabulary.vocab_size
-    one = XTokTrainer(
+    trainer = XTokTrainer(
         tiny_model(width, seed=0, sharp=0.5, dropout=0.5),
         arguments(tmp_path, gradient_accumulation_steps=2, max_steps=2),
         collator,
@@ -202,13 +204,13 @@ def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Pat
         combine=CombineConfig(dynamic_scaling=True),
         train_dataset=ROWS,
     )
-    one.train()
-    twice = [2 * own for own in logged(one, "cross_entropy")]
-    assert logged(one) == pytest.approx(twice, rel=1e-5)
+    trainer.train()
+    twice = [2 * own for own in logged(trainer, "cross_entropy")]
+    assert logged(trainer) == pytest.approx(twice, rel=1e-5)
 
 
 def test_a_batch_is_prepared_and_counted_once(
-    trainer: Make, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
     for module, name in ((hf_integration, "prepare"), (Objective, "count")):
@@ -220,14 +222,16 @@ def test_a_batch_is_prepared_and_counted_once(
 
         monkeypatch.setattr(module, name, called)
     args = {"max_steps": 2, "gradient_accumulation_steps": 2, **ONE_ROW}
-    one = trainer("gold", args, eval_dataset=ROWS[:1])
-    one.train()
+    trainer = make_trainer("gold", args, eval_dataset=ROWS[:1])
+    trainer.train()
     assert sorted(calls) == ["count"] * 4 + ["prepare"] * 4
-    one.evaluate()
+    trainer.evaluate()
     assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
 
 
-def test_bf16_evaluation_and_resuming(trainer: Make, collator: Collator, tmp_path: Path) -> None:
+def test_bf16_evaluation_and_resuming(
+    make_trainer: Make, collator: Collator, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {
         "bf16": True, "max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
         "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "linear",
@@ -235,7 +239,7 @@ def test_bf16_evaluation_and_resuming(trainer: Make, collator: Collator, tmp_pat
     }  # fmt: skip
     chat = {"messages": CHAT}
     held_out = [*ROWS[:3], chat]
-    make = partial(trainer, "h-kl", options, [*ROWS, chat] * 4, eval_dataset=held_out)
+    make = partial(make_trainer, "h-kl", options, [*ROWS, chat] * 4, eval_dataset=held_out)
     whole = make(at="whole")
     whole.train()
     evaluated = logged(whole, "eval_loss")
@@ -270,7 +274,7 @@ def test_workers_and_several_teachers(
     teachers = [
         tiny_model(t.vocabulary.vocab_size, seed=2, sharp=0.5) for t in (byte_level, sentencepiece)
     ]
-    one = XTokTrainer(
+    trainer = XTokTrainer(
         tiny_model(digits.vocabulary.vocab_size, seed=0),
         arguments(tmp_path, dataloader_num_workers=1, max_steps=2, gradient_accumulation_steps=2),
         collate,
@@ -280,65 +284,65 @@ def test_workers_and_several_teachers(
         teacher_weights=[0.5, 2],
         train_dataset=ROWS,
     )
-    one.train()
-    assert len(logged(one)) == 2
+    trainer.train()
+    assert len(logged(trainer)) == 2
 
 
-def test_parts_of_the_loss_are_logged(trainer: Make) -> None:
+def test_parts_of_the_loss_are_logged(make_trainer: Make) -> None:
     args = {"gradient_accumulation_steps": 3, "max_steps": 4, "logging_steps": 2, **ONE_ROW}
     combine = CombineConfig(distillation_weight=2, cross_entropy_weight=0.5)
-    one = trainer("p-kl", args, combine=combine)
-    one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
-    one.train()
+    trainer = make_trainer("p-kl", args, combine=combine)
+    trainer.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
+    trainer.train()
     own, distillation, coverage = (
-        np.array(logged(one, name)) for name in ("cross_entropy", "distillation", "coverage")
+        np.array(logged(trainer, name)) for name in ("cross_entropy", "distillation", "coverage")
     )
     assert len(own) == 2
-    assert 0.5 * own + 2 * distillation == pytest.approx(logged(one), abs=1e-3)
+    assert 0.5 * own + 2 * distillation == pytest.approx(logged(trainer), abs=1e-3)
     assert ((coverage > 0.5) & (coverage <= 1)).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2}])
 def test_hidden_states_train_as_whole_logits(
-    trainer: Make, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+    make_trainer: Make, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:
     found = []
     for hidden_states in (None, False):
         args = {"learning_rate": 1e-3, **options}
-        one = trainer("alm", args, hidden_states=hidden_states, eval_dataset=ROWS[:2])
+        trainer = make_trainer("alm", args, hidden_states=hidden_states, eval_dataset=ROWS[:2])
         widths: list[int] = []
-        real = one.model.forward
+        real = trainer.model.forward
 
         def forward(*args: Any, real: Any = real, widths: list[int] = widths, **kwargs: Any) -> Any:
             outputs = real(*args, **kwargs)
             widths.append(outputs.logits.shape[1])
             return outputs
 
-        one.model.forward = forward
-        one.train()
+        trainer.model.forward = forward
+        trainer.train()
         # The first two are the check of the head, at three positions, and the audit.
         assert (set(widths[2:]) == {1}) is (hidden_states is None)
         assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
-        found.append([*logged(one), one.evaluate()["eval_loss"]])
-        assert one.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1
+        found.append([*logged(trainer), trainer.evaluate()["eval_loss"]])
+        assert trainer.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1
     assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
 
 
 def test_heads_are_of_the_model_that_trains(
-    trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
+    make_trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An evaluation before has it without what wraps it: a compiled one hides hidden states."""
-    one = trainer("alm", eval_dataset=ROWS[:2])
-    one.evaluate()
+    trainer = make_trainer("alm", eval_dataset=ROWS[:2])
+    trainer.evaluate()
     assert "in blocks, from hidden states: the student" in capsys.readouterr().err
-    one.compute_loss(torch.compile(one.model, backend="eager"), collator(ROWS[:1]))
+    trainer.compute_loss(torch.compile(trainer.model, backend="eager"), collator(ROWS[:1]))
     assert "student makes whole logits: torch.compile" in capsys.readouterr().err
 
 
-def test_a_loss_that_needs_whole_logits(trainer: Make) -> None:
+def test_a_loss_that_needs_whole_logits(make_trainer: Make) -> None:
     own = BatchLoss(lambda student, *_: student.square().mean())
     with pytest.raises(XtokError, match="whole"):
-        trainer(own, map=None, hidden_states=True).train()
+        make_trainer(own, map=None, hidden_states=True).train()
 
 
 def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: ProjectionMap) -> None:
@@ -395,7 +399,7 @@ def test_losses_of_microbatches_sum_to_the_batch(
 
 
 def test_invalid_arguments_are_refused(
-    trainer: Make, collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer,
+    make_trainer: Make, collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
@@ -407,9 +411,9 @@ def test_invalid_arguments_are_refused(
         ("event-kl", projection, "requires an event map"),
     ):
         with pytest.raises(XtokError, match=says):
-            trainer(loss, map=given)
+            make_trainer(loss, map=given)
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
-        trainer(["gold", "gold"], map=None)
+        make_trainer(["gold", "gold"], map=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, but the collator has 2$"):
         XTokTrainer(
@@ -419,11 +423,11 @@ def test_invalid_arguments_are_refused(
     with pytest.raises(ValueError, match="label_smoothing_factor"):
         XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
     with pytest.raises(ValueError, match="compute_loss_func"):
-        trainer("alm", compute_loss_func=lambda *_, **__: None)
+        make_trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):
-        trainer("p-kl", split)
+        make_trainer("p-kl", split)
 
 
 # Teachers, restarts and checkpoints
@@ -431,29 +435,29 @@ def test_invalid_arguments_are_refused(
 
 @pytest.mark.parametrize("teachers", [None, []])
 def test_without_teachers_all_else_is_equal(
-    trainer: Make, collator: Collator, tmp_path: Path, teachers: Any
+    make_trainer: Make, collator: Collator, tmp_path: Path, teachers: Any
 ) -> None:
     """A run without teachers is that of a collator without any."""
     width = collator.student.vocabulary.vocab_size
     found = []
     for collate in (collator, Collator(collator.student, [], student_template="chatml")):
-        one = XTokTrainer(
+        trainer = XTokTrainer(
             tiny_model(width, seed=0), arguments(tmp_path), collate, teachers=teachers,
             train_dataset=ROWS, eval_dataset=ROWS,
         )  # fmt: skip
-        one.train()
-        values = one.evaluate()
+        trainer.train()
+        values = trainer.evaluate()
         assert "eval_teacher_bits_per_byte" not in values
-        found.append([*logged(one), values["eval_loss"], values["eval_bits_per_byte"]])
+        found.append([*logged(trainer), values["eval_loss"], values["eval_bits_per_byte"]])
     assert found[0] == found[1]
-    assert found[0][:3] == logged(one, "cross_entropy")
+    assert found[0][:3] == logged(trainer, "cross_entropy")
 
 
 def test_evaluations_log_the_teacher_and_explain_the_loss_once(
-    trainer: Make, capsys: pytest.CaptureFixture[str]
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = trainer("alm", eval_dataset=ROWS, audit=False)
-    values = [one.evaluate() for _ in range(2)]
+    trainer = make_trainer("alm", eval_dataset=ROWS, audit=False)
+    values = [trainer.evaluate() for _ in range(2)]
     assert 3 < values[0]["eval_teacher_bits_per_byte"] < 9
     assert values[0]["eval_loss"] == values[1]["eval_loss"]
     assert capsys.readouterr().err.count("note: eval_loss is the training loss") == 1
@@ -468,44 +472,44 @@ def test_stored_log_probabilities(collator: Collator, tmp_path: Path, teachers: 
         XTokTrainer, tiny_model(width, seed=0), arguments(tmp_path), collator, teachers=teachers,
         train_dataset=rows, eval_dataset=rows, audit=False,
     )  # fmt: skip
-    one = make(loss="alm")
-    one.train()
-    assert logged(one, "distillation")[0] > 0
+    trainer = make(loss="alm")
+    trainer.train()
+    assert logged(trainer, "distillation")[0] > 0
     sizes = collator.teachers[0].table.lengths[ids[1:]]
     bits = 0.5 * (len(ids) - 1) / np.log(2) / sizes.sum()
-    assert one.evaluate()["eval_teacher_bits_per_byte"] == pytest.approx(bits)
+    assert trainer.evaluate()["eval_teacher_bits_per_byte"] == pytest.approx(bits)
     if teachers is None:
         with pytest.raises(XtokError, match="log-probabilities of a teacher, but"):
             make().train()
 
 
-def test_sums_are_reset_when_training_begins(trainer: Make) -> None:
+def test_sums_are_reset_when_training_begins(make_trainer: Make) -> None:
     """`auto_find_batch_size` begins again after a batch that does not fit."""
     args = {"auto_find_batch_size": True, "per_device_train_batch_size": 4, "logging_steps": 3}
-    one = trainer("alm", args, audit=False)
-    real = one.model.forward
+    trainer = make_trainer("alm", args, audit=False)
+    real = trainer.model.forward
 
     def forward(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if len(input_ids) > 3:
             raise RuntimeError("CUDA out of memory.")
         return real(input_ids, *args, **kwargs)
 
-    one.model.forward = forward
-    one.train()
-    parts = logged(one, "cross_entropy")[0] + logged(one, "distillation")[0]
-    assert parts == pytest.approx(logged(one)[0], rel=1e-3)
+    trainer.model.forward = forward
+    trainer.train()
+    parts = logged(trainer, "cross_entropy")[0] + logged(trainer, "distillation")[0]
+    assert parts == pytest.approx(logged(trainer)[0], rel=1e-3)
 
 
 def test_teacher_is_loaded_from_a_path(
     teacher_folder: Path, collator: Collator, tmp_path: Path
 ) -> None:
-    one = XTokTrainer(
+    trainer = XTokTrainer(
         tiny_model(collator.student.vocabulary.vocab_size, seed=0), arguments(tmp_path), collator,
         teachers=str(teacher_folder), loss="alm", train_dataset=ROWS,
     )  # fmt: skip
-    assert {p.dtype for p in one.teachers[0].parameters()} == {torch.float32}
-    one.train()
-    assert len(logged(one)) == 3
+    assert {p.dtype for p in trainer.teachers[0].parameters()} == {torch.float32}
+    trainer.train()
+    assert len(logged(trainer)) == 3
 
 
 def test_a_checkpoint_has_the_tokenizer_file(small: Path, tmp_path: Path) -> None:
@@ -530,18 +534,18 @@ def test_a_checkpoint_without_a_tokenizer_is_noted(
 @pytest.mark.parametrize(("widths", "name"), [((40, 256), "the student"), ((256, 40), "teacher 1")])
 def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_path: Path) -> None:
     student, teacher = (tiny_model(width, seed=n) for n, width in enumerate(widths))
-    one = XTokTrainer(
+    trainer = XTokTrainer(
         student, arguments(tmp_path), Collator("bytes", "bytes"), teachers=teacher, loss="alm",
         train_dataset=ROWS,
     )  # fmt: skip
     with pytest.raises(XtokError, match=f"^{name}, LlamaForCausalLM, has 40 rows"):
-        one.train()
+        trainer.train()
 
 
-def test_weights_of_0_train_nothing(trainer: Make) -> None:
+def test_weights_of_0_train_nothing(make_trainer: Make) -> None:
     combine = CombineConfig(distillation_weight=0, cross_entropy_weight=0)
     with pytest.raises(XtokError, match="both 0, so nothing is trained"):
-        trainer("alm", combine=combine)
+        make_trainer("alm", combine=combine)
 
 
 # The example
@@ -639,11 +643,11 @@ def test_the_example_trains_from_stored_predictions(
         for o in trainer_options
         if not o.startswith(("--teacher", "--map", "--loss", "--dataset"))
     ]
-    one = hf_trainer.main([
+    trainer = hf_trainer.main([
         *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
         f"--output_dir={tmp_path / 'run'}",
     ])  # fmt: skip
-    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
+    assert logged(trainer, "distillation")[-1] < logged(trainer, "distillation")[0]
 
 
 @pytest.mark.parametrize(
@@ -658,7 +662,7 @@ def test_two_processes_train_like_one_with_twice_the_batch(
 ) -> None:
     options = [*trainer_options, *more, "--max_steps=3", "--save_strategy=no"]
     # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
-    one = hf_trainer.main(
+    trainer = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
     )
     python = str(forks.folder / "python")
@@ -680,4 +684,4 @@ def test_two_processes_train_like_one_with_twice_the_batch(
     for name, values in first.items():
         assert not torch.equal(values, start[name])
         torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5)
-    assert len(logged(one)) == 3
+    assert len(logged(trainer)) == 3

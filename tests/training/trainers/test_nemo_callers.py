@@ -68,13 +68,13 @@ def test_a_text_collator(
     aligner: TokenAligner, library_tokenizers: tuple[Any, Any], length: int
 ) -> None:
     sides = [tokenize(tokenizer, TEXTS, length) for tokenizer in library_tokenizers]
-    found = aligner.align(
+    alignment = aligner.align(
         sides[0]["input_ids"],
         sides[1]["input_ids"],
         student_attention_mask=sides[0]["attention_mask"],
         teacher_attention_mask=sides[1]["attention_mask"],
     )
-    batch = {f"alignment_0_{f.name}": getattr(found, f.name) for f in fields(found)}
+    batch = {f"alignment_0_{f.name}": getattr(alignment, f.name) for f in fields(alignment)}
     assert {name.removeprefix("alignment_0_"): t.dtype for name, t in batch.items()} == FIELDS
     check_loss(batch, sides)
     for side, encoded, tokenizer in zip(
