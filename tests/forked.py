@@ -23,7 +23,9 @@ TIMEOUT = 300  # seconds that a command line may take
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
 """Prefixes of the variables that Python or a library reads once, when it is imported."""
-IMPORTED = "numba", "torch", "transformers.models.auto.tokenization_auto"
+IMPORTED = (
+    "numba", "torch", "transformers.models.auto.tokenization_auto", "transformers.trainer",
+)  # fmt: skip
 Programs = dict[int, tuple[int, socket.socket]]
 """The running programs by their descriptors: the process, and the client that waits for it."""
 ASKED = ".asked"  # the socket, in the folder of the programs

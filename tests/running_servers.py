@@ -21,11 +21,43 @@ from xtok.teachers.translator import Translator
 from xtok.tokenizers.pairs import Pair
 
 
+class Server(uvicorn.Server):
+    """A server that ends when it is stopped: uvicorn checks ten times a second whether it is."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False))
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stop(self) -> None:
+        """End the server, from any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def main_loop(self) -> None:
+        """Run until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)
+        if not self.should_exit:
+            await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the running requests."""
+        for opened in (*self.servers, *(sockets or ())):
+            opened.close()
+        for connection in [*self.server_state.connections]:
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.002)
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def running(app: Any, port: int = 0) -> Iterator[str]:
     """Run an app in a thread, and yield its address."""
     opened = bound("127.0.0.1", port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server = Server(app)
     with _thread([server], lambda: server.serve([opened])):
         yield f"http://127.0.0.1:{opened.getsockname()[1]}"
 
@@ -46,15 +78,14 @@ def proxied(
     """Run `xtok serve` in a thread, in front of a teacher; yield its address."""
     note = ([] if notes is None else notes).append
     made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
-    servers: list[uvicorn.Server] = []
+    servers: list[Server] = []
 
     async def serve(opened: socket.socket) -> None:
         async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
             await asked.connect(candidates, 0.0, note)
             translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
             proxy = Proxy(translator, asked, api_key=api_key, note=note)
-            config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)
-            servers.append(uvicorn.Server(config))
+            servers.append(Server(proxy.app()))
             await servers[0].serve([opened])
 
     with bound("127.0.0.1", 0) as opened, _thread(servers, lambda: serve(opened)):
@@ -62,7 +93,7 @@ def proxied(
 
 
 @contextmanager
-def _thread(servers: list[uvicorn.Server], serve: Any) -> Iterator[None]:
+def _thread(servers: list[Server], serve: Any) -> Iterator[None]:
     """Run a server in a thread."""
     failed: list[BaseException] = []
 
@@ -82,5 +113,5 @@ def _thread(servers: list[uvicorn.Server], serve: Any) -> Iterator[None]:
         yield
     finally:
         for server in servers:
-            server.should_exit = True
+            server.stop()
         thread.join()

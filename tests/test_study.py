@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import math
+import multiprocessing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +53,14 @@ def options(tmp_path: Path, small: Path) -> list[str]:
     return [*made, "--seeds=1", "--steps=4", "--batch-size=1", "--passes=2", "--rates", "5e-3"]
 
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama", "xtok.training"])
+"""A study starts processes; forks of one that has imported these libraries start at once."""
+
+
 def study_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
     monkeypatch.setattr("sys.argv", ["study.py", *options])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: FORKS)
     study.main()
 
 

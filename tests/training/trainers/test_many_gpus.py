@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import hf_trainer
@@ -13,6 +11,7 @@ import pytest
 import teacher_memory
 import torch
 from conftest import ROOT
+from forked import Forks
 from safetensors.torch import load_file
 from tiny_models import save_model
 
@@ -43,19 +42,21 @@ def options(
 
 @pytest.mark.parametrize(("processes", "more"), [(2, ["--shard_teachers"]), (4, [])])
 def test_fsdp_2_trains_as_one_process(
-    options: list[str], tmp_path: Path, processes: int, more: list[str]
+    options: list[str], tmp_path: Path, forks: Forks, processes: int, more: list[str]
 ) -> None:
     one = [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=1"]
     hf_trainer.main([*one, f"--gradient_accumulation_steps={processes}"])
+    python = str(forks.folder / "python")
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={processes}", str(Path(__file__).with_name("fsdp_on_cpu.py")),
-            str(EXAMPLES / "hf_trainer.py"), *options, *more, f"--output_dir={tmp_path / 'many'}",
+            python, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={processes}", "--no-python", python,
+            str(Path(__file__).with_name("fsdp_on_cpu.py")), str(EXAMPLES / "hf_trainer.py"),
+            *options, *more, f"--output_dir={tmp_path / 'many'}",
             "--per_device_train_batch_size=1", "--fsdp=full_shard",
             f"--fsdp_config={EXAMPLES / 'fsdp2.json'}",
         ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=forks.env,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
