@@ -44,7 +44,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the running requests."""
-        for opened in (*self.servers, *(sockets or ())):
+        for server in self.servers:
+            server.close()
+        for opened in sockets or ():
             opened.close()
         for connection in [*self.server_state.connections]:
             connection.shutdown()

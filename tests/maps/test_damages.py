@@ -458,7 +458,8 @@ for path in sys.argv[1:]:
 def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
     tmp_path: Path,
 ) -> None:
-    expected, paths = [], []
+    expected: list[int] = []
+    paths: list[Path] = []
     for is_valid, files in enumerate((hostile_pt(), valid_pt())):
         for what, make in files:
             expected.append(is_valid)
