@@ -67,12 +67,12 @@ def test_weight_of_an_occurrence_for_each_target(
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
-    found = made(pair, [path], counting(target=target), base)
+    projection = made(pair, [path], counting(target=target), base)
     seen = 6 if target == "both" else 3
-    alpha = found.history[-1]["options"]["alpha"]
+    alpha = projection.history[-1]["options"]["alpha"]
     expected = (seen + alpha * weight(base, s, t)) / (seen + alpha)
-    assert weight(found, s, t) == pytest.approx(expected, rel=0.02)  # the cut is shared out
-    assert found.history[-1]["options"]["target"] == target
+    assert weight(projection, s, t) == pytest.approx(expected, rel=0.02)  # the cut is shared out
+    assert projection.history[-1]["options"]["target"] == target
 
 
 def test_an_em_step_shares_a_chunk_as_the_map_predicts(
@@ -89,19 +89,19 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
-    found = made(pair, [path], counting(top_k=3), base)
+    projection = made(pair, [path], counting(top_k=3), base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
     weights = Counter({t: 4 * w for t, w in naive.rows_of_map(base)[two]})
     for name in (b"201", b"20", b"20"):
         weights[token(pair.tokenizers[1], name)] += 1
     expected = naive.heaviest(naive.normalized(dict(weights)), 3)
-    assert dict(naive.rows_of_map(found)[two]) == pytest.approx(expected, abs=1e-7)
+    assert dict(naive.rows_of_map(projection)[two]) == pytest.approx(expected, abs=1e-7)
     cut = naive.heaviest(dict(naive.rows_of_map(base)[e]), 3)
-    assert dict(naive.rows_of_map(found)[e]) == pytest.approx(cut, abs=1e-7)
-    assert (found.row_kind[two], found.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
-    assert found.top_k == 3
-    last = found.history[-1]
-    assert (found.method, last["stage"]) == ("count", "count")
+    assert dict(naive.rows_of_map(projection)[e]) == pytest.approx(cut, abs=1e-7)
+    assert (projection.row_kind[two], projection.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
+    assert projection.top_k == 3
+    last = projection.history[-1]
+    assert (projection.method, last["stage"]) == ("count", "count")
     assert last["options"] == {"top_k": 3, "target": "start", "alpha": 4}
     assert last["initial_sha256"] == mapfile.sha256(base)
 
@@ -111,11 +111,11 @@ def test_alpha_is_not_chosen_on_the_only_document(
 ) -> None:
     """This document is held out, which leaves none to count."""
     path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
-    found = made(pair, [path], base=base)
-    assert found.history[-1]["options"]["alpha"] == 4
+    projection = made(pair, [path], base=base)
+    assert projection.history[-1]["options"]["alpha"] == 4
     assert (
         "alpha 4, the default: the text has too few documents to choose it"
-        in found.reports[-1].notes
+        in projection.reports[-1].notes
     )
 
 
@@ -128,9 +128,9 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
     assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
-    found = made(pair, [corpus], counting(), with_slot)
-    assert not found.enable_scale_trick
-    assert found.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
+    projection = made(pair, [corpus], counting(), with_slot)
+    assert not projection.enable_scale_trick
+    assert projection.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
 
 
 @pytest.mark.parametrize("target", ["start", "both"])
@@ -144,9 +144,9 @@ def test_ignored_ids_are_not_counted(
         target=target, exact_match=exact_match, ignore_student_ids=(s,), ignore_teacher_ids=(t,)
     )
     for initial in (None, base):
-        found = made(pair, [corpus], config, initial)
-        found.check()
-        for one in (found, reapply_exact(found)):
+        projection = made(pair, [corpus], config, initial)
+        projection.check()
+        for one in (projection, reapply_exact(projection)):
             assert one.row_kind[s] == RowKind.EMPTY
             assert not (one.teacher_ids == t).any()
     assert (base.row_kind[s], (base.teacher_ids == t).any()) == (RowKind.PIECES, True)
@@ -157,8 +157,8 @@ def test_special_tokens_of_an_initial_map_match_by_config(pair: Pair, corpus: Pa
     begin = pair.tables[0].roles["bos"][0]
     for matched, kind in (("roles", RowKind.EMPTY), ("fuzzy", RowKind.ROLE)):  # by default, roles
         config = counting(exact_match=True, special_tokens=matched)
-        found = made(pair, [corpus], config, initial)
-        assert found.row_kind[begin] == kind
+        projection = made(pair, [corpus], config, initial)
+        assert projection.row_kind[begin] == kind
 
 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
@@ -173,18 +173,18 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
     assert (config.weights, config.top_k, config.scale_trick) == ("synthetic", 8, False)
     assert config.target == ("both" if loss == "p-kl" else "start")
-    found = build(pair, config=config)
+    projection = build(pair, config=config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
-    assert all(naive.rows_of_map(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
-    assert max(len(row) for row in naive.rows_of_map(found).values()) <= 8
-    assert not found.enable_scale_trick
+    assert all(naive.rows_of_map(projection)[s] == [(t, 1.0)] for s, t in matches) == is_exact
+    assert max(len(row) for row in naive.rows_of_map(projection).values()) <= 8
+    assert not projection.enable_scale_trick
 
 
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
-    found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
-    assert [step["stage"] for step in found.history] == ["count", "count"]
+    projection = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
+    assert [step["stage"] for step in projection.history] == ["count", "count"]
     alone = made(pair, [corpus], counting(target="both"))
-    assert mapfile.sha256(found) == mapfile.sha256(alone)
+    assert mapfile.sha256(projection) == mapfile.sha256(alone)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
     with pytest.raises(ValueError, match="needs weights 'synthetic'"):
