@@ -5,15 +5,25 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 from xtok import __version__
 
+pytestmark = pytest.mark.xdist_group("layout")  # each file is parsed once
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
 ENTRY = {"__init__", "__main__"}  # they import anything, and nothing imports them
 INDEPENDENT = {"training", "teachers"}
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return the nodes of a file's syntax tree."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def packages() -> list[str]:
@@ -65,7 +75,7 @@ def test_class_names_are_unique() -> None:
     """Two packages do not have classes with the same name."""
     places: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -75,7 +85,7 @@ def test_private_names_stay_in_their_folder() -> None:
     """A module with an underscore is imported by its own package only."""
     wrong = []
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("xtok."):
                 continue
             parts = (node.module or "").split(".")
@@ -96,7 +106,7 @@ def test_tests_use_no_private_names_of_the_package() -> None:
     own.remove("_fill_buffer")  # TRL's
     wrong = []
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names: list[str] = []
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
                 names = [node.attr]
@@ -137,7 +147,7 @@ def test_outside_input_passes_the_readers() -> None:
     """A second reader of the same kind of input accepts what the first rejects."""
     calls = set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             name, owner = node.func.attr, ast.unparse(node.func.value)
@@ -158,7 +168,7 @@ def test_install_hints_work_from_a_clone() -> None:
     assert found == []
 
 
-def _files(names: set[str], of: Mapping[str, Path]) -> set[str]:
+def _files(names: Set[str], of: Mapping[str, Path]) -> Set[str]:
     """Return the files among dotted names; a package only if one of its own names is imported."""
     packages = {name.rpartition(".")[0] for name in names if name in of}
     own = {name.rpartition(".")[0] for name in names if name not in of}
@@ -170,20 +180,20 @@ def imports(path: Path) -> set[str]:
     return {name.split(".")[1] for name in modules(path) if name.startswith("xtok.")}
 
 
-def modules(path: Path) -> set[str]:
+@cache
+def modules(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports, but for those for types only."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
         inner
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
 
 
 def test_citation_and_workflow_are_current() -> None:
