@@ -11,7 +11,7 @@ import zstandard
 from checks import error_of
 
 from xtok._lib import shards as of_files
-from xtok._lib.lines import JsonLine, json_lines, lines
+from xtok._lib.lines import FileRow, json_lines, lines
 from xtok._lib.opening import decompressed
 from xtok._lib.shards import Shard, shards
 
@@ -27,7 +27,7 @@ def content(path: Path) -> bytes:
     return data
 
 
-def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[JsonLine]:
+def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[FileRow]:
     return [
         line
         for shard in shards(path, "jsonl")

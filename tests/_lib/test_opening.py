@@ -122,7 +122,7 @@ def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         try:
             with reading(path):
-                read = pyarrow.Table.from_batches(ParquetTable(path).batches([0]))
+                read = pyarrow.Table.from_batches(b for _, b in ParquetTable(path).batches([0]))
                 taken += read.equals(table) is False
         except XtokError:
             continue

@@ -31,12 +31,12 @@ class LinePlace(NamedTuple):
         return f"{self.path}, line {line_number(self.path, self.offset)}"
 
 
-class JsonLine(NamedTuple):
-    """A value in a JSON Lines file."""
+class FileRow(NamedTuple):
+    """A row of a file: a JSON value, or the columns of a table by name."""
 
-    place: LinePlace
+    place: Any  # file and line or row, as errors name them; in JSON Lines a `LinePlace`
     value: Any
-    read: int  # bytes on disk from the start of the file to the end of this line
+    read: int  # bytes on disk from the start of the file to the end of the row; 0 for Parquet
 
 
 def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
@@ -67,7 +67,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
 
 def json_lines(
     shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", strict: bool = False
-) -> Iterator[JsonLine]:
+) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
     Errors for other text have `hint` and its `parameter`. `strict` rejects unpaired surrogates.
@@ -88,7 +88,7 @@ def json_lines(
             except ValueError as error:
                 problem = f"{place}: {json_problem(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
-            yield JsonLine(place, value, raw.tell())
+            yield FileRow(place, value, raw.tell())
 
 
 def too_long(place: object, max_bytes: int) -> XtokError:
@@ -115,23 +115,21 @@ def decode(place: LinePlace, data: bytes) -> str:
     encoding = "latin1"
     if offset == 0:
         encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)
-    problem, text = "", ""
     try:
-        text = data.decode()
-        if (zeros := data.count(0)) > max(1, len(data) // _ZEROS):
-            encoding = "UTF-16BE" if data.startswith(b"\0") else "UTF-16LE"
-            problem = f"{zeros:,} of {len(data):,} bytes at offset {offset} are zero"
+        text, zeros = data.decode(), data.count(0)
+        if zeros <= max(1, len(data) // _ZEROS):
+            return text if offset else text.removeprefix("\ufeff")
+        encoding = "UTF-16BE" if data.startswith(b"\0") else "UTF-16LE"
+        problem = f"{zeros:,} of {len(data):,} bytes at offset {offset} are zero"
     except UnicodeDecodeError as error:
         start = offset + error.start
         problem = f"byte {data[error.start]:#04x} at offset {start}, "
         problem += f"in line {line_number(path, start)}"
-    if problem:
-        hint = f"if the file is {encoding}, convert it: iconv -f {encoding} -t UTF-8"
-        if encoding == "latin1" and _CONTROLS.search(data):
-            problem += "; it also contains control characters"
-            hint = "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst"
-        raise XtokError(f"{path} is not UTF-8: {problem}", hint=hint)
-    return text if offset else text.removeprefix("\ufeff")
+    hint = f"if the file is {encoding}, convert it: iconv -f {encoding} -t UTF-8"
+    if encoding == "latin1" and _CONTROLS.search(data):
+        problem += "; it also contains control characters"
+        hint = "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst"
+    raise XtokError(f"{path} is not UTF-8: {problem}", hint=hint)
 
 
 def line_number(path: Path, offset: int) -> int:

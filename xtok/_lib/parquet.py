@@ -77,10 +77,6 @@ class ParquetTable:
             return arrow.list_(item, kind.list_size if types.is_fixed_size_list(kind) else -1)
         return kind
 
-    def num_values(self, group: int) -> int:
-        """Return the number of values in the longest column of a row group."""
-        return max(int(chunk[5]) for chunk in self._chunks(group, None))
-
     def num_rows(self, group: int) -> int:
         """Return the number of rows in a row group."""
         rows: int = self._parquet.metadata.row_group(group).num_rows
@@ -91,21 +87,30 @@ class ParquetTable:
         groups: Sequence[int],
         columns: Collection[str] | None = None,
         *,
-        max_rows: int = 256,
+        max_values: int | None = None,
         max_bytes: int = MAX_ROW_BYTES,
-    ) -> Iterator[Any]:
-        """Yield record batches of row groups; a row of more than `max_bytes` is an error."""
+    ) -> Iterator[tuple[list[str], Any]]:
+        """Yield the places of rows, as errors name them, and their record batch.
+
+        A batch has up to 256 rows; with `max_values`, about this many values in the longest column.
+        A row of more than `max_bytes` is an error.
+        """
         number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
+            num_rows = 256
+            if max_values is not None:
+                longest = max(int(chunk[5]) for chunk in self._chunks(group, None))
+                num_rows = self.num_rows(group) * max_values // max(1, longest)
             largest = max((self._page_bytes(c) for c in self._chunks(group, columns)), default=1)
             for batch in self._parquet.iter_batches(
-                min(max_rows, max(1, _BATCH_BYTES // max(1, largest))),
+                max(1, min(num_rows, _BATCH_BYTES // max(1, largest))),
                 row_groups=[group],
                 columns=columns if columns is None else list(columns),
                 use_threads=False,
             ):
-                yield from self._cast(batch, max_bytes, number)
-                number += len(batch)
+                for part in self._cast(batch, max_bytes, number):
+                    yield [f"{self._path}, row {number + i}" for i in range(len(part))], part
+                    number += len(part)
 
     def _cast(self, batch: Any, max_bytes: int, number: int) -> Iterator[Any]:
         if sum(map(self._num_bytes, batch.columns)) <= max_bytes:

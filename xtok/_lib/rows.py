@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from xtok._lib.lines import LinePlace, decode, json_lines, too_long
+from xtok._lib.lines import FileRow, LinePlace, decode, json_lines, too_long
 from xtok._lib.opening import decompressed, reading
 from xtok._lib.parquet import ParquetTable, python_values
 from xtok._lib.parsing import json_problem, parse_json
@@ -15,14 +15,6 @@ from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 _FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
-
-
-class FileRow(NamedTuple):
-    """A row of a file: a JSON value, or the columns of a table by name."""
-
-    place: object  # file and line or row, as errors name them
-    value: Any
-    read: int  # bytes on disk read up to its end; 0 for Parquet
 
 
 def read_rows(
@@ -47,8 +39,7 @@ def read_rows(
         if shard.format == "json":
             document = _document(shard, max_bytes, hint, parameter)
         if document is None:
-            lines = json_lines(shard, max_bytes=max_bytes, hint=hint, parameter=parameter)
-            yield from (FileRow(*line) for line in lines)
+            yield from json_lines(shard, max_bytes=max_bytes, hint=hint, parameter=parameter)
         elif isinstance(document, list) and not any(map(_is_message, document)):
             for number, value in enumerate(document):
                 yield FileRow(f"{shard.path}, row {number}", value, shard.size)
@@ -86,12 +77,9 @@ def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileR
     table = ParquetTable(shard.path)
     names = table.schema.names
     known = [name for name in names if columns is None or name in columns] or names[:1]
-    stop = table.num_row_groups if shard.stop is None else shard.stop
-    number = sum(map(table.num_rows, range(shard.start)))
-    for batch in table.batches(range(shard.start, stop), known):
-        places = [f"{shard.path}, row {number + i}" for i in range(len(batch))]
+    groups = range(table.num_row_groups)[shard.start : shard.stop]
+    for places, batch in table.batches(groups, known):
         rows = python_values(batch.to_struct_array(), places)
         for place, row in zip(places, rows, strict=True):
             value = {name: row.get(name) if name in known else True for name in names}
             yield FileRow(place, value, 0)
-        number += len(batch)

@@ -9,9 +9,9 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import LinePlace, decode, lines
+from xtok._lib.lines import FileRow, LinePlace, decode, lines
 from xtok._lib.opening import decompressed, reading
-from xtok._lib.rows import FileRow, read_rows
+from xtok._lib.rows import read_rows
 from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
 from xtok.conversation.files import chat_record
 from xtok.errors import XtokError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.lines import JsonLine, LinePlace, json_lines
+from xtok._lib.lines import FileRow, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
 from xtok.config import CacheKind
@@ -83,7 +83,7 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
         yield _joined(pending), max(0, shard.start + shard.size - done)
 
 
-def _lines(shard: Shard) -> Iterator[JsonLine]:
+def _lines(shard: Shard) -> Iterator[FileRow]:
     hint = "give one JSON object per line"
     return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, strict=True)
 

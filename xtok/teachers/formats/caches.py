@@ -219,19 +219,15 @@ def read_cache(
             yield from read_answers(shard, cache.kind, candidates)
             return
         table = ParquetTable(shard.path)
-        stop = table.num_row_groups if shard.stop is None else shard.stop
-        for group in range(shard.start, stop):
-            first = sum(map(table.num_rows, range(group)))
-            num_rows, values = table.num_rows(group), table.num_values(group)
-            at_once = max(1, num_rows * candidates // max(1, values))
-            for batch in table.batches([group], max_rows=at_once, max_bytes=MAX_PAGE_BYTES):
-                places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
+        for group in range(table.num_row_groups)[shard.start : shard.stop]:
+            for places, batch in table.batches(
+                [group], max_values=candidates, max_bytes=MAX_PAGE_BYTES
+            ):
                 if cache.kind == "neutral":
                     rows = neutral.read(batch, places)
                 else:
                     rows = distillkit.read(batch, places, cache.config, cache.is_projected)
-                yield rows, shard.size * len(batch) // max(1, num_rows)
-                first += len(batch)
+                yield rows, shard.size * len(batch) // max(1, table.num_rows(group))
 
 
 WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {
