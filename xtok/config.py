@@ -10,7 +10,7 @@ from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 from xtok._lib.lines import read_text
 
@@ -25,8 +25,6 @@ Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
 EventLoss: TypeAlias = Literal["event-kl", "csd"]
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
 CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
-
-C = TypeVar("C", bound="Config")
 
 MAX_ENTRIES = 4096
 """Upper limit for entries or pieces per row."""
@@ -102,9 +100,7 @@ def top_k_option(default: int, help: str) -> Any:
     return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
 
 
-@functools.cache
-def _types(config: Any) -> dict[str, Any]:
-    return get_type_hints(config)
+_types = functools.cache(get_type_hints)
 
 
 class Config:
@@ -113,7 +109,7 @@ class Config:
     panel = MAKING  # default panel of the help
 
     @classmethod
-    def or_default(cls: type[C], config: C | None) -> C:
+    def or_default(cls, config: Self | None) -> Self:
         """Return the config, or the defaults for None.
 
         Raises:
@@ -363,11 +359,6 @@ class BuildConfig(MultitokenConfig):
         """Options of `multitoken`, and of token matching in counted maps."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
-
-    @property
-    def sort_cut(self) -> SortCutConfig:
-        """Options of the last stage."""
-        return SortCutConfig(top_k=self.top_k)
 
 
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)

@@ -113,7 +113,7 @@ def _made(
     if config.exact_match:
         made = with_exact(made, matches, options)
     if text is None:
-        made, counts = cut_rows(made, config.sort_cut)
+        made, counts = cut_rows(made, config.top_k)
     return made, failures, notes, counts
 
 

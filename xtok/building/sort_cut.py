@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,18 +29,16 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     """
     projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)
-    result, counts = cut_rows(projection, config)
+    result, counts = cut_rows(projection, config.top_k)
     is_counted = "texts" in (projection.recipe or ())  # `build` then adds exact rows after the cut
     recipe = None if is_counted else with_options(projection, top_k=config.top_k)
     report = StageReport("sort-cut", counts)
     return replace(result, reports=(*result.reports, report), recipe=recipe)
 
 
-def cut_rows(
-    projection: ProjectionMap, config: SortCutConfig
-) -> tuple[ProjectionMap, dict[str, float]]:
+def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict[str, float]]:
     """Make the map of `sort_cut` without report and recipe; also return counts of the cut."""
-    if projection.enable_scale_trick and config.top_k < 2:
+    if projection.enable_scale_trick and top_k < 2:
         raise XtokError(
             "a row with one entry can only contain its scale slot",
             hint="set {option} to 2 or more, or build the map without the scale trick",
@@ -48,9 +46,9 @@ def cut_rows(
         )
     slot, sizes = projection.scale_slot, projection.entries_per_row
     has_slot = np.zeros(len(sizes), np.uint8) if slot is None else slot
-    most = (config.top_k - has_slot.astype(np.int64))[projection.student_ids]
+    most = (top_k - has_slot.astype(np.int64))[projection.student_ids]
     is_kept = (ranks(projection.student_ids) < most) | projection.is_slot
-    edges, is_cut = projection.edges.take(is_kept), sizes > config.top_k
+    edges, is_cut = projection.edges.take(is_kept), sizes > top_k
     normalized = edges.normalized().weights
     weights = np.where(is_cut[edges.student_ids], normalized, edges.weights)
     dropped = projection.weights[~is_kept].sum(dtype=np.float64)
@@ -60,5 +58,5 @@ def cut_rows(
         "mean mass cut per row": float(dropped) / max(1, int(np.count_nonzero(sizes))),
     }
     edges = edges._replace(weights=weights)
-    result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
-    return result.after("sort-cut", asdict(config)), counts
+    result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=top_k)
+    return result.after("sort-cut", {"top_k": top_k}), counts

@@ -34,7 +34,7 @@ from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.exact import find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
-from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
+from xtok.config import Loss, MultitokenConfig, loss_name
 from xtok.errors import XtokError
 from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Ranking, mean_of, rank
@@ -285,8 +285,7 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     only = ~matches.is_exact
     spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
-    cuts = {one.top_k for one in maps}
-    return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
+    return {k: cut_rows(exact, k)[0].edges for k in {one.top_k for one in maps}}
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list[str]:
