@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 
@@ -33,11 +34,6 @@ class XtokError(Exception):
         self._hint = " ".join(hint.split())
         self.hint = self.hint_with(f"{parameter}=")
 
-    def at(self, place: object) -> Self:
-        """Prefix the message with a place: `raise error.at(path)`."""
-        self.message = f"{place}: {self.message}"
-        return self
-
     def renamed(self, parameter: str) -> Self:
         """Replace the parameter by its name in an outer function: `raise error.renamed("…")`."""
         self.parameter, self.hint = parameter, self.hint_with(f"{parameter}=")
@@ -52,7 +48,17 @@ class XtokError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, for workers of a `DataLoader` and nodes of Ray."""
-        return _error_of, (type(self), self.message, self._hint, self.parameter)
+        return partial(type(self), hint=self._hint, parameter=self.parameter), (self.message,)
+
+
+@contextmanager
+def naming_place(place: object) -> Iterator[None]:
+    """Prefix the messages of errors with a place, such as a file and its line."""
+    try:
+        yield
+    except XtokError as error:
+        error.message = f"{place}: {error.message}"
+        raise
 
 
 @contextmanager
@@ -64,10 +70,6 @@ def naming_template(parameter: str) -> Iterator[None]:
         if error.parameter == "template":
             error.renamed(parameter)
         raise
-
-
-def _error_of(kind: type[XtokError], message: str, hint: str, parameter: str) -> XtokError:
-    return kind(message, hint=hint, parameter=parameter)
 
 
 class TokenizerError(XtokError):

@@ -10,6 +10,7 @@ from itertools import accumulate, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.ragged import num_common
 from xtok.conversation._tracking import Run
 from xtok.conversation.templates import Message, Rendering
 from xtok.tokenizers.table import byte_offsets
@@ -235,19 +236,14 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
     """Count the header pieces that match another header except for the role; all if none match."""
-    role = size = _num_equal(header, other)  # the first difference is the role
+    role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
-        size = role + 1 + _num_equal(header[role + 1 :], other[role + 1 :])
+        size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])
         if _kind(header[role]) != _kind(other[role]) or size == 1 < len(other):
             return len(header)
     elif not other:
         return len(header)
     return size + len([*takewhile(str.isspace, header[size:])])
-
-
-def _num_equal(left: Sequence[str], right: Sequence[str]) -> int:
-    pairs = zip(left, right, strict=False)
-    return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
 
 def _kind(piece: str) -> str:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.conversation._tracking import Path
 from xtok.conversation.templates import Message, Rendering, is_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import printable, quoted
+
+if TYPE_CHECKING:
+    from xtok.conversation.rendering import Renderer
 
 ASIDE = frozenset([
     "annotations", "category", "created", "created_at", "dataset", "date", "extra", "finish_reason",
@@ -38,7 +41,6 @@ _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Inputs = Mapping[str, Any]
 """The keys `messages`, `tools` and `documents`."""
-Render = Callable[[Inputs], Rendering]
 
 
 def is_spoken(key: str) -> bool:
@@ -51,12 +53,17 @@ def unread_note(key: str, what: str) -> str:
     return f"the key {quoted(printable(key))} of {what} is ignored: nothing uses it"
 
 
-def is_trained_on(message: Message, index: int) -> bool:
-    """Whether a message's weights allow training on it.
+def answers_of(messages: Sequence[Message]) -> list[int]:
+    """Return the indices of the assistant's messages without those of weight 0.
 
     Raises:
         XtokError: if a weight is neither 0 nor 1.
     """
+    turns = (i for i, message in enumerate(messages) if message["role"] == "assistant")
+    return [i for i in turns if _is_trained_on(messages[i], i)]
+
+
+def _is_trained_on(message: Message, index: int) -> bool:
     values = [(name, message[name]) for name in WEIGHTS if not is_missing(message.get(name))]
     for name, value in values:
         if value not in (0, 1):
@@ -68,18 +75,20 @@ def is_trained_on(message: Message, index: int) -> bool:
 
 
 def unread_leaves(
-    render: Render, inputs: Inputs, rendering: Rendering, first: int = 0
+    renderer: Renderer, messages: Sequence[Message], rendering: Rendering, first: int = 0
 ) -> Iterator[str]:
     """Yield notes on values that the template omits by design, and on unused keys.
 
     Templates omit earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
-    some keys of tools and documents. `render` renders `inputs` with other values; messages before
-    `first` are not checked.
+    some keys of tools and documents. `rendering` is the renderer's result for the messages;
+    messages before `first` are not checked.
 
     Raises:
         XtokError: if another value is missing; names the message and the key.
     """
-    whole = _Written(render, inputs, rendering)
+    documents = renderer.variables.get("documents")
+    inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
+    whole = _Written(renderer, inputs, rendering)
     leaves_of = {
         index: [
             leaf
@@ -87,7 +96,7 @@ def unread_leaves(
             if is_spoken(key)
             for leaf in _leaves(value, ("messages", index, key))
         ]
-        for index, message in [*enumerate(inputs["messages"])][first:]
+        for index, message in [*enumerate(messages)][first:]
     }
     whole.try_all([leaf for leaves in leaves_of.values() for leaf in leaves])
     earlier: set[tuple[Any, ...]] = set()
@@ -96,8 +105,8 @@ def unread_leaves(
     for name in ("tools", "documents"):
         for index in range(len(inputs[name] or ())):
             yield from _of_one_beside(whole, name, index)
-    yield from _unread(whole, inputs["messages"])
-    yield from _results(whole, inputs["messages"])
+    yield from _unread(whole, messages)
+    yield from _results(whole, messages)
 
 
 def _of_message(
@@ -246,8 +255,8 @@ def _is_part(path: Path) -> bool:
 
 
 class _Written:
-    def __init__(self, render: Render, inputs: Inputs, rendering: Rendering) -> None:
-        self.inputs, self._render, self._text = inputs, render, rendering.text
+    def __init__(self, renderer: Renderer, inputs: Inputs, rendering: Rendering) -> None:
+        self.inputs, self._renderer, self._text = inputs, renderer, rendering.text
         self._places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
         for run in (*rendering.runs, *rendering.beside):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
@@ -255,10 +264,15 @@ class _Written:
         self.tops = {path[:3] for path in self._places}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
 
+    def _render(self, inputs: Inputs) -> Rendering:
+        variables = {**self._renderer.variables, "documents": inputs["documents"]}
+        messages, tools = inputs["messages"], inputs["tools"]
+        return self._renderer.rendered(messages, tools=tools, variables=variables)
+
     def up_to(self, index: int) -> _Written | None:
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
-            return _Written(self._render, until, self._render(until))
+            return _Written(self._renderer, until, self._render(until))
         return None
 
     def try_all(self, leaves: Sequence[_Leaf]) -> None:

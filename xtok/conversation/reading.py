@@ -106,7 +106,7 @@ def read_back(
     of the user's. `template` and `variables` are as in `render`; without `enable_thinking`, False
     is tried as well.
     """
-    renderer = Renderer(tokenizer=tokenizer, template=template, variables=variables or {})
+    renderer = Renderer(tokenizer, template, variables or {})
     tries = [renderer]
     if "enable_thinking" in renderer.source() and "enable_thinking" not in renderer.variables:
         without = {**renderer.variables, "enable_thinking": False}
@@ -187,7 +187,7 @@ def _pieces(
 ) -> dict[_Slot, list[_Piece]]:
     """Return the template texts after each slot, longest first. `day` is a cache key."""
     behind: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
-    renderer = Renderer(tokenizer=tokenizer, template=template, variables=json.loads(variables))
+    renderer = Renderer(tokenizer, template, json.loads(variables))
     [ask], _ = next(_conversations())
     takes_text = False
     with suppress(XtokError):
@@ -204,23 +204,6 @@ def _pieces(
     return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
-class _Filled(NamedTuple):
-    start: int
-    stop: int
-    message: int  # -1 for tools
-    path: tuple[str | int, ...]
-    is_json: bool = False
-
-    def slot(self, messages: Sequence[dict[str, Any]]) -> _Slot:
-        role = "tools" if self.message < 0 else messages[self.message]["role"]
-        path = tuple("#" if isinstance(x, int) else str(x) for x in self.path)
-        return _Slot(role, path, self.is_json)
-
-    @property
-    def items(self) -> tuple[int, ...]:
-        return tuple(x for x in self.path if isinstance(x, int))
-
-
 def _pieces_of_rendering(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
@@ -229,14 +212,16 @@ def _pieces_of_rendering(
     before, number, end = _START, 0, 0
     items: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
-    for stretch in sorted(_stretches(rendering, renderer.tools or ())):
-        slot = stretch.slot(messages)
-        ahead = stretch.message - first + 1 - number
-        ahead = 0 if slot.role in ("system", "tools") else ahead
+    for run in sorted(_values(rendering)):
+        role = "tools" if run.message < 0 else messages[run.message]["role"]
+        path = tuple("#" if isinstance(x, int) else x for x in run.path)
+        slot = _Slot(role, path, is_json=run.offset < 0)
+        ahead = 0 if role in ("system", "tools") else run.message - first + 1 - number
+        own = tuple(x for x in run.path if isinstance(x, int))
         if ahead in (0, 1):
-            piece = _Piece("", slot, ahead == 1, stretch.items != items and not ahead)
-            yield from _between(text, end, place(stretch.start), before, piece)
-        before, items, end = slot, stretch.items, place(stretch.stop)
+            piece = _Piece("", slot, ahead == 1, own != items and not ahead)
+            yield from _between(text, end, place(run.start), before, piece)
+        before, items, end = slot, own, place(run.end)
         number += ahead
     last = _PROMPT if renderer.add_generation_prompt else _END
     yield from _between(text, end, len(text), before, _Piece("", last, False, items != ()))
@@ -271,41 +256,27 @@ def _between(
         yield before, piece._replace(symbols=symbols)
 
 
-def _stretches(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Filled]:
+def _values(rendering: Rendering) -> Iterator[Run]:
+    """Yield the text of each value in messages and tools, with the path of its slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
         path = (*path[:-1], _VALUE) if path[-2:-1] == ("arguments",) else path
-        yield _Filled(run.start, run.end, run.message, path, run.offset < 0)
+        yield run._replace(path=path)
     yield from _keys(rendering.text, runs)
-    yield from _tools_as_json(rendering.text, tools)
+    for run in rendering.beside:  # all tools, a tool or its function as JSON
+        if run.offset < 0 and run.path[2:] in ((), ("function",)):
+            yield run._replace(path=run.path[1:])
 
 
-def _keys(text: str, runs: Sequence[Run]) -> Iterator[_Filled]:
+def _keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
     starts = [run.start for run in runs]
     for mark in _MARKS.finditer(text):
         place = bisect_right(starts, mark.start())
         within = place and mark.start() < runs[place - 1].end
         if mark["key"] and not within and runs[place:] and "arguments" in runs[place].path:
             path = (*runs[place].path[:-1], _KEY)
-            yield _Filled(mark.start(), mark.end(), runs[place].message, path)
-
-
-def _tools_as_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Filled]:
-    if not tools:
-        return
-    known: list[tuple[Any, tuple[str | int, ...]]] = [(list(tools), ())]
-    for i, tool in enumerate(tools):
-        known += [(tool, (i,)), (tool["function"], (i, "function"))]
-    end = 0
-    for brace in re.finditer(r"[\[{]", text):
-        value, stop = None, 0
-        with suppress(ValueError):
-            value, stop = json.JSONDecoder().raw_decode(text, brace.start())
-        path = next((path for schema, path in known if schema == value), None)
-        if path is not None and brace.start() >= end:
-            yield _Filled(brace.start(), stop, -1, path, True)
-            end = stop
+            yield Run(mark.start(), mark.end(), runs[place].message, path, 0)
 
 
 # Read ids with these pieces
@@ -386,9 +357,7 @@ def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
     return None, start
 
 
-def _conversation_of(
-    steps: _Steps,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+def _conversation_of(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
     system: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok.conversation._places import MessageSpan, Places, Span, written_header
 from xtok.conversation._tracking import Run, json_types
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.leaves import WEIGHTS, Inputs, is_trained_on, unread_leaves
+from xtok.conversation.leaves import WEIGHTS, answers_of, unread_leaves
 from xtok.conversation.template_files import TEMPLATE_HINT, template_source
 from xtok.conversation.templates import (
     Message,
@@ -45,15 +45,15 @@ _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Renderer:
     """A tokenizer, and the options of `render`."""
 
     tokenizer: Tokenizer
-    tools: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool = False
     template: str | Path | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Any = None  # after `_prepared`, a list of JSON schemas
+    add_generation_prompt: bool = False
 
     def chosen(self) -> str | PromptFormat:
         """Return Jinja source or a prompt format, as `find_template`."""
@@ -125,6 +125,11 @@ class Conversation:
         runs = (r._replace(message=numbers.get(r.message, -2 - r.message)) for r in self.runs)
         return replace(self, runs=tuple(runs))
 
+    def first(self, size: int) -> Conversation:
+        """Return the first `size` tokens, with the whole text."""
+        ids, bounds, mask = self.ids[:size], self.bounds[: size + 1], self.assistant_mask[:size]
+        return replace(self, ids=ids, bounds=bounds, assistant_mask=mask)
+
 
 def render(
     tokenizer: Tokenizer,
@@ -154,16 +159,10 @@ def render(
         XtokError: if the template is missing or raises an error, it drops an input value, or the
             format does not support a message.
     """
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        tools=tool_schemas(tools),
-        add_generation_prompt=add_generation_prompt,
-        template=template,
-        variables=variables or {},
-    )
+    renderer = Renderer(tokenizer, template, variables or {}, tools, add_generation_prompt)
     renderer, messages = _prepared(renderer, messages)
     rendering = renderer.rendered(messages)
-    notes = [*_account(renderer, messages, rendering), *_unread(renderer)]
+    notes = [*unread_leaves(renderer, messages, rendering), *_unread(renderer)]
     chat = Targets(renderer, messages, rendering).conversation()
     return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
@@ -172,11 +171,11 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
 def _prepared(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
-    """Convert messages, and the variables `tools` and `documents`, to JSON types.
+    """Convert messages, tools and the variables `tools` and `documents` to JSON types.
 
     A role becomes the assistant's if the template writes both in the same way.
     """
-    tools, variables = renderer.tools, dict(renderer.variables)
+    tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     if named := sorted(arguments & variables.keys()):
         raise XtokError(
@@ -194,19 +193,6 @@ def _prepared(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[st
             if renderer.rendered(chat).text == renderer.rendered(renamed).text:
                 chat = renamed
     return renderer, chat
-
-
-def _account(
-    renderer: Renderer, messages: Sequence[Message], rendering: Rendering, first: int = 0
-) -> Iterator[str]:
-
-    def again(inputs: Inputs) -> Rendering:
-        variables = {**renderer.variables, "documents": inputs["documents"]}
-        return renderer.rendered(inputs["messages"], tools=inputs["tools"], variables=variables)
-
-    documents = renderer.variables.get("documents")
-    inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
-    yield from unread_leaves(again, inputs, rendering, first)
 
 
 def _unread(renderer: Renderer) -> Iterator[str]:
@@ -237,8 +223,8 @@ class Targets:
         self._control = np.isin(self._ids, list(table.control_names))
         self._places = Places(rendering, self._bounds, self._control)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        self._answers = [i for i in assistant if is_trained_on(messages[i], i)]
-        self._headers = self._find_headers()
+        self._answers = answers_of(messages)
+        self._headers = self._find_headers(assistant)
         self._blocks = self._kept_blocks([i for i in assistant if i not in self._answers])
         self._stretches = [*self._find()]  # in characters
         self._mask = self._make_mask()
@@ -367,15 +353,12 @@ class Targets:
                     )
         return f"{_DATED}, and no variable replaces it"
 
-    def _find_headers(self) -> dict[int, tuple[str, bool]]:
+    def _find_headers(self, assistant: Sequence[int]) -> dict[int, tuple[str, bool]]:
         """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
-        roles = [message["role"] for message in self._messages]
-        before = {
-            i: self._messages[max(0, i - 1)] for i, role in enumerate(roles) if role == "assistant"
-        }
+        before = {i: self._messages[max(0, i - 1)] for i in assistant}
         prompts: dict[str, str] = {}  # by the role of the message before the answer
         if self._renderer.add_generation_prompt:
-            prompts[roles[-1]] = self._rendering.generation_prompt
+            prompts[self._messages[-1]["role"]] = self._rendering.generation_prompt
         for message in (*before.values(), *_PROBE) if before else ():
             if message["role"] not in prompts:
                 prompts[message["role"]] = self._prompt_after(message)
@@ -439,19 +422,13 @@ def tool_suffix(
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        tools=tool_schemas(tools),
-        add_generation_prompt=True,
-        template=template,
-        variables=variables or {},
-    )
+    renderer = Renderer(tokenizer, template, variables or {}, tools, add_generation_prompt=True)
     renderer, messages = _prepared(renderer, messages)
     rendering = renderer.rendered(messages)
     targets = Targets(renderer, messages, rendering)
     chat = targets.conversation()
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    list(_account(renderer, messages, rendering, last + 1))  # raises if a value is dropped
+    list(unread_leaves(renderer, messages, rendering, last + 1))  # raises if a value is dropped
     answer, *others = _turns_from(chat, last)
     begin, end = answer.tokens
     stop = min([end, *(other.tokens[0] for other in others)])
@@ -500,7 +477,7 @@ def is_prefix_preserving(
     Raises:
         XtokError: as in `render`; for example, if the template does not accept tool messages.
     """
-    renderer = Renderer(tokenizer=tokenizer, template=template, variables=variables or {})
+    renderer = Renderer(tokenizer, template, variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
@@ -528,8 +505,7 @@ def find_template(
     Raises:
         XtokError: if there is no template, or the file cannot be read.
     """
-    templates = tokenizer.chat_templates
-    hint = TEMPLATE_HINT
+    templates, hint = tokenizer.chat_templates, TEMPLATE_HINT
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):
             if name in templates:
@@ -538,10 +514,7 @@ def find_template(
         if templates:
             problem += f" named default; it has {', '.join(templates)}"
             hint = f"use one of these names, or {hint.removeprefix('give ')}"
-    elif template in templates:
+        raise XtokError(problem, hint=hint, parameter="template")
+    if template in templates:
         return templates[str(template)]
-    elif template in FORMATS:
-        return FORMATS[str(template)]
-    else:
-        return template_source(template)
-    raise XtokError(problem, hint=hint, parameter="template")
+    return FORMATS[str(template)] if template in FORMATS else template_source(template)

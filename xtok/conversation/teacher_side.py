@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.files import ChatRecord, chat_record
-from xtok.conversation.leaves import is_spoken, is_trained_on
+from xtok.conversation.leaves import answers_of, is_spoken
 from xtok.conversation.templates import Message, is_missing, message_dicts
-from xtok.errors import XtokError
+from xtok.errors import XtokError, naming_place
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
 """Fields for the teacher in rows with `text` and with `messages`."""
@@ -113,17 +113,14 @@ def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, 
 
 
 def _message_dicts(record: ChatRecord) -> list[dict[str, Any]]:
-    try:
+    with naming_place(record.place):
         return message_dicts(record.messages)
-    except XtokError as error:
-        error.at(record.place)
-        raise
 
 
 def _same_answers(
     ours: Sequence[Message], theirs: Sequence[Message], place: object, names: tuple[str, str]
 ) -> Iterator[tuple[int, int]]:
-    sides = [_answers(messages) for messages in (ours, theirs)]
+    sides = [answers_of(messages) for messages in (ours, theirs)]
     num_ours, num_theirs = map(len, sides)
     if num_ours > num_theirs:
         problem = f"{names[0]} have {num_ours} answers, but {names[1]} have {num_theirs}"
@@ -141,14 +138,6 @@ def _same_answers(
                     hint=_SAME,
                 )
         yield other, own
-
-
-def _answers(messages: Sequence[Message]) -> list[int]:
-    return [
-        i
-        for i, message in enumerate(messages)
-        if message["role"] == "assistant" and is_trained_on(message, i)
-    ]
 
 
 def _text_of(value: Any) -> bytes:

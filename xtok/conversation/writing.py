@@ -17,7 +17,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.conversation.rendering import find_template
 from xtok.conversation.teacher_side import teachers_chats
-from xtok.errors import OutputError, XtokError
+from xtok.errors import OutputError, naming_place
 from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.tokenizers.display import safe_json
 
@@ -77,15 +77,12 @@ def render_file(
 
     def rows() -> Iterator[dict[str, Any]]:
         for chat in chats:
-            try:
+            with naming_place(chat.place):
                 rendered = chat.render(
                     tokenizer, template, add_generation_prompt=add_generation_prompt
                 )
                 sides = [s for s in teachers_chats(chat, None) if s.answers is not None][:1]
                 read = [side.render(tokenizer, template) for side in sides]
-            except XtokError as error:
-                error.at(chat.place)
-                raise
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
             extra_tokens = sum(len(r.ids) - len(rendered.ids) for r in read)

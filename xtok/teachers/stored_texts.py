@@ -15,7 +15,7 @@ from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
-from xtok.errors import XtokError
+from xtok.errors import naming_place
 from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
@@ -224,7 +224,7 @@ def _sides(fields: dict[str, Any], own: Any, place: object) -> Sides | None:
 
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
-    try:
+    with naming_place(sides[1].place):
         return [
             side.render(
                 tokenizer,
@@ -233,9 +233,6 @@ def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversati
             )
             for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
         ]
-    except XtokError as error:
-        error.at(sides[1].place)
-        raise
 
 
 def _notes_of(chat: Conversation) -> list[str]:
