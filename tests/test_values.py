@@ -71,8 +71,8 @@ def test_bytes_that_python_cannot_decode_are_a_token() -> None:
 
 def test_another_process_raises_the_same_error() -> None:
     """As a worker of a DataLoader, whose errors are pickled."""
-    error = TokenizerError("a.model: no width", hint="give {option}", parameter="vocab_size")
-    copy = pickle.loads(pickle.dumps(error.renamed("width")))
+    error = TokenizerError("a.model: no width", hint="give {option}", parameter="width")
+    copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (TokenizerError, "a.model: no width (give width=)")
     assert copy.hint_with("--width") == "give --width"
     broken = pickle.loads(pickle.dumps(InvariantError("ids", "row 0 is not sorted")))

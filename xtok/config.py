@@ -125,8 +125,7 @@ class Config:
         Raises:
             ValueError: if a value is invalid or out of range.
         """
-        config: Any = type(self)
-        types = _types(config)
+        types = _types(type(self))
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
             check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["details"])
 

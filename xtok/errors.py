@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 
 class XtokError(Exception):
@@ -34,11 +34,6 @@ class XtokError(Exception):
         self._hint = " ".join(hint.split())
         self.hint = self.hint_with(f"{parameter}=")
 
-    def renamed(self, parameter: str) -> Self:
-        """Replace the parameter by its name in an outer function: `raise error.renamed("…")`."""
-        self.parameter, self.hint = parameter, self.hint_with(f"{parameter}=")
-        return self
-
     def hint_with(self, option: str) -> str:
         """Return the hint with `option` for the parameter."""
         return self._hint.replace("{option}", option) if self.parameter else self._hint
@@ -61,14 +56,20 @@ def naming_place(place: object) -> Iterator[None]:
         raise
 
 
+class ChatTemplateError(XtokError):
+    """A chat template that is missing, fails, or drops a value."""
+
+    def __init__(self, message: str, *, hint: str, parameter: str = "template") -> None:
+        super().__init__(message, hint=hint, parameter=parameter)
+
+
 @contextmanager
 def naming_template(parameter: str) -> Iterator[None]:
     """Name the parameter of errors about a chat template as the outer function does."""
     try:
         yield
-    except XtokError as error:
-        if error.parameter == "template":
-            error.renamed(parameter)
+    except ChatTemplateError as error:
+        error.parameter, error.hint = parameter, error.hint_with(f"{parameter}=")
         raise
 
 

@@ -16,24 +16,21 @@ class Kernel:
     Its attributes are those of the compiled function, so that other kernels can call it.
     """
 
-    _dispatcher: Any = None
-
     def __init__(self, function: Callable[..., Any], *, is_inner: bool = False) -> None:
         self.py_func, self._is_inner = function, is_inner
 
     def __call__(self, *args: Any) -> Any:
         """Run the compiled function."""
-        return self._compiled()(*args)
+        return self._compiled(*args)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled(), name)
+        return getattr(self._compiled, name)
 
+    @functools.cached_property
     def _compiled(self) -> Any:
-        if self._dispatcher is None:
-            from xtok._lib.compiling import compiled, compiled_inner
+        from xtok._lib.compiling import compiled, compiled_inner
 
-            self._dispatcher = (compiled_inner if self._is_inner else compiled)(self.py_func)
-        return self._dispatcher
+        return (compiled_inner if self._is_inner else compiled)(self.py_func)
 
 
 kernel = Kernel

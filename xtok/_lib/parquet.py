@@ -79,8 +79,7 @@ class ParquetTable:
 
     def num_rows(self, group: int) -> int:
         """Return the number of rows in a row group."""
-        rows: int = self._parquet.metadata.row_group(group).num_rows
-        return rows
+        return int(self._parquet.metadata.row_group(group).num_rows)
 
     def batches(
         self,
@@ -263,36 +262,36 @@ def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
         return groups
 
 
+_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of skipped values: booleans, a byte, a double
+
+
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    # 12 is a struct
-    value: Any = None
-    if kind in (1, 2):  # booleans, stored in the field's type
-        value = kind == 1
-    elif kind == 3 or kind == 7:  # a byte, a double
-        at += 1 if kind == 3 else 8
-    elif kind in (4, 5, 6):
-        value, at = _varint(data, at)
-        value = (value >> 1) ^ -(value & 1)
-    elif kind == 8:
+    """Return the value at a place, and its end. By default, the value is a struct."""
+    if kind in _SIZES:
+        return None, at + _SIZES[kind]
+    if kind in (4, 5, 6):
+        number, at = _varint(data, at)
+        return (number >> 1) ^ -(number & 1), at
+    if kind == 8:
         size, at = _varint(data, at)
-        value, at = data[at : at + size], at + size
-    elif kind in (9, 10):
+        return data[at : at + size], at + size
+    if kind in (9, 10):
         size, item = data[at] >> 4, data[at] & 15
         size, at = _varint(data, at + 1) if size == 15 else (size, at + 1)
-        value = []
+        items = []
         for _ in range(size):
-            one, at = _decode(data, at + (item in (1, 2)), item)
-            value.append(one)
-    elif kind == 12:
-        value, number = {}, 0
-        while head := data[at]:
-            step, at = (head >> 4, at + 1) if head >> 4 else _decode(data, at + 1, 4)
-            number += step
-            value[number], at = _decode(data, at, head & 15)
-        at += 1
-    else:
+            value, at = _decode(data, at + (item in (1, 2)), item)
+            items.append(value)
+        return items, at
+    if kind != 12:
         raise ValueError(kind)
-    return value, at
+    fields: dict[int, Any] = {}
+    field = 0
+    while head := data[at]:
+        step, at = (head >> 4, at + 1) if head >> 4 else _decode(data, at + 1, 4)
+        field += step
+        fields[field], at = _decode(data, at, head & 15)
+    return fields, at + 1
 
 
 def _varint(data: Any, at: int) -> tuple[int, int]:

@@ -35,9 +35,8 @@ def read_rows(
         if shard.format == "parquet":
             yield from _table_rows(shard, columns)
             return
-        document = None
-        if shard.format == "json":
-            document = _document(shard, max_bytes, hint, parameter)
+        is_json = shard.format == "json"
+        document = _document(shard, max_bytes, hint, parameter) if is_json else None
         if document is None:
             yield from json_lines(shard, max_bytes=max_bytes, hint=hint, parameter=parameter)
         elif isinstance(document, list) and not any(map(_is_message, document)):

@@ -55,12 +55,10 @@ class TrackedText(str):
     def _cut(self, start: int, end: int) -> TrackedText:
         """Return characters `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
         runs = tuple(
-            Run(
-                max(r.start, start) - start,
-                min(r.end, end) - start,
-                r.message,
-                r.path,
-                r.offset if r.offset < 0 else r.offset + max(0, start - r.start),
+            r._replace(
+                start=max(r.start, start) - start,
+                end=min(r.end, end) - start,
+                offset=r.offset if r.offset < 0 else r.offset + max(0, start - r.start),
             )
             for r in self._runs
             if r.start < end and r.end > start
@@ -178,11 +176,12 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # names for Jinja's er
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
-def is_within(value: Any) -> bool:
-    """Whether a value is part of a message, tool or document."""
-    if isinstance(value, TrackedText):
-        return bool(value._runs)
-    return isinstance(value, (TrackedObject, TrackedItems)) and bool(value._path)
+def origin_of(value: Any) -> tuple[int, Path] | None:
+    """Return the message and path of a tracked value; of a text, those of its first run."""
+    if isinstance(value, TrackedText) and value._runs:
+        return value._runs[0].message, value._runs[0].path
+    is_container = isinstance(value, (TrackedObject, TrackedItems))
+    return (value._message, value._path) if is_container else None
 
 
 def json_types(value: Any, *, arrays: bool = False) -> Any:

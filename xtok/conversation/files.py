@@ -14,7 +14,7 @@ from xtok._lib.parsing import parse_json_field
 from xtok._lib.rows import read_rows
 from xtok._lib.shards import Shard, format_of
 from xtok.conversation.leaves import ASIDE, unread_note
-from xtok.conversation.rendering import Conversation, render
+from xtok.conversation.rendering import Conversation, Renderer
 from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
@@ -53,14 +53,8 @@ class ChatRecord(NamedTuple):
 
         The runs of a teacher's conversation have the student's message indices.
         """
-        shown = render(
-            tokenizer,
-            self.messages,
-            tools=self.tools,
-            add_generation_prompt=add_generation_prompt,
-            template=template,
-            variables=self.variables,
-        )
+        renderer = Renderer(tokenizer, template, self.variables, self.tools, add_generation_prompt)
+        shown = renderer.conversation(self.messages)
         shown = replace(shown, notes=(*self.notes, *shown.notes))
         return shown if self.answers is None else shown.renumbered(self.answers)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.conversation._tracking import Path
 from xtok.conversation.templates import Message, Rendering, is_missing
-from xtok.errors import XtokError
+from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import printable, quoted
 
 if TYPE_CHECKING:
@@ -90,13 +90,8 @@ def unread_leaves(
     inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
     whole = _Written(renderer, inputs, rendering)
     leaves_of = {
-        index: [
-            leaf
-            for key, value in message.items()
-            if is_spoken(key)
-            for leaf in _leaves(value, ("messages", index, key))
-        ]
-        for index, message in [*enumerate(messages)][first:]
+        i: [*_leaves({key: x for key, x in message.items() if is_spoken(key)}, ("messages", i))]
+        for i, message in [*enumerate(messages)][first:]
     }
     whole.try_all([leaf for leaves in leaves_of.values() for leaf in leaves])
     earlier: set[tuple[Any, ...]] = set()
@@ -195,14 +190,13 @@ def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequenc
     return whole.depends(inputs)
 
 
-def _dropped(place: str, leaf: _Leaf, part: str) -> XtokError:
+def _dropped(place: str, leaf: _Leaf, part: str) -> ChatTemplateError:
     description = f"its {leaf.name}" if place else leaf.name
     if isinstance(leaf.value, str) and part != leaf.value:
         description = f"the part {quoted(printable(part.strip()))} of {description}"
-    return XtokError(
+    return ChatTemplateError(
         f"{place}the template drops {description}",
         hint="use a template that writes it, with {option}, or remove it",
-        parameter="template",
     )
 
 

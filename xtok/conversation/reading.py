@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.parsing import parse_json
+from xtok._lib.ragged import offsets_of
 from xtok.conversation._tracking import Run
-from xtok.conversation.rendering import Conversation, Renderer, Targets, render
+from xtok.conversation.rendering import Conversation, Renderer, Targets
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
 from xtok.tokenizers.table import byte_offsets
@@ -46,14 +46,9 @@ class ReadBack:
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
         """Render with another tokenizer; raises the errors of `render`."""
-        return render(
-            tokenizer,
-            self.messages,
-            tools=self.tools,
-            variables=self.variables,
-            add_generation_prompt=self.add_generation_prompt,
-            template=template,
-        )
+        asks = self.add_generation_prompt
+        renderer = Renderer(tokenizer, template, self.variables, self.tools, asks)
+        return renderer.conversation(self.messages)
 
 
 class _UnclearError(Exception):
@@ -134,7 +129,7 @@ def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray
     table = tokenizer.table
     tokens, names = table.tokens(), table.control_names
     parts = [chr(_CONTROL + i) if i in names else tokens[i].decode("latin-1") for i in ids.tolist()]
-    return "".join(parts), np.array([0, *accumulate(map(len, parts))])
+    return "".join(parts), offsets_of([*map(len, parts)])
 
 
 def _words(symbols: str) -> str | None:
@@ -417,26 +412,25 @@ def _proved(
     is_whole: bool,
 ) -> ReadBack | None:
     messages, tools, asks = _conversation_of(steps)
-    tokenizer = renderer.tokenizer
+    tokenizer, size = renderer.tokenizer, len(ids)
     renderer = replace(renderer, tools=tools or None, add_generation_prompt=asks)
     try:
-        chat = Targets(renderer, messages).conversation()
+        rendering = renderer.rendered(messages)
+        again, bounds, _ = tokenizer.encode(rendering.text)
     except XtokError:
         return None
-    again, begins = _symbols(tokenizer, chat.ids)
-    size = len(ids)
-    if not again.startswith(text) or (is_whole and again != text):
+    symbols, begins = _symbols(tokenizer, again)
+    if not symbols.startswith(text) or (is_whole and symbols != text):
         return None
-    if not np.array_equal(chat.ids[:size], ids):
+    if not np.array_equal(again[:size], ids):
         # The same bytes in other tokens.
-        rest = chat.ids[np.searchsorted(begins, len(text)) :]
-        every = np.concatenate([ids, rest])
+        again = np.concatenate([ids, again[np.searchsorted(begins, len(text)) :]])
         names, tokens = tokenizer.table.control_names, tokenizer.table.tokens()
-        spelled = [names[i].encode() if i in names else tokens[i] for i in every.tolist()]
-        if b"".join(spelled) != chat.text.encode():
+        spelled = [names[i].encode() if i in names else tokens[i] for i in again.tolist()]
+        if b"".join(spelled) != rendering.text.encode():
             return None
-        bounds = np.array([0, *accumulate(map(len, spelled))])
-        chat = Targets(renderer, messages, tokens=(every, bounds)).conversation()
+        bounds = offsets_of([*map(len, spelled)])
+    chat = Targets(renderer, messages, rendering, (again, bounds)).conversation()
     return ReadBack(
         messages=messages,
         tools=tools or None,

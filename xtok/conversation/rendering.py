@@ -25,7 +25,7 @@ from xtok.conversation.templates import (
     render_template,
     tool_schemas,
 )
-from xtok.errors import XtokError
+from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import printable, quoted
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ class Renderer:
         """Return the Jinja source of the template or format."""
         chosen = self.chosen()
         return chosen.template if isinstance(chosen, PromptFormat) else chosen
+
+    def conversation(self, messages: Any) -> Conversation:
+        """Return the result of `render`."""
+        renderer, messages = _prepared(self, messages)
+        rendering = renderer.rendered(messages)
+        notes = [*unread_leaves(renderer, messages, rendering), *_unread(renderer)]
+        chat = Targets(renderer, messages, rendering).conversation()
+        return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
     def rendered(self, messages: Sequence[Message], **changes: Any) -> Rendering:
         """Render messages without encoding; `changes` replace options."""
@@ -160,11 +168,7 @@ def render(
             format does not support a message.
     """
     renderer = Renderer(tokenizer, template, variables or {}, tools, add_generation_prompt)
-    renderer, messages = _prepared(renderer, messages)
-    rendering = renderer.rendered(messages)
-    notes = [*unread_leaves(renderer, messages, rendering), *_unread(renderer)]
-    chat = Targets(renderer, messages, rendering).conversation()
-    return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
+    return renderer.conversation(messages)
 
 
 _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
@@ -211,12 +215,11 @@ class Targets:
         self,
         renderer: Renderer,
         messages: Sequence[Message],
-        rendering: Rendering | None = None,
+        rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Render the messages, or use a rendering. `tokens` replace the tokenizer's."""
-        self._renderer, self._messages = renderer, messages
-        self._rendering = rendering = rendering or renderer.rendered(messages)
+        """Find the targets of a rendering; `tokens` replace the tokenizer's ids and bounds."""
+        self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
         self._ends = (*table.roles.get("eos", ()), *table.roles.get("turn_end", ()))
@@ -367,13 +370,12 @@ class Targets:
         return {index: (prompts[message["role"]], True) for index, message in before.items()}
 
     def _prompt_after(self, message: Message) -> str:
-        probes: list[Sequence[Message]] = [_PROBE]
+        probes: list[Sequence[Message]] = []
         if message["role"] not in ("assistant", "system", "user"):
             result = {**message, "content": "x"}
             # DeepSeek's templates accept arguments as JSON strings only
             probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")]
-            probes.append(_PROBE)
-        for probe in probes:
+        for probe in (*probes, _PROBE):
             with suppress(XtokError):
                 shown = self._renderer.rendered(probe, tools=None, add_generation_prompt=True)
                 return shown.generation_prompt
@@ -455,11 +457,9 @@ def _turns_from(chat: Conversation, first: int) -> list[Span]:
     return turns
 
 
-def _no_suffix(problem: str) -> XtokError:
-    return XtokError(
-        problem,
-        hint="use a template with tools and end-of-turn tokens, with {option}",
-        parameter="template",
+def _no_suffix(problem: str) -> ChatTemplateError:
+    return ChatTemplateError(
+        problem, hint="use a template with tools and end-of-turn tokens, with {option}"
     )
 
 
@@ -514,7 +514,7 @@ def find_template(
         if templates:
             problem += f" named default; it has {', '.join(templates)}"
             hint = f"use one of these names, or {hint.removeprefix('give ')}"
-        raise XtokError(problem, hint=hint, parameter="template")
+        raise ChatTemplateError(problem, hint=hint)
     if template in templates:
         return templates[str(template)]
     return FORMATS[str(template)] if template in FORMATS else template_source(template)

@@ -10,7 +10,7 @@ from typing import Any
 from xtok._lib.lines import read_text
 from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.formats import FORMATS
-from xtok.errors import XtokError
+from xtok.errors import ChatTemplateError
 
 TEMPLATE_HINT = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
 
@@ -58,5 +58,5 @@ def _of_json(text: str, name: str) -> str:
     return value
 
 
-def _error(problem: str) -> XtokError:
-    return XtokError(problem, hint=TEMPLATE_HINT, parameter="template")
+def _error(problem: str) -> ChatTemplateError:
+    return ChatTemplateError(problem, hint=TEMPLATE_HINT)

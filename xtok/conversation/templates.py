@@ -31,18 +31,16 @@ from jinja2.visitor import NodeTransformer
 from xtok._lib.parsing import parse_json_field
 from xtok.conversation._tracking import (
     Mark,
-    Path,
     Run,
-    TrackedItems,
     TrackedObject,
     TrackedText,
     concatenate,
-    is_within,
     join_with,
     json_types,
+    origin_of,
     tracked,
 )
-from xtok.errors import XtokError
+from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import quoted
 
 Message = Mapping[str, Any]
@@ -112,10 +110,9 @@ def render_template(
     except Exception as error:
         place = context.message
         where = f" at message {place}, the {messages[place]['role']}'s" if place >= 0 else ""
-        raise XtokError(
+        raise ChatTemplateError(
             f"{source} raises{where}: {str(error) or type(error).__name__}",
             hint="change the messages, or use another template with {option}",
-            parameter="template",
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     _require_utf8(text, source)
@@ -127,7 +124,7 @@ def render_template(
 def names_beside_date(template: str) -> tuple[str, ...]:
     """Return the variables that replace today's date in a template."""
     names: dict[str, None] = {}
-    for condition in _environment().parse(template).find_all((nodes.If, nodes.CondExpr)):
+    for condition in _SANDBOX.parse(template).find_all((nodes.If, nodes.CondExpr)):
         if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
             tests = condition.find_all(nodes.Test)
             defined = (test.node for test in tests if test.name == "defined")
@@ -138,7 +135,7 @@ def names_beside_date(template: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=32)
 def names_read(template: str) -> frozenset[str]:
     """Return the names of a template's variables."""
-    return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+    return frozenset(meta.find_undeclared_variables(_SANDBOX.parse(template)))
 
 
 def has_generation(template: str) -> bool:
@@ -184,9 +181,8 @@ def _with_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
-        items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        message.clear()
-        message.update(items)
+        message.setdefault("thinking", reasoning)
+        message["reasoning_content"] = reasoning
     return message
 
 
@@ -365,12 +361,10 @@ class _Marking(NodeTransformer):
         return node
 
 
-def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Output:
+def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Node:
     mark = nodes.EnvironmentAttribute("mark")
     call = nodes.Call(mark, [nodes.Const(kind), *arguments], [], None, None)
-    output = nodes.Output([call])
-    output.set_lineno(line)
-    return output
+    return nodes.Output([call]).set_lineno(line)
 
 
 class _Context(Context):
@@ -385,11 +379,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     @jinja2.pass_context
     def mark(context: _Context, kind: str, loop: int = 0, value: object = None) -> str:
         message = -1
-        if kind == "enter":
-            if is_within(value):  # a loop over parts of a message, or over tools
+        if kind == "enter" and (origin := origin_of(value)):
+            message, path = origin
+            if path:  # a loop over parts of a message, or over tools
                 return ""
-            if isinstance(value, TrackedObject):
-                context.message = message = value._message
+            context.message = message
         return TrackedText("", (), (Mark(0, kind, loop, message),))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -403,34 +397,22 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @functools.lru_cache(maxsize=32)
 def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
-    environment = _environment()
     try:
-        tree = environment.parse(template)
+        tree = _SANDBOX.parse(template)
         _Marking().visit(tree)
-        tree.set_environment(environment)
-        code: CodeType = environment.compile(tree)
+        tree.set_environment(_SANDBOX)
+        code: CodeType = _SANDBOX.compile(tree)
     # Compiling Jinja's generated code can fail as well, such as for a `break` outside a loop.
     except Exception as error:
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
         if isinstance(error, jinja2.TemplateSyntaxError):
             problem = f"line {error.lineno}: {error.message}"
-        raise XtokError(
+        raise ChatTemplateError(
             f"{source} is not a Jinja template: {problem or type(error).__name__}",
             hint="fix it, or use another template with {option}",
-            parameter="template",
         ) from error
-    compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    compiled = jinja2.Template.from_code(_SANDBOX, code, _SANDBOX.make_globals(None))
     return compiled, tree.find(nodes.Scope) is not None  # of a `{% generation %}` block
-
-
-@functools.lru_cache(maxsize=1)
-def _environment() -> _Sandbox:
-    extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.filters["join"] = _join
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
 
 
 def _to_json(
@@ -444,12 +426,8 @@ def _to_json(
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    origins: Sequence[tuple[int, Path]] = ()
-    if isinstance(value, (TrackedObject, TrackedItems)):
-        origins = [(value._message, value._path)]
-    elif isinstance(value, TrackedText):
-        origins = [(run.message, run.path) for run in value._runs[:1]]
-    return TrackedText(text, tuple(Run(0, len(text), m, p, -1) for m, p in origins))
+    origin = origin_of(value)
+    return TrackedText(text, (Run(0, len(text), *origin, -1),) if origin else ())
 
 
 @jinja2.pass_environment
@@ -462,3 +440,10 @@ def _join(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
+
+
+_SANDBOX = _Sandbox(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+)
+_SANDBOX.filters |= {"tojson": _to_json, "join": _join}
+_SANDBOX.globals["raise_exception"] = _raise_exception

@@ -224,15 +224,12 @@ def _sides(fields: dict[str, Any], own: Any, place: object) -> Sides | None:
 
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
+    chats = []
     with naming_place(sides[1].place):
-        return [
-            side.render(
-                tokenizer,
-                template,
-                add_generation_prompt=message_dicts(side.messages)[-1]["role"] != "assistant",
-            )
-            for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
-        ]
+        for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):
+            asks = message_dicts(side.messages)[-1]["role"] != "assistant"
+            chats.append(side.render(tokenizer, template, add_generation_prompt=asks))
+    return chats
 
 
 def _notes_of(chat: Conversation) -> list[str]:
