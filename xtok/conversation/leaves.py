@@ -87,7 +87,7 @@ def unread_leaves(
         XtokError: if another value is missing; names the message and the key.
     """
     documents = renderer.variables.get("documents")
-    inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
+    inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
     whole = _Written(renderer, inputs, rendering)
     leaves_of = {
         i: [*_leaves({key: x for key, x in message.items() if is_spoken(key)}, ("messages", i))]

@@ -65,7 +65,7 @@ class Renderer:
         return chosen.template if isinstance(chosen, PromptFormat) else chosen
 
     def conversation(self, messages: Any) -> Conversation:
-        """Return the result of `render`."""
+        """Render and encode messages, and check that no value is dropped; see `render`."""
         renderer, messages = _prepared(self, messages)
         rendering = renderer.rendered(messages)
         notes = [*unread_leaves(renderer, messages, rendering), *_unread(renderer)]
