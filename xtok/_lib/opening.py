@@ -73,10 +73,8 @@ def need(module: str, path: object) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise XtokError(
-            f"{path} requires the package {package}, which is not installed",
-            hint=install_hint(package),
-        ) from error
+        problem = f"{path} requires the package {package}, which is not installed"
+        raise XtokError(problem, hint=install_hint(package)) from error
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:

@@ -68,10 +68,8 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
             paths = sorted(map(folder.joinpath, glob.glob(rest, root_dir=folder, recursive=True)))
         matched = [p for p in paths if not p.is_dir()]
         if not matched:
-            raise XtokError(
-                f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}",
-                hint=hint,
-            )
+            problem = f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}"
+            raise XtokError(problem, hint=hint)
         for file in matched:
             check_regular(file)
         files.update(dict.fromkeys(matched))

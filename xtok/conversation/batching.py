@@ -57,10 +57,8 @@ def collate(
         batch[name] = [row[name] for row in rows]
         if name == key or all(_is_per_token(row[name], len(row[key])) for row in rows):
             batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
-    batch["attention_mask"] = pad(
-        [_attention_mask(row, key) for row in rows], False, padding_side=padding_side
-    )
-    return batch
+    masks = [_attention_mask(row, key) for row in rows]
+    return {**batch, "attention_mask": pad(masks, False, padding_side=padding_side)}
 
 
 def _sample_fields(sample: Conversation | Mapping[str, Any]) -> dict[str, Any]:

@@ -182,10 +182,8 @@ def _prepared(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[st
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     if named := sorted(arguments & variables.keys()):
-        raise XtokError(
-            f"the template's variables contain {named[0]}, which is also an argument",
-            hint="remove it from the variables",
-        )
+        problem = f"the template's variables contain {named[0]}, which is also an argument"
+        raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
         variables["documents"] = json_types(variables["documents"])

@@ -181,8 +181,10 @@ def _with_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
-        message.setdefault("thinking", reasoning)
-        message["reasoning_content"] = reasoning
+        # The order of Transformers, which templates write with `message | tojson`.
+        items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        message.clear()
+        message.update(items)
     return message
 
 
