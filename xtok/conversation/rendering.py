@@ -133,11 +133,6 @@ class Conversation:
         runs = (r._replace(message=numbers.get(r.message, -2 - r.message)) for r in self.runs)
         return replace(self, runs=tuple(runs))
 
-    def first(self, size: int) -> Conversation:
-        """Return the first `size` tokens, with the whole text."""
-        ids, bounds, mask = self.ids[:size], self.bounds[: size + 1], self.assistant_mask[:size]
-        return replace(self, ids=ids, bounds=bounds, assistant_mask=mask)
-
 
 def render(
     tokenizer: Tokenizer,
