@@ -32,8 +32,7 @@ class SymbolTable:
     def __init__(self, side: str, table: TokenTable, control: dict[int, int], unknown: int) -> None:
         self.side, self.table = side, table
         self.paired_controls = frozenset(control)
-        special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
-        self.stands_for_nothing = (table.lengths == 0) & ~special
+        self.stands_for_nothing = (table.lengths == 0) & ~table.is_control
         pads = set(table.roles.get("pad", ()))
         text_ends = {i for role in ("bos", "eos", "turn_end") for i in table.roles.get(role, ())}
         self._pads = sorted(pads - text_ends)

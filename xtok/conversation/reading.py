@@ -425,8 +425,7 @@ def _proved(
     if not np.array_equal(again[:size], ids):
         # The same bytes in other tokens.
         again = np.concatenate([ids, again[np.searchsorted(begins, len(text)) :]])
-        names, tokens = tokenizer.table.control_names, tokenizer.table.tokens()
-        spelled = [names[i].encode() if i in names else tokens[i] for i in again.tolist()]
+        spelled = [tokenizer.table.named_tokens[i] for i in again.tolist()]
         if b"".join(spelled) != rendering.text.encode():
             return None
         bounds = offsets_of([*map(len, spelled)])

@@ -79,8 +79,8 @@ def _text_in(
     Raises:
         XtokError: if the ids do not spell the text, and the teacher's library encodes it otherwise.
     """
-    spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
-    data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
+    table, data = translator.teacher.table, text.encode()
+    is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]
     ends = offsets_of([*map(len, spelled)])
     of_text = np.flatnonzero(~is_control)
     inner = slice(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else slice(len(ids), 0)

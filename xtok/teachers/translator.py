@@ -132,19 +132,6 @@ class Translator:
         return Retokenizer(self.pair.reversed)
 
     @functools.cached_property
-    def is_control(self) -> NDArray[np.bool_]:
-        """Mask of the teacher's control tokens, bool `[V_teacher]`."""
-        table = self.teacher.table
-        return np.isin(np.arange(len(table)), list(table.control_names))
-
-    @functools.cached_property
-    def teacher_spelled(self) -> list[bytes]:
-        """Bytes of each teacher token; the name of a control token."""
-        table = self.teacher.table
-        names = {i: name.encode() for i, name in table.control_names.items()}
-        return [names.get(i, token) for i, token in enumerate(table.tokens())]
-
-    @functools.cached_property
     def pieces_per_token(self) -> float:
         """Average number of teacher tokens per student token, over the student's vocabulary."""
         tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
@@ -191,7 +178,7 @@ class Translator:
         Returns None if the ids are not certainly a conversation, or if the other side's template
         omits or changes words of the assistant, or for ids of the student the ends of its turns.
         """
-        if not self._reads_chats or (source == 1 and not self.is_control[ids].any()):
+        if not self._reads_chats or (source == 1 and not self.teacher.table.is_control[ids].any()):
             return None
         back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
         if back is None:

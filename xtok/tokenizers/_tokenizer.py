@@ -195,8 +195,8 @@ class Tokenizer:
             TokenizerError: if the library refuses the text, or it has half of a surrogate pair.
         """
         [ids] = self.encode_batch([text])
-        data, names, tokens = text.encode(), self._control_names, self._tokens
-        spelled = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
+        data, tokens = text.encode(), self.table.named_tokens
+        spelled = [tokens[i] if i < len(tokens) else b"" for i in ids]
         if b"".join(spelled) == data:
             bounds, num_changed = [0, *accumulate(map(len, spelled))], 0
         else:
@@ -312,7 +312,7 @@ class Tokenizer:
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
-                name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
+                name = self._without_row.get(i) or self.table.named_tokens[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
@@ -320,10 +320,6 @@ class Tokenizer:
     def chat_templates(self) -> Mapping[str, str]:
         """The tokenizer's Jinja chat templates, by name."""
         return self._backend.chat_templates()
-
-    @functools.cached_property
-    def _control_names(self) -> dict[int, bytes]:
-        return {i: name.encode() for i, name in self.table.control_names.items() if name}
 
     @functools.cached_property
     def _added(self) -> AddedNames:

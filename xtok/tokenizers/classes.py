@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
+from xtok.tokenizers.table import TokenTable, utf8_text
 
 
 class TokenClass(IntEnum):
@@ -108,7 +108,7 @@ def script_of(letter: str) -> str:
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
     """Return the `TokenClass` of each id, uint8 `[V]`; the array is cached, do not change it."""
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
-    classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
+    classes[table.is_control] = TokenClass.CONTROL
     classes[table.text_ids] = TokenClass.PARTIAL_UTF8
     decoded = enumerate(map(utf8_text, table.tokens()))
     texts = {token_id: text for token_id, text in decoded if text}

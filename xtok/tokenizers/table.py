@@ -90,6 +90,11 @@ class TokenTable:
         """The ids with bytes, int64, in rising order."""
         return np.flatnonzero(self.lengths)
 
+    @functools.cached_property
+    def is_control(self) -> NDArray[np.bool_]:
+        """Mask of the CONTROL and UNKNOWN ids, bool `[V]`."""
+        return np.isin(self.types, [TokenType.CONTROL, TokenType.UNKNOWN])
+
     def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
         """Return the ids of some types, int64, in rising order."""
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
@@ -103,12 +108,17 @@ class TokenTable:
         data, bounds = self.data.tobytes(), self.offsets.tolist()
         return [data[a:b] for a, b in pairwise(bounds)]
 
+    @functools.cached_property
+    def named_tokens(self) -> list[bytes]:
+        """The bytes of each id, or the name of a control token, as in a rendered conversation."""
+        names = self.control_names
+        return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
+
     def entries(self) -> Iterator[TokenEntry]:
         """Yield the entries of all ids except UNUSED, as input of `Decoded`."""
-        for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
+        for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
-                name = self.control_names.get(i)
-                yield TokenEntry(i, TokenType(kind), token if name is None else name.encode())
+                yield TokenEntry(i, TokenType(kind), token)
 
     def like(self, table: TokenTable) -> TokenTable:
         """Return this table with the roles and preferred ids of another, except UNUSED ids."""

@@ -67,10 +67,7 @@ def _tokens(
 ) -> PageColumns:
     columns = {"partner": packed(_deltas(partners[0]))}
     for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
-        shown = [
-            (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
-            for i, token in enumerate(table.tokens())
-        ]
+        shown = [token[:SHOWN_BYTES] for token in table.named_tokens]
         if side == "teacher":  # tokens with the student's bytes are already on the page
             shown = [token if s < 0 else b"" for token, s in zip(shown, partners[1], strict=True)]
         columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
