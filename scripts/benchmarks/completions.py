@@ -25,7 +25,7 @@ from benchmarks.projecting import CHARACTERS, LANGUAGES, Place, Side, Writer, sp
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
-from xtok.training.losses.chunk_tokens import tokens_in
+from xtok.training.losses.chunks import tokens_in
 
 PAIRS = [("smollm2", "gemma3"), ("llama3", "qwen"), ("mistral-v1", "qwen")]
 KINDS = ("1:1", "1:N", "M:1", "M:N", "left out")

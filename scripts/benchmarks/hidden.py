@@ -25,10 +25,9 @@ from xtok import losses
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_heads, logits_of
-from xtok.training.losses.chunks import number_chunks
+from xtok.training.losses.chunks import chunked, number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
-from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.objective import make_objective
 

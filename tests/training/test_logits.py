@@ -30,11 +30,9 @@ from xtok.training.losses import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.chunk_tokens import both_tokens
-from xtok.training.losses.chunks import number_chunks
+from xtok.training.losses.chunks import both_tokens, chunked, number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
-from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import make_loss
 from xtok.training.module import ProjectionModule

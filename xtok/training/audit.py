@@ -18,15 +18,7 @@ from xtok.inspection.first_rows import alignment_findings, compare_side, token_i
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
-from xtok.training.heads import (
-    Head,
-    evaluating,
-    rng_restored,
-    router_loss,
-    run,
-    takes,
-    unwrapped,
-)
+from xtok.training.heads import Head, evaluating, rng_restored, router_loss, run, takes, unwrapped
 from xtok.training.losses.logits import as_logits
 from xtok.training.rows import IGNORED
 from xtok.training.samples import SampleRow
@@ -126,9 +118,8 @@ def audit(
         names[1] = "the teacher"
     tokenizers: list[Any] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
-        tokenizers = [collator.student, *collator.teachers[: len(batches) - 1]]
-    columns = names, models, batches, tokenizers, heads or [None] * len(names)
-    sides = [*map(_AuditedSide, *columns)]
+        tokenizers = [collator.student, *collator.teachers]
+    sides = [*map(_AuditedSide, names, models, batches, tokenizers, heads or [None] * len(names))]
     with rng_restored(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
 
@@ -191,9 +182,8 @@ class _AuditedSide:
 
         A first token has no label: behind padding on the left, a model would predict it.
         """
-        is_target = self.batch["targets"] >= 0
-        row = int(is_target.any(1).int().argmax())
-        place = int(is_target[row].int().argmax())
+        targets = (self.batch["targets"] >= 0).nonzero().tolist()
+        row, place = targets[0] if targets else (0, 0)
         window = _part(self.batch, slice(row, row + 1), slice(place, place + FEWEST_TOKENS))
         window["labels"] = window["labels"].clone()
         window["labels"][:, 0] = IGNORED
@@ -223,17 +213,11 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
             yield from _warnings(problems)
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
-            yield from _alignment_findings(student, teacher, collator.pairs[number].tokenizers)
-
-
-def _alignment_findings(
-    student: _AuditedSide, teacher: _AuditedSide, tokenizers: tuple[Tokenizer, Tokenizer]
-) -> Iterator[Result]:
-    labels = student.batch["labels"].cpu().numpy()
-    ids = [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)]
-    arrays = {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()}
-    for level, message in alignment_findings(tokenizers, labels, ids, arrays):
-        yield level, message if level == "ok" else f"{teacher.name}: {message}"
+            pair, labels = collator.pairs[number], student.batch["labels"].cpu().numpy()
+            ids = [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)]
+            arrays = {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()}
+            for level, message in alignment_findings(pair.tokenizers, labels, ids, arrays):
+                yield level, message if level == "ok" else f"{teacher.name}: {message}"
 
 
 def _row_findings(

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,7 @@ from xtok.alignment.aligner import (
 )
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation.files import ChatRecord
-from xtok.conversation.teacher_side import (
-    SideText,
-    for_each_teacher,
-    prompt_of,
-    require_used,
-)
+from xtok.conversation.teacher_side import SideText, for_each_teacher, prompt_of, require_used
 from xtok.errors import naming_template
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -273,9 +269,8 @@ class DistillationCollator:
     ) -> SampleRow:
         teacher = self.teachers[number]
         if prompt is not None:
-            while parts and not parts[0][1]:
-                parts = parts[1:]
-            parts = [(self._prompt_ids(number, prompt), False), *parts]
+            answers = dropwhile(lambda part: not part[1], parts)
+            parts = [(self._prompt_ids(number, prompt), False), *answers]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
         row = row_of(parts).after_bos(teacher.table)

@@ -278,14 +278,12 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     taken: list[tuple[Tensor, torch.dtype | None]] = []
 
     def scaled(output: Any, hidden: Tensor) -> Any:
+        if not _other_positions(hidden, few):
+            largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
+            probes = torch.tensor(PROBES, device=hidden.device)
+            factors = torch.where(probes > 0, probes / largest.clamp(min=1e-6), 1.0)
+            hidden = (hidden * factors[..., None]).to(hidden.dtype)
         taken.append((hidden, _autocast(hidden)))
-        if _other_positions(hidden, few):
-            return None
-        largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
-        probes = torch.tensor(PROBES, device=hidden.device)
-        factors = torch.where(probes > 0, probes / largest.clamp(min=1e-6), 1.0)
-        hidden = (hidden * factors[..., None]).to(hidden.dtype)
-        taken[-1] = hidden, _autocast(hidden)
         if isinstance(output, tuple):
             return (hidden, *output[1:])
         output.last_hidden_state = hidden

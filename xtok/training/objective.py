@@ -20,11 +20,9 @@ from xtok.training.losses.chunks import chunks_in
 from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy
-from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, LossName, loss_named, make_loss
-from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
 
 Loss = LossName | BatchLoss
@@ -76,9 +74,8 @@ class Objective:
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
         counts = [loss.count(batch, side) for loss, side in sides]
-        return torch.stack(
-            [num_targets, *(torch.as_tensor(n, device=num_targets.device) for n in counts)]
-        )
+        of_losses = torch.tensor(counts, dtype=torch.int64, device=num_targets.device)
+        return torch.cat([num_targets[None], of_losses])
 
     def terms(
         self,
@@ -215,9 +212,7 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
         )
 
 
-def _bound(
-    name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str
-) -> ProjectionModule | EventIndex | SpellingIndex | None:
+def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str) -> Any:
     kind = loss_named(name).map
     if kind is None or pair is None:
         return None
@@ -232,5 +227,4 @@ def _bound(
     if not isinstance(of_file, kind.of_file):
         return None
     bind_map(of_file, pair)
-    on_device: ProjectionModule | EventIndex | SpellingIndex = kind.on_device(any_map).to(device)
-    return on_device
+    return kind.on_device(any_map).to(device)

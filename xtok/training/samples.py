@@ -15,12 +15,7 @@ from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, json_types
 from xtok.conversation.files import ChatRecord, read_row, unread_notes
-from xtok.conversation.teacher_side import (
-    SideText,
-    for_each_teacher,
-    require_used,
-    teachers_chats,
-)
+from xtok.conversation.teacher_side import SideText, for_each_teacher, require_used, teachers_chats
 from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable

@@ -90,12 +90,3 @@ def block_length(like: Any, width: int, *, cached: bool = False) -> int:
 def work_dtype(*tensors: Any) -> torch.dtype:
     """Return float64 if any tensor is float64, else float32."""
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
-
-
-def require_first_order() -> None:
-    """Raise a `RuntimeError` in a `backward` with `create_graph=True`."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "this gradient cannot be differentiated again: remove create_graph=True, or apply "
-            "gradient penalties to a PyTorch loss"
-        )

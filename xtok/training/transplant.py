@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from xtok import __version__
@@ -41,9 +42,6 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenTable, TokenType
 from xtok.training.heads import evaluating
-
-if TYPE_CHECKING:
-    import torch
 
 Init = Literal["pieces", "mean"]
 """The rows of tokens that the model lacks: the mean of their pieces, or of all rows."""
@@ -95,8 +93,6 @@ class NewRows(NamedTuple):
 
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the rows that replace a tensor `[V_old, ...]`, some at a time, in its dtype."""
-        import torch
-
         dtype = torch.promote_types(old.dtype, torch.float32)
         some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 needs memory
         total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))
@@ -296,7 +292,6 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
 
     The second value is whether the model's head is its input-embedding layer.
     """
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -332,8 +327,6 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
 
 def _write_weights(plan: _Plan, folder: Path, progress: Progress) -> None:
     """Write the weights, one file after another: at most one old matrix is in memory."""
-    import torch
-
     (headers, replaced), names, total = plan, dict[str, str](), 0
     for path, tensors in headers.items():
         header, size = _new_header(tensors, replaced)
@@ -362,8 +355,8 @@ def _new_header(
     """Return a file's header after the replacement of some tensors, and the tensors' bytes."""
     header, size = dict[str, Any](), 0
     for name, about in tensors.items():
-        first, last = about["data_offsets"]
-        length, shape = last - first, about["shape"]
+        (first, last), shape = about["data_offsets"], about["shape"]
+        length = last - first
         if name in replaced:
             num_rows = len(replaced[name].mean_share)
             length, shape = length // shape[0] * num_rows, [num_rows, *shape[1:]]
@@ -478,8 +471,6 @@ def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> flo
 
     Each text follows the bos token, or the eos token if there is no bos token.
     """
-    import torch
-
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]
     with torch.no_grad(), evaluating([model]):

@@ -3,65 +3,33 @@
 Alignments hold the chunk ids of the *predicted* tokens: use `xtok.shift_to_predictions`.
 """
 
-from xtok.training.losses.alm import alm
-from xtok.training.losses.chunks import count_chunks
-from xtok.training.losses.combine import combine
-from xtok.training.losses.config import (
-    ALMConfig,
-    ChunkLossConfig,
-    CombineConfig,
-    CSDConfig,
-    GoldConfig,
-    PKLConfig,
-    SameTokenizerConfig,
-)
-from xtok.training.losses.cross_entropy import cross_entropy
-from xtok.training.losses.csd import csd
-from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
-from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
-from xtok.training.losses.logits import HiddenLogits
-from xtok.training.losses.p_kl import p_kl
-from xtok.training.losses.registry import (
-    LOSSES,
-    BatchLoss,
-    LossName,
-    count_targets,
-    loss_named,
-    make_loss,
-)
-from xtok.training.losses.same_tokenizer import same_tokenizer_kl
-from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.topk_kl import topk_kl
-
-__all__ = [
-    "LOSSES",
-    "ALMConfig",
-    "BatchLoss",
-    "CSDConfig",
-    "ChunkLossConfig",
-    "CombineConfig",
-    "EventIndex",
-    "ExactPairs",
-    "GoldConfig",
-    "HiddenLogits",
-    "LossName",
-    "PKLConfig",
-    "SameTokenizerConfig",
-    "SpellingIndex",
-    "alm",
-    "combine",
-    "count_chunks",
-    "count_targets",
-    "cross_entropy",
-    "csd",
-    "event_index",
-    "event_kl",
-    "exact_pairs",
-    "gold",
-    "loss_named",
-    "make_loss",
-    "p_kl",
-    "same_tokenizer_kl",
-    "spelling_index",
-    "topk_kl",
-]
+from xtok.training.losses.alm import alm as alm
+from xtok.training.losses.chunks import count_chunks as count_chunks
+from xtok.training.losses.combine import combine as combine
+from xtok.training.losses.config import ALMConfig as ALMConfig
+from xtok.training.losses.config import ChunkLossConfig as ChunkLossConfig
+from xtok.training.losses.config import CombineConfig as CombineConfig
+from xtok.training.losses.config import CSDConfig as CSDConfig
+from xtok.training.losses.config import GoldConfig as GoldConfig
+from xtok.training.losses.config import PKLConfig as PKLConfig
+from xtok.training.losses.config import SameTokenizerConfig as SameTokenizerConfig
+from xtok.training.losses.cross_entropy import cross_entropy as cross_entropy
+from xtok.training.losses.csd import csd as csd
+from xtok.training.losses.event_kl import EventIndex as EventIndex
+from xtok.training.losses.event_kl import event_index as event_index
+from xtok.training.losses.event_kl import event_kl as event_kl
+from xtok.training.losses.event_kl import same_tokenizer_kl as same_tokenizer_kl
+from xtok.training.losses.gold import ExactPairs as ExactPairs
+from xtok.training.losses.gold import exact_pairs as exact_pairs
+from xtok.training.losses.gold import gold as gold
+from xtok.training.losses.logits import HiddenLogits as HiddenLogits
+from xtok.training.losses.p_kl import p_kl as p_kl
+from xtok.training.losses.registry import LOSSES as LOSSES
+from xtok.training.losses.registry import BatchLoss as BatchLoss
+from xtok.training.losses.registry import LossName as LossName
+from xtok.training.losses.registry import count_targets as count_targets
+from xtok.training.losses.registry import loss_named as loss_named
+from xtok.training.losses.registry import make_loss as make_loss
+from xtok.training.losses.spelling_index import SpellingIndex as SpellingIndex
+from xtok.training.losses.spelling_index import spelling_index as spelling_index
+from xtok.training.losses.topk_kl import topk_kl as topk_kl

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from xtok.predictions.checked import exceeds
-from xtok.training.losses.chunk_tokens import Targets, check_targets
-from xtok.training.losses.config import ALMConfig
-from xtok.training.losses.in_chunks import (
+from xtok.training.losses.chunks import (
     Chunked,
     ChunkedLogits,
+    Targets,
+    check_targets,
     chunk_loss,
     chunk_part,
     picked,
     to_logits,
 )
+from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 

@@ -1,8 +1,11 @@
-"""Chunks on tensors: numbered through a batch."""
+"""Chunks on tensors: numbered through a batch, their tokens, and comparisons chunk by chunk.
+
+In a comparison, each block of positions contains whole chunks of both sides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from os import PathLike
@@ -12,8 +15,11 @@ import torch
 from torch import Tensor
 
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.training.losses.logits import Logits
-from xtok.training.sparse import check_width, places_of
+from xtok.tokenizers.sides import SIDES
+from xtok.training.losses.config import ChunkLossConfig
+from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, as_logits
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass
+from xtok.training.sparse import check_width, places_of, ranges, work_dtype
 
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, to match the values of NeMo-RL."""
@@ -99,7 +105,7 @@ def number_chunks(
             raise ValueError(f"sample_mask is {list(mask.shape)}, expected [{len(valid)}]")
         valid &= (mask != 0)[:, None]
     sides, sizes = [], []
-    for side in ("student", "teacher"):
+    for side in SIDES:
         ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
         if ids.ndim != 2 or len(ids) != len(valid):
             raise ValueError(f"{side}_chunk_id is {list(ids.shape)}, expected [{len(valid)}, T]")
@@ -120,24 +126,6 @@ def number_chunks(
     return Chunks(student, teacher, of_student, of_teacher, total, (positions[0], positions[1]))
 
 
-def require_fit(chunks: Chunks, both: tuple[Logits, Logits], widths: tuple[int, int]) -> None:
-    """Check that the logits fit the chunks.
-
-    Raises:
-        XtokError: if logits are narrower than `widths`.
-        ValueError: if their batch or length does not fit.
-    """
-    for side, logits, width, numbers in zip(
-        ("student", "teacher"), both, widths, chunks[:2], strict=True
-    ):
-        check_width(side, logits.shape[-1], width)
-        if logits.ndim != 3 or numbers.shape != logits.shape[:2]:
-            raise ValueError(
-                f"{side}_chunk_id is {list(numbers.shape)}, but the {side}'s logits are "
-                f"{list(logits.shape)}, [B, T, V]"
-            )
-
-
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
     if not ids.numel():
         return
@@ -153,8 +141,197 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
             )
 
 
-def top_columns(largest: Tensor, top_k: int | None) -> Tensor:
-    """Return the ids of the k columns with the largest logits, rising, int64 `[k]`."""
-    if top_k is None or top_k >= len(largest):
-        return torch.arange(len(largest), device=largest.device)
-    return largest.topk(top_k).indices.sort().values
+Targets = tuple[Tensor, Tensor]
+"""The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
+
+
+class ChunkTokens(NamedTuple):
+    """The n tokens of one side that are in chunks, ordered by chunk; int64 tensors."""
+
+    positions: Tensor  # [n], the positions that predict them: row · T + place
+    chunk: Tensor  # [n], the number of the chunk, rising
+    ids: Tensor  # [n]
+    starts: Tensor  # [N], the place of each chunk's first token
+    sizes: Tensor  # [N], at least 1
+
+    def last(self, chunks: Tensor) -> Tensor:
+        """Return the places of the last tokens of some chunks."""
+        return self.starts[chunks] + self.sizes[chunks] - 1
+
+    def only(self, chunks: Tensor, total: int) -> ChunkTokens:
+        """Return the `total` tokens of some chunks, given in rising order."""
+        sizes = self.sizes[chunks]
+        number, places = ranges(self.starts[chunks], sizes, total)
+        starts = sizes.cumsum(0) - sizes
+        return ChunkTokens(self.positions[places], number, self.ids[places], starts, sizes)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Return the means of values `[n, k]` over each chunk, `[N, k]`."""
+        sums = values.new_zeros(len(self.sizes), values.shape[1])
+        sums.index_add_(0, self.chunk, values)
+        return sums.div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
+
+    def to_values(self, to_means: Tensor) -> Tensor:
+        """Return the gradient to values, `[n, k]`, from the gradient to their means, `[N, k]`."""
+        return (to_means / (self.sizes.to(to_means.dtype)[:, None] + EPSILON))[self.chunk]
+
+
+def tokens_in(
+    side: str, numbers: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
+) -> ChunkTokens:
+    """Return the `count` tokens of one side that are in chunks.
+
+    `numbers`, `[B, T]`, is the chunk of each position; N outside chunks. Ids are checked on a CPU.
+    Elsewhere, an invalid id becomes −1, and its log-probability NaN.
+
+    Raises:
+        ValueError: if the targets' shape does not fit, or a target is not an id.
+    """
+    if targets is not None and targets.shape != numbers.shape:
+        raise ValueError(
+            f"the {side}'s targets have shape {list(targets.shape)}, expected "
+            f"{list(numbers.shape)}, [B, T]"
+        )
+    flat, starts = numbers.flatten(), sizes.cumsum(0) - sizes
+    positions = flat.argsort(stable=True)[:count]
+    chunk = flat[positions]
+    if targets is None:
+        return ChunkTokens(positions, chunk, torch.zeros_like(chunk), starts, sizes)
+    ids = targets.flatten()[positions].long()
+    wrong = (ids < 0) | (ids >= width)
+    if ids.device.type == "cpu":
+        check_ids(side, ids, wrong, width)
+    return ChunkTokens(positions, chunk, ids.masked_fill(wrong, -1), starts, sizes)
+
+
+def both_tokens(
+    chunks: Chunks, targets: Sequence[Tensor | None] = (None, None), widths: Sequence[int] = (0, 0)
+) -> tuple[ChunkTokens, ChunkTokens]:
+    """Return both sides' tokens in chunks."""
+    columns = zip(SIDES, chunks[:2], chunks[2:4], chunks.positions, targets, widths, strict=True)
+    ours, theirs = (tokens_in(*column) for column in columns)
+    return ours, theirs
+
+
+def check_targets(both: Sequence[ChunkTokens], widths: Sequence[int]) -> None:
+    """Raise a `ValueError` for the first invalid id of either side."""
+    for side, tokens, width in zip(SIDES, both, widths, strict=True):
+        check_ids(side, tokens.ids, tokens.ids < 0, width)
+
+
+def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:
+    """Raise a `ValueError` that names the first invalid id."""
+    if bool(wrong.any()):
+        raise ValueError(
+            f"the {side}'s targets in a chunk contain {int(ids[wrong][0])}, expected 0..{width - 1}"
+        )
+
+
+class ChunkedLogits(NamedTuple):
+    """Both models' logits, and the chunks to compare."""
+
+    student: Logits
+    teacher: Any  # `Logits`; None for stored log-probabilities
+    chunks: Chunks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the comparisons."""
+        return work_dtype(self.student, self.teacher)
+
+    def tokens(
+        self, widths: tuple[int, int], targets: Sequence[Tensor | None] = (None, None)
+    ) -> tuple[ChunkTokens, ChunkTokens]:
+        """Return both sides' tokens in the chunks.
+
+        Raises:
+            XtokError: if logits are narrower than `widths`.
+            ValueError: if their batch or length does not fit the chunks.
+        """
+        sides = zip(SIDES, self[:2], widths, self.chunks[:2], strict=True)
+        for side, logits, width, numbers in sides:
+            check_width(side, logits.shape[-1], width)
+            if logits.ndim != 3 or numbers.shape != logits.shape[:2]:
+                raise ValueError(
+                    f"{side}_chunk_id is {list(numbers.shape)}, but the {side}'s logits are "
+                    f"{list(logits.shape)}, [B, T, V]"
+                )
+        return both_tokens(self.chunks, targets, widths)
+
+
+def chunked(student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks) -> ChunkedLogits:
+    """Wrap both models' logits; the teacher's are None if stored."""
+    teacher = None if teacher_logits is None else as_logits(teacher_logits)
+    return ChunkedLogits(as_logits(student_logits), teacher, chunks)
+
+
+def chunk_loss(
+    plan: Callable[..., Plan],
+    logits: tuple[AnyLogits, Any],
+    alignment: Any,
+    config: ChunkLossConfig,
+    sample_mask: Tensor | None,
+) -> Tensor:
+    """Return the loss of a plan over the chunks of a shifted alignment."""
+    chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
+    return one_pass(logits[0], [plan(chunked(*logits, chunks), config=config)])[0]
+
+
+class Chunked(NamedTuple):
+    """The chunks of a block; the student's tokens are the block's rows."""
+
+    chunks: slice  # c of all
+    ours: ChunkTokens  # numbered in the block, as are the teacher's
+    theirs: ChunkTokens
+    teacher_logits: Tensor  # [n, V] at their tokens; [0] for stored log-probabilities
+    others: Sequence[slice]  # the ranges of `others` in these chunks
+
+
+CompareChunks: TypeAlias = Callable[[LogitBlock, Chunked], tuple[Tensor, Tensor]]
+TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of some tokens: rows of a block, ids, log-probabilities, and the gradient to these."""
+
+
+def chunk_part(
+    ours: ChunkTokens,
+    theirs: ChunkTokens,
+    compare: CompareChunks,
+    teacher: Logits | None,
+    width: int,
+    others: Sequence[Tensor] = (),
+) -> Part:
+    """Return a part that compares N chunks; `others`, rising, are the chunks of further entries."""
+
+    def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
+        chunks, teacher, *more = rows.entries
+        sides = _in_block(ours, chunks, rows.numbers), _in_block(theirs, chunks, teacher)
+        return compare(block, Chunked(chunks, *sides, rows.teacher_logits, more))
+
+    places = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
+    size = width * len(theirs.chunk) // max(1, len(ours.chunk)) + 1
+    read = None if teacher is None else Read(teacher, theirs.positions, of_place=1)
+    return Part(ours.positions, of_rows, read, size, places, ours.chunk)
+
+
+def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> ChunkTokens:
+    number, sizes = tokens.chunk[which] - chunks.start, tokens.sizes[chunks]
+    starts = sizes.cumsum(0) - sizes
+    return ChunkTokens(tokens.positions[which], number, tokens.ids[which], starts, sizes)
+
+
+def picked(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return log-probabilities of tokens, `[e]`; NaN for the id −1."""
+    return log_p[rows, ids].masked_fill_(ids < 0, torch.nan)
+
+
+def to_logits(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
+    """Return the gradient to logits, `[m, V]`, from that to log-probabilities of some tokens.
+
+    Logits of −∞ get no gradient.
+    """
+    back, sums = torch.zeros_like(p), p.new_zeros(len(p))
+    for rows, ids, logprobs, gradient in tokens:
+        unmasked = gradient.masked_fill(logprobs == FLOOR, 0)
+        back.index_put_((rows, ids), unmasked, accumulate=True)
+        sums.index_add_(0, rows, unmasked)
+    return back.addcmul_(p, sums[:, None], value=-1)

@@ -93,6 +93,5 @@ class CombineConfig(Config):
     distillation_weight: float = option(1.0, "Weight of the distillation losses.", min=0)
     cross_entropy_weight: float = option(1.0, "Weight of the student's cross-entropy.", min=0)
     dynamic_scaling: bool = option(
-        False,
-        "Ignore the weights; scale the distillation loss to the size of the cross-entropy.",
+        False, "Ignore the weights; scale the distillation loss to the size of the cross-entropy."
     )

@@ -10,18 +10,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, both_tokens, check_targets
-from xtok.training.losses.chunks import Chunks, require_type
-from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.in_chunks import (
+from xtok.training.losses.chunks import (
     Chunked,
     ChunkedLogits,
+    Chunks,
+    ChunkTokens,
+    Targets,
     TokenGradients,
+    both_tokens,
+    check_targets,
     chunk_loss,
     chunk_part,
     picked,
+    require_type,
     to_logits,
 )
+from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
@@ -84,10 +88,7 @@ def plan_csd(
         return Plan((), 0, both.dtype)
     events = index.events(*tokens)
     step = _Shared(both, index, config, tokens)
-    parts = [
-        step.part(events.singles),
-        _completed_part(both, index.widths, config, tokens, events),
-    ]
+    parts = [step.part(events.singles), _completed_part(both, index.widths, config, tokens, events)]
     if weight := config.alpha * config.beta:
         parts.append(step.part(events.others, step.excluded(events), weight))
     explain = partial(check_targets, tokens, index.widths)
@@ -182,8 +183,6 @@ def _completed_part(
     ours, theirs = (
         side.only(events.others, size) for side, size in zip(tokens, events.sizes, strict=True)
     )
-    is_one = (ours.sizes == 1) & (theirs.sizes == 1)
-    weights = torch.where(is_one, 1.0, config.beta).to(both.dtype)
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(widths[0], config.temperature)
@@ -199,7 +198,7 @@ def _completed_part(
             rests = [(1 - mass).clamp(min=LEAST).log() for mass in masses]
             of_rest, _ = _divergence(rests[0], rests[1], config)
             of_each, _ = _divergence(student, teacher, config)
-            lost = of_rest.index_add(0, place, of_each).dot(weights[inside.chunks])
+            lost = config.beta * (of_rest.sum() + of_each.sum())
             (to_each,) = torch.autograd.grad(lost, student)
         p = block.probabilities(widths[0], config.temperature)
         return lost.detach(), to_logits(p, of_tokens(to_each))

@@ -1,4 +1,4 @@
-"""Event KL: both models' next-token distributions, summed by event, at the start of chunks."""
+"""KL between next-token distributions: summed by event at the start of chunks, or by equal ids."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.events import EventMap
-from xtok.training.losses.chunks import require_type, top_columns
-from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.losses.in_chunks import ChunkedLogits, chunk_loss
-from xtok.training.losses.logits import AnyLogits, Logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows
+from xtok.training.losses.chunks import ChunkedLogits, chunk_loss, require_type
+from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
+from xtok.training.losses.logits import AnyLogits, Logits, as_logits, log_probabilities, top_columns
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass
 from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
@@ -106,6 +105,40 @@ def event_kl(
     return chunk_loss(plan, both, alignment, config or ChunkLossConfig(), sample_mask)
 
 
+def same_tokenizer_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    mask: Tensor,
+    config: SameTokenizerConfig | None = None,
+) -> Tensor:
+    """Return the KL to a teacher with the same tokenizer, position by position.
+
+    K are the `top_k` tokens with the largest maximum teacher logit in the microbatch, as in
+    NeMo-RL; both softmaxes are restricted to K (Hinton et al., arXiv 1503.02531):
+
+        loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
+
+    Both sides, `[B, T, V]`, must have the same ids and padding; columns beyond the narrower side
+    are ignored. `mask`, `[B, T]`, is 0 for padding and the last token. (`make_loss` compares
+    aligned tokens instead, so padding, truncation and rendering may differ.)
+
+    Returns:
+        A scalar; 0 with zero gradients if no position counts.
+
+    Raises:
+        ValueError: if shapes do not fit, or logits are NaN or +∞.
+    """
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    if not student.shape[:-1] == teacher.shape[:-1] == mask.shape:
+        raise ValueError(
+            f"the student's logits {list(student.shape)}, the teacher's {list(teacher.shape)} and "
+            f"the mask {list(mask.shape)} must agree in [B, T]"
+        )
+    [positions] = (mask.flatten() != 0).nonzero(as_tuple=True)
+    plan = plan_kl(student, teacher, (positions, positions), config or SameTokenizerConfig())
+    return one_pass(student_logits, [plan])[0]
+
+
 def plan_event_kl(both: ChunkedLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
     """Plan `event_kl` for one pass; without an index, compare equal ids."""
     ours, theirs = both.tokens((0, 0) if index is None else index.widths)
@@ -128,7 +161,7 @@ def plan_kl(
     columns, compared = None, teacher
     top_k = getattr(config, "top_k", None)
     if top_k is not None and top_k < teacher_width and count:
-        columns = top_columns(teacher.largest()[:teacher_width], top_k)
+        columns = top_columns(teacher, teacher_width, top_k)
         compared = teacher.only(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -10,16 +10,8 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import require_type
+from xtok.training.losses.chunks import Chunked, ChunkedLogits, chunk_loss, chunk_part, require_type
 from xtok.training.losses.config import GoldConfig
-from xtok.training.losses.in_chunks import (
-    Chunked,
-    ChunkedLogits,
-    chunk_loss,
-    chunk_part,
-    mean_over,
-    to_values,
-)
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 from xtok.training.rows import to_device
@@ -108,12 +100,12 @@ def plan_gold(both: ChunkedLogits, pairs: ExactPairs, config: GoldConfig) -> Pla
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
         log_q = log_probabilities(inside.teacher_logits[:, :teacher_width], config.temperature)
-        log_r = mean_over(inside.theirs, log_q)
+        log_r = inside.theirs.means(log_q)
         with torch.enable_grad():
-            log_s = mean_over(inside.ours, log_p).requires_grad_()
+            log_s = inside.ours.means(log_p).requires_grad_()
             lost = _divergence(log_s, log_r, pairs, config)
             (to_means,) = torch.autograd.grad(lost, log_s)
-        back = to_values(inside.ours, to_means)
+        back = inside.ours.to_values(to_means)
         p = block.probabilities(width, config.temperature)
         return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
 

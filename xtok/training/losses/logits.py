@@ -253,6 +253,11 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
 
 
+def top_columns(logits: Logits, width: int, top_k: int) -> Tensor:
+    """Return the k of the first `width` tokens with the largest logits, rising, int64 `[k]`."""
+    return logits.largest()[:width].topk(top_k).indices.sort().values
+
+
 def rows_and_places(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows and places of positions in a batch `[B, T, …]`."""
     return positions // like.shape[1], positions % like.shape[1]

@@ -21,7 +21,7 @@ from xtok.training.losses.logits import (
     as_logits,
     log_probabilities,
 )
-from xtok.training.sparse import block_length, require_first_order, work_dtype
+from xtok.training.sparse import block_length, work_dtype
 
 
 class LogitBlock:
@@ -133,13 +133,14 @@ def one_pass(
         for tensor, gradient in plan.learned:
             inputs.append(tensor)
             gradients.append(gradient.mul_(weight * plan.scale))
-    return with_gradient(inputs, total.to(dtype), gradients), [x.to(dtype) for x in losses]
+    loss: Tensor = total.to(dtype)
+    if any(gradient is not None for gradient in gradients):
+        loss = _WithGradient.apply(loss, gradients, *inputs)  # type: ignore[no-untyped-call]
+    return loss, [x.to(dtype) for x in losses]
 
 
-class _Term(NamedTuple):
-    part: Part
-    factor: Tensor | float
-    total: Tensor
+_Term: TypeAlias = tuple[Part, Tensor | float, Tensor]
+"""A part of a plan, the factor of its gradient, and the sum of its plan's losses."""
 
 
 def _compare(
@@ -151,13 +152,13 @@ def _compare(
 ) -> list[Tensor]:
     """Return the sum of each plan's losses; add their gradients to `to`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
-    terms = [
-        _Term(part, weight * (plan.scale / plan.temperature), total)
+    terms: list[_Term] = [
+        (part, weight * (plan.scale / plan.temperature), total)
         for plan, weight, total in zip(plans, weights, sums, strict=True)
         for part in plan.parts
         if len(part.positions)
     ]
-    parts = [term.part for term in terms]
+    parts = [part for part, _, _ in terms]
     has_gradient = any(x is not None for x in to)
     for positions, blocks in _blocks(logits, parts):
         made, back = logits.at(positions, dtype), None
@@ -319,17 +320,9 @@ def _slices(
             yield [*islice(rest, 2 + 2 * len(part.places))]
 
 
-def with_gradient(
-    inputs: Sequence[Tensor | None], loss: Tensor, gradients: Sequence[Tensor | None]
-) -> Tensor:
-    """Return a loss with known gradients to some inputs."""
-    if all(gradient is None for gradient in gradients):
-        return loss
-    connected: Tensor = _WithGradient.apply(loss, gradients, *inputs)  # type: ignore[no-untyped-call]
-    return connected
-
-
 class _WithGradient(torch.autograd.Function):
+    """Connects a loss with inputs through known gradients; None for inputs without one."""
+
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:
         ctx.gradients = gradients
@@ -338,7 +331,11 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        require_first_order()
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "this gradient cannot be differentiated again: remove create_graph=True, or apply "
+                "gradient penalties to a PyTorch loss"
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("backward can run only once per loss; compute the loss again")

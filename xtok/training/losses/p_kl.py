@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunks import EPSILON, require_type, top_columns
-from xtok.training.losses.config import PKLConfig
-from xtok.training.losses.in_chunks import (
+from xtok.training.losses.chunks import (
+    EPSILON,
     Chunked,
     ChunkedLogits,
     chunk_loss,
     chunk_part,
-    mean_over,
-    to_values,
+    require_type,
 )
-from xtok.training.losses.logits import AnyLogits, log_probabilities
+from xtok.training.losses.config import PKLConfig
+from xtok.training.losses.logits import AnyLogits, log_probabilities, top_columns
 from xtok.training.losses.one_pass import LogitBlock, Plan
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import project, restrict
@@ -57,7 +56,7 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
     ours, theirs = both.tokens(module.shape)
     columns = torch.arange(teacher_width)
     if config.top_k is not None and config.top_k < teacher_width:
-        columns = top_columns(compared.largest()[:teacher_width], config.top_k)
+        columns = top_columns(compared, teacher_width, config.top_k)
         compared = compared.only(columns)
     entries = restrict(module.student_ids, module.offsets, columns.to(both.student.device))
     weights = module.entry_weights()[entries.picked]
@@ -68,16 +67,16 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
         p = block.probabilities(width, temperature)
         used = p.index_select(1, entries.used)
         logits = inside.teacher_logits[:, : len(columns)]
-        log_r = mean_over(inside.theirs, log_probabilities(logits, temperature))
+        log_r = inside.theirs.means(log_probabilities(logits, temperature))
         with torch.enable_grad():
-            means = mean_over(inside.ours, used).requires_grad_()
+            means = inside.ours.means(used).requires_grad_()
             projected = project(means, entries.rows, entries.starts, of_entries)
             lost = _divergence(projected, log_r, reverse=config.reverse_kl)
             inputs = [means] if to_weights is None else [means, of_entries]
             to_means, *to_entries = torch.autograd.grad(lost, inputs)
         if to_weights is not None:
             to_weights.add_(to_entries[0])
-        back = to_values(inside.ours, to_means).mul_(used)
+        back = inside.ours.to_values(to_means).mul_(used)
         mean = back.sum(1, keepdim=True)
         return lost.detach(), (p * -mean).index_add_(1, entries.used, back)
 

@@ -19,7 +19,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import Chunks, chunks_in, count_chunks
+from xtok.training.losses.chunks import Chunks, chunked, chunks_in, count_chunks
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -31,7 +31,6 @@ from xtok.training.losses.config import (
 from xtok.training.losses.csd import count_completed, plan_csd
 from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, plan_gold
-from xtok.training.losses.in_chunks import chunked
 from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.losses.p_kl import plan_p_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
@@ -39,9 +38,7 @@ from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import work_dtype
 
-LossName = Literal[
-    "p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"
-]  # fmt: skip
+LossName = Literal["p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"]
 Batch = Mapping[str, Any]
 
 

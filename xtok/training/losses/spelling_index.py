@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.chunk_tokens import ChunkTokens
+from xtok.training.losses.chunks import ChunkTokens
 from xtok.training.rows import to_device
 from xtok.training.sparse import places_of, ranges
 

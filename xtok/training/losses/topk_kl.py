@@ -100,8 +100,7 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         return lost.masked_fill(is_wrong.any(), torch.nan), back
 
     def explain() -> None:
-        for numbers in torch.arange(len(tokens), device=tokens.device).split(1024):
-            _check_candidates(stored_at(numbers), width)
+        _check_candidates(stored_at(torch.arange(len(tokens), device=tokens.device)), width)
 
     return Plan([Part(tokens - 1, compare)], len(tokens), dtype, explain=explain)
 

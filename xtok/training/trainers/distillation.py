@@ -338,16 +338,6 @@ def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
         raise ValueError("compute_loss_func is not supported: use loss=")
 
 
-def on_device(teacher: Any, device: torch.device) -> Any:
-    """Move a teacher to a device, unless `device_map` has placed it on several.
-
-    Accelerate's `prepare_model` would treat it as the trained model.
-    """
-    if not hasattr(teacher, "hf_device_map") and next(teacher.parameters()).device != device:
-        teacher.to(device)
-    return teacher
-
-
 def _require_supported(args: Any, accelerator: Any) -> None:
     """Raise an `XtokError` for setups that cut batches, since these are not only tensors."""
     if args.n_gpu > 1:

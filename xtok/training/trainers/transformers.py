@@ -14,7 +14,7 @@ from xtok.training.collator import DistillationCollator, first_rows, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import AnyMap, Loss, make_objective
 from xtok.training.topk_collator import TopKCollator
-from xtok.training.trainers.distillation import DistillationMixin, on_device, require_own_loss
+from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
 
 
 class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
@@ -107,4 +107,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         if isinstance(teacher, str | PathLike):
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
             teacher = AutoModelForCausalLM.from_pretrained(teacher, dtype=dtype)
-        return on_device(teacher, self.accelerator.device)
+        device = self.accelerator.device
+        is_placed = hasattr(teacher, "hf_device_map")  # by `device_map`, on several devices
+        if not is_placed and next(teacher.parameters()).device != device:
+            teacher.to(device)  # Accelerate's `prepare_model` would treat it as the trained model
+        return teacher

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             config=_options(loss, args.uld_student_temperature),
             device=self.accelerator.device,
         )
-        self.data_collator: Any = _WithTeacherSide(self.data_collator)
+        self.data_collator: Any = partial(_with_teacher_side, self.data_collator)
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -163,13 +164,9 @@ _TEACHER_SIDE = "xtok_teacher_side"
 _NAMES = ("teacher_messages", "teacher_prompt")
 
 
-class _WithTeacherSide:
-    def __init__(self, collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> None:
-        self.collate = collate
-
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        sides = [_teacher_side(example, f"row {n}") for n, example in enumerate(examples)]
-        return {**self.collate(examples), _TEACHER_SIDE: sides}
+def _with_teacher_side(collate: Any, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    sides = [_teacher_side(example, f"row {n}") for n, example in enumerate(examples)]
+    return {**collate(examples), _TEACHER_SIDE: sides}
 
 
 def _teacher_side(example: Mapping[str, Any], place: str) -> dict[str, Any]:
