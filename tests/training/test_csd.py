@@ -153,7 +153,7 @@ def test_the_lowest_id_of_several_is_the_event() -> None:
     index = spelling_index(spellings(*both))
     assert index.student_partner.tolist() == [1, -1, -1, -1, -1]
     assert index.teacher_partner.tolist() == [-1, 0, -1]
-    node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]))
+    node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), 1)
     counts = index.of_student.counts(node)
     place, tokens, pieces = index.of_student.first_of(node, counts, int(counts.sum()))
     assert (place.tolist(), tokens.tolist(), pieces.tolist()) == ([0, 0], [2, 4], [1, 0])

@@ -30,11 +30,12 @@ from xtok.training.losses import (
     combine,
     exact_pairs,
     gold,
+    make_loss,
     p_kl,
     same_tokenizer_kl,
 )
-from xtok.training.losses.combine import teacher_weights
 from xtok.training.module import ProjectionModule
+from xtok.training.objective import Objective
 
 ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]
 COLUMNS = [[0, 1, 1, -1, 2], [0, 0, 1, 2, -1]]
@@ -430,11 +431,12 @@ def test_same_tokenizer_kl() -> None:
 
 
 def test_weights_of_several_teachers() -> None:
-    assert teacher_weights(None, 2) == [1.0, 1.0]
-    assert teacher_weights([0.5, 0], 2) == [0.5, 0]
+    both = [make_loss("alm")] * 2
+    assert Objective(losses=both).weights == [1.0, 1.0]
+    assert Objective(losses=both, teacher_weights=[0.5, 0]).weights == [0.5, 0]
     for weights in ([1.0], [1.0, -1.0], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="expected 2 numbers of at least 0"):
-            teacher_weights(weights, 2)
+            Objective(losses=both, teacher_weights=weights)
 
 
 def test_combining_with_cross_entropy() -> None:

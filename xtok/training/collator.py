@@ -247,7 +247,10 @@ class DistillationCollator:
     ) -> dict[str, Any]:
         self._warn_of_cuts(self.teachers[number], rows)
         side = _pad(rows, self.teachers[number], self.max_length)
-        side["alignment"] = alignment = _alignment_of_batch(alignments, batch, side)
+        kept = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side))
+        arrays = vars(FlatAlignment.joined(alignments).padded(*kept))
+        alignment = PaddedAlignment(**{n: torch.from_numpy(x) for n, x in arrays.items()})
+        side["alignment"] = alignment
         has_targets = bool((batch["labels"] != IGNORED).any())
         if has_targets and not bool(alignment.pair_valid.any()):
             name = self.teachers[number].vocabulary.model_id
@@ -401,11 +404,3 @@ def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> di
         "attention_mask": stack([np.ones(len(places), np.int64) for _, places in kept], 0),
         "labels": stack(labels, IGNORED),
     }
-
-
-def _alignment_of_batch(
-    alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> PaddedAlignment:
-    kept = (side["attention_mask"].cpu().numpy() != 0 for side in (ours, theirs))
-    arrays = vars(FlatAlignment.joined(alignments).padded(*kept))
-    return PaddedAlignment(**{name: torch.from_numpy(array) for name, array in arrays.items()})

@@ -89,12 +89,13 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     Raises:
         XtokError: if the model adds positions, as in prompt tuning.
     """
-    ids, mask = side["input_ids"], side["attention_mask"]
+    options |= {name: side[name] for name in ("input_ids", "attention_mask")}
+    options["use_cache"] = False
     taken: list[tuple[Tensor, torch.dtype | None]] = []
     if "position_ids" in side and takes(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
     if head is None:
-        outputs = model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+        outputs = model(**options)
     else:
         # Call the wrapper and return hidden states as outputs: DDP and FSDP reduce only gradients
         # of their outputs.
@@ -108,12 +109,10 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
             hooks.enter_context(_hook(head.decoder, lambda _, x: taken.append((x, _autocast(x)))))
             for module in {inner, _base(inner)}:  # PEFT calls only the base's forward
                 hooks.enter_context(_hook(module, add_hidden, first=True))
-            outputs = model(
-                input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **options
-            )
+            outputs = model(**options, logits_to_keep=1)
         [(_, autocast)] = taken
         outputs.logits = head.logits(outputs.hidden_states[0], autocast)
-    if problem := _other_positions(outputs.logits, ids):
+    if problem := _other_positions(outputs.logits, side["input_ids"]):
         raise XtokError(f"{_name(model)} has {problem}", hint=SOFT_PROMPT_HINT)
     return outputs
 

@@ -49,8 +49,7 @@ class ProjectionModule(nn.Module):
         self, projection: ProjectionMap | str | PathLike[str], *, learnable: bool = False
     ) -> None:
         super().__init__()
-        if not isinstance(projection, ProjectionMap):
-            projection = ProjectionMap.load(projection)
+        projection = ProjectionMap.of(projection)
         projection.check()
         projection.require_widths()
         self.map = projection
@@ -123,9 +122,9 @@ class ProjectionModule(nn.Module):
         if self.logits is None:
             return self.map
         with torch.no_grad():
-            weights = self.entry_weights().cpu().numpy()
-        edges = Edges(self.student_ids.cpu().numpy(), self.teacher_ids.cpu().numpy(), weights)
-        is_slot = self.is_slot.cpu().numpy()
+            weights = self.entry_weights().float().cpu().numpy()
+        ids = (x.cpu().numpy().astype(np.int32) for x in (self.student_ids, self.teacher_ids))
+        edges, is_slot = Edges(*ids, weights), self.is_slot.cpu().numpy()
         changed = ~np.isclose(weights, self.weights.cpu().numpy(), rtol=1e-5, atol=1e-7)
         kind, scale_slot = self.map.row_kind.copy(), self.map.scale_slot
         kind[edges.student_ids[changed]] = RowKind.MIXED
@@ -135,15 +134,8 @@ class ProjectionModule(nn.Module):
             scale_slot[edges.student_ids[is_slot & ~keep]] = 0
         edges, is_slot = edges.take(keep), is_slot[keep]
         edges = edges.take(map_order(edges, is_slot))
-        return replace(
-            self.map.after("learn", {}),
-            student_ids=edges.student_ids.astype(np.int32),
-            teacher_ids=edges.teacher_ids.astype(np.int32),
-            weights=edges.weights.astype(np.float32),
-            row_kind=kind,
-            scale_slot=scale_slot,
-            reports=(),
-        )
+        learned = self.map.after("learn", {})
+        return replace(learned, **edges._asdict(), row_kind=kind, scale_slot=scale_slot, reports=())
 
     def extra_repr(self) -> str:
         """Describe the module for `print`."""

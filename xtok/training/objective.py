@@ -17,9 +17,8 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import chunks_in
-from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.cross_entropy import plan_cross_entropy
+from xtok.training.losses.cross_entropy import plan_cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, LossName, loss_named, make_loss
@@ -48,14 +47,28 @@ class Objective:
     combine: CombineConfig = field(default_factory=CombineConfig)
 
     def __post_init__(self) -> None:
-        distils = self.combine.distillation_weight and any(
-            teacher_weights(self.teacher_weights, len(self.losses))
-        )
+        distils = self.combine.distillation_weight and any(self.weights)
         if not (distils or self.combine.cross_entropy_weight or self.combine.dynamic_scaling):
             raise XtokError(
                 "the weights of distillation and cross-entropy are both 0, so nothing is trained",
                 hint="set cross_entropy_weight above 0, or distillation_weight with a teacher",
             )
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each teacher's loss.
+
+        Raises:
+            ValueError: if their number is wrong, or one is below 0.
+        """
+        count = len(self.losses)
+        weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
+        if len(weights) != count or not all(weight >= 0 for weight in weights):
+            raise ValueError(
+                f"the weights are {weights}, expected {count} numbers of at least 0, one per "
+                "teacher"
+            )
+        return weights
 
     @property
     def takes_hidden(self) -> list[bool]:
@@ -126,8 +139,7 @@ class Objective:
         """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
         of_distillation, of_cross_entropy = weights
         plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
-        of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        of_plans = [share * w for share, w in zip(shares[1:], of_teachers, strict=True)]
+        of_plans = [share * w for share, w in zip(shares[1:], self.weights, strict=True)]
         factors = [share * of_distillation for share in of_plans]
         zero = torch.zeros_like(shares[0])
         if of_cross_entropy:
@@ -222,7 +234,7 @@ def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )
-    any_map = kind.loaded(any_map)
+    any_map = kind.of_file.of(any_map)
     of_file = any_map.map if isinstance(any_map, ProjectionModule) else any_map
     if not isinstance(of_file, kind.of_file):
         return None

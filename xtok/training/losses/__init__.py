@@ -5,7 +5,6 @@ Alignments hold the chunk ids of the *predicted* tokens: use `xtok.shift_to_pred
 
 from xtok.training.losses.alm import alm as alm
 from xtok.training.losses.chunks import count_chunks as count_chunks
-from xtok.training.losses.combine import combine as combine
 from xtok.training.losses.config import ALMConfig as ALMConfig
 from xtok.training.losses.config import ChunkLossConfig as ChunkLossConfig
 from xtok.training.losses.config import CombineConfig as CombineConfig
@@ -13,6 +12,7 @@ from xtok.training.losses.config import CSDConfig as CSDConfig
 from xtok.training.losses.config import GoldConfig as GoldConfig
 from xtok.training.losses.config import PKLConfig as PKLConfig
 from xtok.training.losses.config import SameTokenizerConfig as SameTokenizerConfig
+from xtok.training.losses.cross_entropy import combine as combine
 from xtok.training.losses.cross_entropy import cross_entropy as cross_entropy
 from xtok.training.losses.csd import csd as csd
 from xtok.training.losses.event_kl import EventIndex as EventIndex

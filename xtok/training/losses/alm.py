@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -56,38 +55,36 @@ def alm(
         ValueError: as in `event_kl`; also if a target in a chunk is not an id, or a log-probability
             is missing or above 0.
     """
-    plan = partial(plan_alm, targets=targets, teacher_logprobs=teacher_logprobs)
-    both = student_logits, teacher_logits
-    return chunk_loss(plan, both, alignment, config or ALMConfig(), sample_mask)
+    return chunk_loss(
+        plan_alm, (student_logits, teacher_logits), alignment, config or ALMConfig(), sample_mask,
+        targets=targets, teacher_logprobs=teacher_logprobs,
+    )  # fmt: skip
 
 
-def plan_alm(
-    both: ChunkedLogits, config: ALMConfig, targets: Targets, teacher_logprobs: Any = None
-) -> Plan:
+def plan_alm(both: ChunkedLogits, config: ALMConfig) -> Plan:
     """Plan `alm` for one pass."""
-    teacher, stored = both.teacher, None
+    teacher, targets, stored = both.teacher, both.targets, None
     if teacher is None:
-        if teacher_logprobs is None:
+        if both.teacher_logprobs is None:
             raise ValueError("teacher_logits or teacher_logprobs are missing")
-        teacher_logprobs = torch.as_tensor(teacher_logprobs)
-        both = both._replace(teacher=as_logits(teacher_logprobs[..., None]))
-        stored = teacher_logprobs.flatten()
+        known = torch.as_tensor(both.teacher_logprobs)
+        both, targets = both._replace(teacher=as_logits(known[..., None])), (targets[0], None)
+        stored = known.flatten()
     widths, dtype = (both.student.shape[2], both.teacher.shape[2]), both.dtype
-    ours, theirs = both.tokens(widths, (targets[0], targets[1] if stored is None else None))
+    ours, theirs = both.tokens(widths, targets)
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
-        (_, of_ours, ids, *_), (at, of_theirs, their_ids, *_) = inside.ours, inside.theirs
+        ids = inside.ours.ids
         rows = torch.arange(len(ids), device=ids.device)
         student_logprob = picked(block.log_probabilities(widths[0]), rows, ids)
         if stored is None:
             log_q = log_probabilities(inside.teacher_logits, 1.0)
-            teacher_logprob = picked(log_q, torch.arange(len(log_q), device=ids.device), their_ids)
+            their_rows = torch.arange(len(log_q), device=ids.device)
+            teacher_logprob = picked(log_q, their_rows, inside.theirs.ids)
         else:
-            known = stored[at].to(dtype)
+            known = stored[inside.theirs.positions].to(dtype)
             teacher_logprob = known.clamp(max=0).masked_fill(_is_wrong(known), torch.nan)
-        a, b = (student_logprob.new_zeros(len(inside.ours.sizes)) for _ in range(2))
-        a.index_add_(0, of_ours, student_logprob)
-        b.index_add_(0, of_theirs, teacher_logprob)
+        a, b = inside.ours.sums(student_logprob), inside.theirs.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()
             log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
@@ -95,7 +92,7 @@ def plan_alm(
                 log_x, log_y = log_y, log_x
             lost = _binary_kl(log_x, log_y).sum() * config.temperature
             (to_a,) = torch.autograd.grad(lost, a)
-        tokens = rows, ids, student_logprob, to_a[of_ours]
+        tokens = rows, ids, student_logprob, to_a[inside.ours.chunk]
         return lost.detach(), to_logits(block.probabilities(widths[0]), [tokens])
 
     def explain() -> None:

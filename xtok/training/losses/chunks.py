@@ -141,7 +141,7 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
             )
 
 
-Targets = tuple[Tensor, Tensor]
+Targets: TypeAlias = tuple[Tensor | None, Tensor | None]
 """The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
 
 
@@ -165,11 +165,14 @@ class ChunkTokens(NamedTuple):
         starts = sizes.cumsum(0) - sizes
         return ChunkTokens(self.positions[places], number, self.ids[places], starts, sizes)
 
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sums of values `[n, …]` over each chunk, `[N, …]`."""
+        sums = values.new_zeros(len(self.sizes), *values.shape[1:])
+        return sums.index_add_(0, self.chunk, values)
+
     def means(self, values: Tensor) -> Tensor:
         """Return the means of values `[n, k]` over each chunk, `[N, k]`."""
-        sums = values.new_zeros(len(self.sizes), values.shape[1])
-        sums.index_add_(0, self.chunk, values)
-        return sums.div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
+        return self.sums(values).div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
 
     def to_values(self, to_means: Tensor) -> Tensor:
         """Return the gradient to values, `[n, k]`, from the gradient to their means, `[N, k]`."""
@@ -233,6 +236,8 @@ class ChunkedLogits(NamedTuple):
     student: Logits
     teacher: Any  # `Logits`; None for stored log-probabilities
     chunks: Chunks
+    targets: Targets = (None, None)
+    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, of the tokens that follow
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,10 +264,12 @@ class ChunkedLogits(NamedTuple):
         return both_tokens(self.chunks, targets, widths)
 
 
-def chunked(student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks) -> ChunkedLogits:
-    """Wrap both models' logits; the teacher's are None if stored."""
+def chunked(
+    student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks, **of_text: Any
+) -> ChunkedLogits:
+    """Wrap both models' logits; the teacher's are None if stored. `of_text` are further fields."""
     teacher = None if teacher_logits is None else as_logits(teacher_logits)
-    return ChunkedLogits(as_logits(student_logits), teacher, chunks)
+    return ChunkedLogits(as_logits(student_logits), teacher, chunks, **of_text)
 
 
 def chunk_loss(
@@ -271,10 +278,11 @@ def chunk_loss(
     alignment: Any,
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
+    **of_text: Any,
 ) -> Tensor:
     """Return the loss of a plan over the chunks of a shifted alignment."""
     chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
-    return one_pass(logits[0], [plan(chunked(*logits, chunks), config=config)])[0]
+    return one_pass(logits[0], [plan(chunked(*logits, chunks, **of_text), config=config)])[0]
 
 
 class Chunked(NamedTuple):

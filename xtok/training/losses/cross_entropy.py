@@ -1,10 +1,11 @@
-"""The student's own cross-entropy, one block of positions at a time."""
+"""The student's own cross-entropy, one block of positions at a time, and its sum with a loss."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.logits import AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
@@ -52,3 +53,28 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
             )
 
     return Plan([Part(positions, compare)], len(ids), work_dtype(student), explain=explain)
+
+
+def combine(
+    distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
+) -> Tensor:
+    """Return the sum of a distillation loss d and the student's own cross-entropy c.
+
+    loss = w_d · d + w_c · c, or, with dynamic scaling (X-Token, arXiv 2605.21699, eq. 7),
+
+        loss = sg(|c| / |d|) · d + c
+
+    where sg stops the gradient, and the factor is 1 if d is 0.
+    """
+    of_distillation, of_own = weights_of(config or CombineConfig(), distillation, cross_entropy)
+    return of_distillation * distillation + of_own * cross_entropy
+
+
+def weights_of(
+    config: CombineConfig, distillation: Tensor, cross_entropy: Tensor
+) -> tuple[Tensor | float, float]:
+    """Return the weights of distillation and cross-entropy for these values."""
+    if not config.dynamic_scaling:
+        return config.distillation_weight, config.cross_entropy_weight
+    d, c = distillation.detach().abs(), cross_entropy.detach().abs()
+    return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0), 1.0

@@ -74,16 +74,15 @@ def csd(
     Raises:
         ValueError: also if a target in a chunk is not an id.
     """
-    plan, both = partial(plan_csd, index=index, targets=targets), (student_logits, teacher_logits)
-    return chunk_loss(plan, both, alignment, config or CSDConfig(), sample_mask)
+    plan, both = partial(plan_csd, index=index), (student_logits, teacher_logits)
+    options = config or CSDConfig()
+    return chunk_loss(plan, both, alignment, options, sample_mask, targets=targets)
 
 
-def plan_csd(
-    both: ChunkedLogits, index: SpellingIndex, config: CSDConfig, targets: Targets
-) -> Plan:
+def plan_csd(both: ChunkedLogits, index: SpellingIndex, config: CSDConfig) -> Plan:
     """Plan `csd` for one pass."""
     require_type(index, SpellingIndex, "spelling_index(spellings)")
-    tokens = both.tokens(index.widths, targets)
+    tokens = both.tokens(index.widths, both.targets)
     if not both.chunks.total:
         return Plan((), 0, both.dtype)
     events = index.events(*tokens)
@@ -213,8 +212,7 @@ def _completed(
     rows, at = torch.arange(len(inside.ids), device=place.device), inside.last(place)
     is_path = rows != inside.last(inside.chunk)
     path, of_ends = picked(log_p, rows, inside.ids), picked(log_p, at, ends)
-    sums = path.new_zeros(len(inside.sizes))
-    sums.index_add_(0, inside.chunk, path.where(is_path, 0))
+    sums = inside.sums(path.where(is_path, 0))
 
     def of_tokens(to_each: Tensor) -> list[TokenGradients]:
         to_chunk = torch.zeros_like(sums).index_add(0, place, to_each)

@@ -56,13 +56,9 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
         order = np.lexsort((rows, -weights, columns))
     order = order[is_pair[order]]
     order = np.sort(order[np.flatnonzero(np.diff(columns[order], prepend=-1))])  # first per column
-    sides = [torch.from_numpy(side[order].astype(np.int64)) for side in (rows, columns)]
-    rests = []
-    for ids, width in zip(sides, projection.shape, strict=True):
-        rest = torch.ones(width, dtype=torch.bool)
-        rest[ids] = False
-        rests.append(rest.nonzero().flatten())
-    return ExactPairs(sides[0], sides[1], rests[0], rests[1])
+    sides = [side[order].astype(np.int64) for side in (rows, columns)]
+    rests = [np.delete(np.arange(n), ids) for ids, n in zip(sides, projection.shape, strict=True)]
+    return ExactPairs(*map(torch.from_numpy, (*sides, *rests)))
 
 
 def gold(

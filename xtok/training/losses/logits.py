@@ -202,9 +202,8 @@ class WholeLogits:
 
     def gradients(self) -> Gradients:
         """Return zeros for the gradient, if required."""
-        return (
-            _zeros(self.logits, work_dtype(self) if self.dtype != torch.bfloat16 else self.dtype),
-        )
+        dtype = self.dtype if self.dtype == torch.bfloat16 else work_dtype(self)
+        return (_zeros(self.logits, dtype),)
 
     def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
         """Return the gradient of a block of logits, without entries for −∞."""

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import Chunks, chunked, chunks_in, count_chunks
+from xtok.training.losses.chunks import Chunks, Targets, chunked, chunks_in, count_chunks
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -45,10 +44,6 @@ Batch = Mapping[str, Any]
 def count_targets(batch: Batch, *_: Any) -> int:
     """Return the number of predicted targets in the batch."""
     return int((batch["targets"] >= 0).sum())
-
-
-def _targets(batch: Batch, side: Batch) -> dict[str, Any]:
-    return {"targets": (batch["targets"], side["targets"])}
 
 
 class BatchLoss:
@@ -95,13 +90,9 @@ class MapKind(NamedTuple):
     of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
     to_torch: Callable[[Any], Any]  # `of_file` to `of_device`
 
-    def loaded(self, any_map: Any) -> Any:
-        """Return a map, or the map of a file."""
-        return self.of_file.load(any_map) if isinstance(any_map, str | PathLike) else any_map
-
     def on_device(self, any_map: Any) -> Any:
         """Return a map or a file's map in its form on a device; None for other types."""
-        any_map = self.loaded(any_map)
+        any_map = self.of_file.of(any_map)
         if isinstance(any_map, self.of_file):
             any_map = self.to_torch(any_map)
         return any_map if isinstance(any_map, self.of_device) else None
@@ -116,14 +107,14 @@ SPELLINGS = MapKind("a spelling map", SpellingMap, SpellingIndex, spelling_index
 class NamedLoss:
     """A row of the table."""
 
-    # Takes `ChunkedLogits`, the map if required, the config, and `arguments`; with stored
-    # predictions, the student's logits and these.
+    # Takes `ChunkedLogits`, the map if required, and the config; with stored predictions, the
+    # student's logits and these.
     plan: Callable[..., Plan]
     config: Any = None  # a dataclass of options
     map: MapKind | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions
-    arguments: Callable[[Batch, Batch], dict[str, Any]] = lambda batch, side: {}
-    count: Callable[[Any, Batch, Batch, Chunks], int] | None = None  # None: the number of chunks
+    takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
+    count: Callable[[Any, Targets, Chunks], int] = lambda map, targets, chunks: chunks.total
     prepared: Callable[[Any], Any] = lambda on_device: on_device
 
 
@@ -137,21 +128,22 @@ class _TableLoss(BatchLoss):
         if self.row.is_stored:
             return int(side["stored"].valid[:, 1:].sum())
         chunks = chunks_in(side, self.config.kind, batch["targets"].device)
-        count = self.row.count
-        return chunks.total if count is None else count(self.map, batch, side, chunks)
+        return self.row.count(self.map, (batch["targets"], side.get("targets")), chunks)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
         if self.row.is_stored:
             return self.row.plan(student_logits, side["stored"])
-        options = self.row.arguments(batch, side)
-        if teacher_logits is None and options.get("teacher_logprobs") is None:
+        logprobs = side.get("teacher_logprobs") if self.row.takes_logprobs else None
+        if teacher_logits is None and logprobs is None:
             hint = "pass a teacher model; for alm, its log-probabilities are enough"
             raise XtokError("the teacher and its predictions are missing", hint=hint)
+        chunks = chunks_in(side, self.config.kind, student_logits.device)
+        targets = batch.get("targets"), side.get("targets")
         both = chunked(
-            student_logits, teacher_logits, chunks_in(side, self.config.kind, student_logits.device)
+            student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs
         )
         maps = [] if self.map is None else [self.map]
-        return self.row.plan(both, *maps, config=self.config, **options)
+        return self.row.plan(both, *maps, config=self.config)
 
 
 def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
@@ -171,18 +163,8 @@ def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> Ex
 LOSSES: dict[LossName, NamedLoss] = {
     "p-kl": NamedLoss(plan=plan_p_kl, config=PKLConfig, map=MAP, prepared=_warn_if_unfit),
     "event-kl": NamedLoss(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
-    "csd": NamedLoss(
-        plan=plan_csd, config=CSDConfig, map=SPELLINGS, arguments=_targets,
-        count=lambda index, batch, side, chunks: (
-            count_completed(index, _targets(batch, side)["targets"], chunks)
-        ),
-    ),
-    "alm": NamedLoss(
-        plan=plan_alm, config=ALMConfig,
-        arguments=lambda batch, side: {
-            **_targets(batch, side), "teacher_logprobs": side.get("teacher_logprobs"),
-        },
-    ),
+    "csd": NamedLoss(plan=plan_csd, config=CSDConfig, map=SPELLINGS, count=count_completed),
+    "alm": NamedLoss(plan=plan_alm, config=ALMConfig, takes_logprobs=True),
     "gold": NamedLoss(plan=plan_gold, config=GoldConfig, map=MAP, prepared=_exact_pairs),
     "h-kl": NamedLoss(
         plan=plan_gold, config=GoldConfig, map=MAP,

@@ -30,16 +30,14 @@ class CompletionTrie(NamedTuple):
     width: int  # vocabulary size of the pieces
     depth: int  # pieces of the longest prefix
 
-    def nodes(
-        self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int | None = None
-    ) -> Tensor:
+    def nodes(self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int) -> Tensor:
         """Return the nodes of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
 
-        A prefix is `sizes` of the `pieces` at `starts`.
+        A prefix is `sizes` of the `pieces` at `starts`, at most `longest`.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
-        for level in range(self.depth if longest is None else min(self.depth, longest)):
+        for level in range(min(self.depth, longest)):
             inside = sizes > level
             key = node * self.width + pieces[(starts + level).clamp(max=len(pieces) - 1)]
             place = torch.searchsorted(self.keys, key).clamp_(max=none - 2)

@@ -29,9 +29,8 @@ from xtok.training.heads import (
     router_loss,
     run,
 )
-from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.cross_entropy import cross_entropy
+from xtok.training.losses.cross_entropy import cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.objective import LossTerms, Objective
 
@@ -170,9 +169,8 @@ class DistillationMixin:
         # Weights of 1, so that no term is left out.
         unweighted = replace(self.objective, combine=CombineConfig())
         terms = unweighted.terms(student, theirs, batch, router=router)
-        weights = teacher_weights(self.objective.teacher_weights, len(theirs))
-        of_teachers = torch.tensor(weights, dtype=torch.float32, device=count.device)
-        chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
+        weights = torch.tensor(self.objective.weights, dtype=torch.float32, device=count.device)
+        chunks = count[1:].float() @ weights / (sum(self.objective.weights) or 1)
         means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
         numbers = torch.stack([count[0], chunks, count[0]]).float()
         if evaluation is not None:
@@ -247,23 +245,20 @@ class DistillationMixin:
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
     ) -> tuple[AnyLogits, list[Any], Tensor | None]:
-        sides = [batch, *batch["teachers"]]
-        self._check_models([model, *self.teachers], batch, sides)
+        self._check_models([model, *self.teachers], batch)
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
         elif len(outputs.logits) > len(batch["input_ids"]):
             outputs = copy(outputs)
             outputs.logits = outputs.logits[: len(batch["input_ids"])]
-        theirs: list[Any] = []
+        runs = zip(self.teachers, batch["teachers"], self._heads[1:], strict=True)
         with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
-            for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
-                theirs.append(None if teacher is None else logits_of(teacher, side, head))
+            theirs = [None if model is None else logits_of(model, *run) for model, *run in runs]
         return outputs.logits, theirs, router_loss(model, outputs, self.router_aux_loss_coef)
 
-    def _check_models(
-        self, models: Sequence[Any], batch: dict[str, Any], sides: Sequence[Any]
-    ) -> None:
+    def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
         """Check the ids of each batch; on the first, find the heads and audit it."""
+        sides = [batch, *batch["teachers"]]
         for number, (model, side) in enumerate(zip(models, sides, strict=True)):
             require_rows(model, side, number)
         if self._headed is not models[0]:  # an evaluation has the model without its wrapper
