@@ -432,8 +432,8 @@ def test_same_tokenizer_kl() -> None:
 
 def test_weights_of_several_teachers() -> None:
     both = [make_loss("alm")] * 2
-    assert Objective(losses=both).weights == [1.0, 1.0]
-    assert Objective(losses=both, teacher_weights=[0.5, 0]).weights == [0.5, 0]
+    assert Objective(losses=both).weight_by_teacher == [1.0, 1.0]
+    assert Objective(losses=both, teacher_weights=[0.5, 0]).weight_by_teacher == [0.5, 0]
     for weights in ([1.0], [1.0, -1.0], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="expected 2 numbers of at least 0"):
             Objective(losses=both, teacher_weights=weights)

@@ -47,7 +47,7 @@ class Objective:
     combine: CombineConfig = field(default_factory=CombineConfig)
 
     def __post_init__(self) -> None:
-        distils = self.combine.distillation_weight and any(self.weights)
+        distils = self.combine.distillation_weight and any(self.weight_by_teacher)
         if not (distils or self.combine.cross_entropy_weight or self.combine.dynamic_scaling):
             raise XtokError(
                 "the weights of distillation and cross-entropy are both 0, so nothing is trained",
@@ -55,7 +55,7 @@ class Objective:
             )
 
     @property
-    def weights(self) -> list[float]:
+    def weight_by_teacher(self) -> list[float]:
         """The weight of each teacher's loss.
 
         Raises:
@@ -139,7 +139,8 @@ class Objective:
         """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
         of_distillation, of_cross_entropy = weights
         plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
-        of_plans = [share * w for share, w in zip(shares[1:], self.weights, strict=True)]
+        of_teachers = zip(shares[1:], self.weight_by_teacher, strict=True)
+        of_plans = [share * weight for share, weight in of_teachers]
         factors = [share * of_distillation for share in of_plans]
         zero = torch.zeros_like(shares[0])
         if of_cross_entropy:

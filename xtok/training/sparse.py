@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,24 +60,6 @@ def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts
     return numbers, torch.arange(total, device=device) + shift[numbers]
-
-
-class Restricted(NamedTuple):
-    """A map restricted to k columns; m entries, int64 each."""
-
-    used: Tensor  # [R], the student ids with an entry, rising
-    rows: Tensor  # [m], each entry's place in `used`
-    starts: Tensor  # [k], the start of each column's entries
-    picked: Tensor  # [m], each entry's place among all entries
-
-
-def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor) -> Restricted:
-    """Restrict a map to some columns."""
-    starts = offsets[columns]
-    counts = offsets[columns + 1] - starts
-    _, picked = ranges(starts, counts, int(counts.sum()))
-    used, rows = torch.unique(student_ids[picked], return_inverse=True)
-    return Restricted(used, rows, counts.cumsum(0) - counts, picked)
 
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:

@@ -20,7 +20,7 @@ from xtok.training.losses.config import PKLConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities, top_columns
 from xtok.training.losses.one_pass import LogitBlock, Plan
 from xtok.training.module import ProjectionModule
-from xtok.training.sparse import project, restrict
+from xtok.training.sparse import project, ranges
 
 
 def p_kl(
@@ -58,29 +58,36 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
     if config.top_k is not None and config.top_k < teacher_width:
         columns = top_columns(compared, teacher_width, config.top_k)
         compared = compared.only(columns)
-    entries = restrict(module.student_ids, module.offsets, columns.to(both.student.device))
-    weights = module.entry_weights()[entries.picked]
+    # The map's m entries in these k columns, by column: their starts, [k], the R student tokens
+    # that they use, rising, and the place of each entry's token among these, [m].
+    columns = columns.to(both.student.device)
+    first = module.offsets[columns]
+    counts = module.offsets[columns + 1] - first
+    _, entries = ranges(first, counts, int(counts.sum()))
+    starts = counts.cumsum(0) - counts
+    used, rows = torch.unique(module.student_ids[entries], return_inverse=True)
+    weights = module.entry_weights()[entries]
     of_entries = weights.detach().to(both.dtype).requires_grad_(weights.requires_grad)
     to_weights = torch.zeros_like(of_entries) if weights.requires_grad else None
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         p = block.probabilities(width, temperature)
-        used = p.index_select(1, entries.used)
+        p_used = p.index_select(1, used)
         logits = inside.teacher_logits[:, : len(columns)]
         log_r = inside.theirs.means(log_probabilities(logits, temperature))
         with torch.enable_grad():
-            means = inside.ours.means(used).requires_grad_()
-            projected = project(means, entries.rows, entries.starts, of_entries)
+            means = inside.ours.means(p_used).requires_grad_()
+            projected = project(means, rows, starts, of_entries)
             lost = _divergence(projected, log_r, reverse=config.reverse_kl)
             inputs = [means] if to_weights is None else [means, of_entries]
             to_means, *to_entries = torch.autograd.grad(lost, inputs)
         if to_weights is not None:
             to_weights.add_(to_entries[0])
-        back = inside.ours.to_values(to_means).mul_(used)
+        back = inside.ours.to_values(to_means).mul_(p_used)
         mean = back.sum(1, keepdim=True)
-        return lost.detach(), (p * -mean).index_add_(1, entries.used, back)
+        return lost.detach(), (p * -mean).index_add_(1, used, back)
 
-    part = chunk_part(ours, theirs, compare, compared, max(len(columns), len(entries.used)))
+    part = chunk_part(ours, theirs, compare, compared, max(len(columns), len(used)))
     learned = [] if to_weights is None else [(weights, to_weights)]
     return Plan([part], both.chunks.total, both.dtype, temperature, learned=learned)
 

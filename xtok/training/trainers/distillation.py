@@ -169,8 +169,9 @@ class DistillationMixin:
         # Weights of 1, so that no term is left out.
         unweighted = replace(self.objective, combine=CombineConfig())
         terms = unweighted.terms(student, theirs, batch, router=router)
-        weights = torch.tensor(self.objective.weights, dtype=torch.float32, device=count.device)
-        chunks = count[1:].float() @ weights / (sum(self.objective.weights) or 1)
+        weights = self.objective.weight_by_teacher
+        of_teachers = torch.tensor(weights, dtype=torch.float32, device=count.device)
+        chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
         means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
         numbers = torch.stack([count[0], chunks, count[0]]).float()
         if evaluation is not None:
@@ -253,7 +254,7 @@ class DistillationMixin:
             outputs.logits = outputs.logits[: len(batch["input_ids"])]
         runs = zip(self.teachers, batch["teachers"], self._heads[1:], strict=True)
         with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
-            theirs = [None if model is None else logits_of(model, *run) for model, *run in runs]
+            theirs = [None if t is None else logits_of(t, side, head) for t, side, head in runs]
         return outputs.logits, theirs, router_loss(model, outputs, self.router_aux_loss_coef)
 
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
