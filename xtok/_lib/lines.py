@@ -93,10 +93,8 @@ def json_lines(
 
 def too_long(place: object, max_bytes: int) -> XtokError:
     """Return the error for a line or document of JSON that is too long."""
-    return XtokError(
-        f"{place}: more than {max_bytes >> 20} MiB",
-        hint="write one JSON value on each line, and split long values",
-    )
+    problem = f"{place}: more than {max_bytes >> 20} MiB"
+    return XtokError(problem, hint="write one JSON value on each line, and split long values")
 
 
 def read_text(path: Path, what: str) -> str:

@@ -43,11 +43,9 @@ _HEAD_BYTES = 512
 def check_regular(path: Path) -> None:
     """Check that a file is not a pipe or a device, which cannot be read twice."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        kind = "a pipe" if path.is_fifo() else "a device"
-        raise XtokError(
-            f"{path} is {kind}, not a regular file",
-            hint="write it to a file first; xtok reads the file more than once",
-        )
+        problem = f"{path} is {'a pipe' if path.is_fifo() else 'a device'}, not a regular file"
+        hint = "write it to a file first; xtok reads the file more than once"
+        raise XtokError(problem, hint=hint)
 
 
 @contextmanager
@@ -100,8 +98,6 @@ def decompressed(raw: Any, path: Path) -> Any:
     else:  # unlike the package zstandard, pyarrow reports a truncated frame
         content = io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     if again := compression_of(content, path):
-        raise XtokError(
-            f"{path} is compressed twice, the second time with {again}",
-            hint="decompress it once; .gz and .zst are supported",
-        )
+        problem = f"{path} is compressed twice, the second time with {again}"
+        raise XtokError(problem, hint="decompress it once; .gz and .zst are supported")
     return content

@@ -154,10 +154,8 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):
         if _is_deep(value):
-            raise XtokError(
-                f"message {i} is nested more than {_MAX_DEPTH} deep",
-                hint="give its content as text, or as a list of parts",
-            )
+            problem = f"message {i} is nested more than {_MAX_DEPTH} deep"
+            raise XtokError(problem, hint="give its content as text, or as a list of parts")
         message = json_types(value)
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role.isprintable():
@@ -219,10 +217,8 @@ _TOOLS_HINT = 'write them as [{"type": "function", "function": {"name": â€¦}}, â
 
 
 def _no_tools(value: Any) -> XtokError:
-    return XtokError(
-        f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}",
-        hint=_TOOLS_HINT,
-    )
+    problem = f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}"
+    return XtokError(problem, hint=_TOOLS_HINT)
 
 
 def is_missing(value: Any) -> bool:
