@@ -47,6 +47,7 @@ def test_both_credits_are_trained_and_reported(
     monkeypatch.setenv("CI", "1")
     monkeypatch.setattr("sys.executable", str(forks.folder / "python"))  # of the servers
     monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr(live_trl, "NEW_TOKENS", 12)
     live_trl.main()
     with serving(ModelAnswers(Path(teacher))) as url:
         for more in (
