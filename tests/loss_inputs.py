@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 import xtok
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.config import LossName
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import event_index, spelling_index
-from xtok.training.losses.registry import EVENTS, LOSSES, MAP, LossName
+from xtok.training.losses.registry import EVENTS, LOSSES, MAP
 from xtok.training.module import ProjectionModule
 
 

@@ -10,7 +10,7 @@ from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 from xtok._lib.lines import read_text
 
@@ -23,6 +23,8 @@ Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
 EventLoss: TypeAlias = Literal["event-kl", "csd"]
+LossName: TypeAlias = Literal[Loss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
+MapKind: TypeAlias = Literal["map", "events", "spellings"]
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
 CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 
@@ -190,7 +192,28 @@ def with_hyphens(loss: Any) -> Any:
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
-_MAKERS = {"event-kl": "xtok.events", "csd": "xtok.spellings"}
+MAP_NAMES = {"map": "a projection map", "events": "an event map", "spellings": "a spelling map"}
+
+
+class LossInfo(NamedTuple):
+    """What messages say about a loss."""
+
+    label: str
+    map: MapKind | None  # the kind of map that it requires
+    hint: str  # the command that creates its input
+
+
+LOSS_INFO: Mapping[LossName, LossInfo] = {
+    "p-kl": LossInfo("P-KL", "map", "xtok build STUDENT TEACHER --for p-kl"),
+    "gold": LossInfo("gold", "map", "xtok build STUDENT TEACHER --for gold"),
+    "h-kl": LossInfo("H-KL", "map", "xtok build STUDENT TEACHER --for h-kl"),
+    "event-kl": LossInfo("event KL", "events", "xtok events STUDENT TEACHER"),
+    "csd": LossInfo("CSD", "spellings", "xtok events STUDENT TEACHER --for csd"),
+    "alm": LossInfo("ALM", None, "train without a file: the teacher's log-probabilities suffice"),
+    "same-tokenizer": LossInfo("plain KL", None, "train without a file: the tokenizers are equal"),
+    "topk-kl": LossInfo("top-k KL", None, "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
+}
+"""Every loss; `xtok.training.losses.registry` has the code of each."""
 
 
 def loss_name(loss: str, known: Any = Loss) -> Any:
@@ -200,13 +223,12 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
         ValueError: if the name is not in `known`.
     """
     name = with_hyphens(loss)
-    if name in get_args(EventLoss) and known is Loss:
-        raise ValueError(
-            f"{name} does not use a projection map: build its map with {_MAKERS[name]}"
-        )
-    if name not in get_args(known):
-        raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
-    return name
+    if name in get_args(known):
+        return name
+    if name in get_args(EventLoss):
+        make = f"xtok.get_map(student, teacher, for_loss={name!r})"
+        raise ValueError(f"{name} does not use a projection map: build its map with {make}")
+    raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,8 @@ ERRORS: Errors = {
             "the output loop.pt is a symbolic link to itself",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; xtok build makes a projection map": [
+    "xtok verify checks it, xtok inspect shows it; "
+    "xtok build STUDENT TEACHER --for p-kl makes a projection map": [
         (
             lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
             "e.safetensors is an event map, not a projection map",
@@ -193,13 +194,15 @@ ERRORS: Errors = {
             "s.safetensors is a spelling map, not a projection map",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; xtok events makes an event map": [
+    "xtok verify checks it, xtok inspect shows it; "
+    "xtok events STUDENT TEACHER makes an event map": [
         (
             lambda: EventMap.load(there("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not an event map",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; xtok events --for csd makes a spelling map": [
+    "xtok verify checks it, xtok inspect shows it; "
+    "xtok events STUDENT TEACHER --for csd makes a spelling map": [
         (
             lambda: SpellingMap.load(there("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not a spelling map",

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 import xtok
 from xtok import DistillationCollator
+from xtok.config import LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import prepare, shifted_targets
 from xtok.training.heads import find_heads, run
-from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS, LossName
+from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
 from xtok.training.objective import make_objective
 
 TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 tonight."]

@@ -16,10 +16,11 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
+from xtok.config import LossName
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator
-from xtok.training.losses.registry import LOSSES, LossName
+from xtok.training.losses.registry import LOSSES
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 
@@ -209,7 +210,8 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path, capsys: 
     assert first != run(setting, tmp_path / "c", "--from-scratch", "--seed=2", steps=1)
     with pytest.raises(SystemExit):
         run(without(setting, "--map"), tmp_path / "d")
-    assert capsys.readouterr().err.endswith("--loss p-kl requires a map: give it as --map\n")
+    message = "--loss p-kl requires a projection map: give it as --map\n"
+    assert capsys.readouterr().err.endswith(message)
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     empty = [*without(setting, "--texts"), f"--texts={tmp_path / 'empty.jsonl'}"]
     with pytest.raises(XtokError, match="contain no texts"):

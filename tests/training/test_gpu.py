@@ -16,11 +16,12 @@ from pretended_gpu import GPU, on_cpu, pretended_gpu
 import xtok
 from xtok import DistillationCollator, ProjectionModule
 from xtok.building.embeddings.similarity import largest_cosines
+from xtok.config import LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.registry import LOSSES, LossName, make_loss
+from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.objective import make_objective
 from xtok.training.topk_collator import TopKCollator
 

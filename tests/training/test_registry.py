@@ -15,14 +15,12 @@ from make_maps import built
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.config import LOSS_INFO, EventLoss, Loss, LossName
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.registry import (
-    EVENTS,
     LOSSES,
-    SPELLINGS,
-    LossName,
     loss_named,
     make_loss,
 )
@@ -30,8 +28,12 @@ from xtok.training.losses.registry import (
 
 def test_the_table() -> None:
     assert set(LOSSES) == {*get_args(LossName)}
-    assert {name for name, row in LOSSES.items() if row.map is EVENTS} == {"event-kl"}
-    assert {name for name, row in LOSSES.items() if row.map is SPELLINGS} == {"csd"}
+    kinds = {name: row.map.of_file.KIND if row.map else None for name, row in LOSSES.items()}
+    assert kinds == {name: info.map for name, info in LOSS_INFO.items()}
+    projected = {name for name, kind in kinds.items() if kind == "map"}
+    mapped = {name for name, kind in kinds.items() if kind}
+    assert projected == {*get_args(Loss)}
+    assert mapped - projected == {*get_args(EventLoss)}
     assert {name for name, row in LOSSES.items() if row.is_stored} == {"topk-kl"}
     for name, row in LOSSES.items():
         if row.map:

@@ -162,7 +162,7 @@ ERRORS: Errors = {
         ),
     ],
     "pass one for each teacher, as map= of the trainer or of make_loss": [
-        (lambda: losses.make_loss("p-kl"), "p-kl requires a map"),
+        (lambda: losses.make_loss("p-kl"), "p-kl requires a projection map"),
         (lambda: losses.make_loss("event-kl"), "event-kl requires an event map"),
     ],
     "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss": [

@@ -20,7 +20,9 @@ from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
 from xtok.config import (
     BACK_MAP,
+    LOSS_INFO,
     MAIN,
+    MAP_NAMES,
     MODELS,
     OUTPUT,
     RARE,
@@ -273,25 +275,15 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
     return maps, Models(trust_remote_code=loading.trust_remote_code, **models)
 
 
-_MADE_FOR = {
-    **{loss: ("a map", f"xtok build STUDENT TEACHER --for {loss}") for loss in get_args(Loss)},
-    "event-kl": ("an event map", "xtok events STUDENT TEACHER"),
-    "csd": ("a spelling map", "xtok events STUDENT TEACHER --for csd"),
-    "topk-kl": ("rows of predictions", "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
-    "alm": ("a file", "train without a file: this loss needs only the teacher's log-probabilities"),
-    "same-tokenizer": ("a file", "train without a file: this loss needs only the same vocabulary"),
-}
-"""The input of each loss, and the command that creates it."""
-
-
 def read_loss(text: str, known: Any = Loss) -> str:
     """Return the name of a loss; an `XtokError` for a loss that needs another command."""
     losses = get_args(known)
     loss: str = with_hyphens(text)
     if loss in losses:
         return loss
-    if loss in _MADE_FOR:
-        raise XtokError(f"{loss} does not use {_MADE_FOR[losses[0]][0]}", hint=_MADE_FOR[loss][1])
+    if loss in LOSS_INFO:
+        kind = LOSS_INFO[losses[0]].map
+        raise XtokError(f"{loss} does not use {MAP_NAMES[kind]}", hint=LOSS_INFO[loss].hint)
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
-from xtok.config import Loss
+from xtok.config import Loss, LossName
 from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.projection_map import ProjectionMap
@@ -118,7 +118,7 @@ def _is_for_p_kl(m: ProjectionMap, *, by_text: bool) -> bool:
 class Fit:
     """Whether a map suits a loss, with the reason as a sentence."""
 
-    loss: Loss | Literal["event-kl"]
+    loss: LossName
     level: Grade
     why: str
 
@@ -144,7 +144,7 @@ def fits(
     is_heavy = ~projection.is_slot & (projection.weights >= H_KL_THRESHOLD)
     heavy[projection.student_ids[is_heavy]] = True
     gold = _judge_gold(pair, exact)
-    judged: dict[Loss | Literal["event-kl"], Judgement] = {
+    judged: dict[LossName, Judgement] = {
         "p-kl": p_kl_fit(projection, verdict),
         "gold": gold,
         "h-kl": _judge_h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),

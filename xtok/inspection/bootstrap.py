@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss
+from xtok.config import LOSS_INFO, Loss
 
 _RESAMPLES = 1000
-LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +73,12 @@ def rank(
     """
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]
+    label = LOSS_INFO[loss].label
     where = "over chunks" if loss == "p-kl" else "at shared token boundaries"
     values = [float(one.sum() / max(1, counts.sum())) for one in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
-    verdict = f"For {LOSS_NAMES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
+    verdict = f"For {label}, {names[best]} measures {values[best]:.3f} nats {where}."
     if others:
         other = others[0]
         lead = mean_of(sums[other] - sums[best], counts)
@@ -89,7 +89,7 @@ def rank(
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
         verdict = (
-            f"For {LOSS_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
+            f"For {label}, {which}: {values[best]:.3f} nats {where}, against "
             f"{values[other]:.3f} for {names[other]} ({spread})."
         )
     return Ranking(loss=loss, names=tuple(names[n] for n in order), lead=lead, verdict=verdict)

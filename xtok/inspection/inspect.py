@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xtok.config import Config, option
+from xtok.config import MAP_NAMES, Config, option
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.describe import Description, describe
@@ -20,7 +20,6 @@ from xtok.inspection.events import (
 )
 from xtok.inspection.explain import Explanation, explain
 from xtok.maps.events import EventMap
-from xtok.maps.file import KINDS
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, bind_map, read_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
@@ -137,7 +136,7 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
         )
     if not isinstance(m, ProjectionMap):
         if config.is_list or config.classes or has_other:
-            kind = KINDS[m.KIND][0]
+            kind = MAP_NAMES[m.KIND]
             raise XtokError(
                 f"{kind} has no rows: lists, classes and comparisons are for projection maps",
                 hint="leave them out, for an overview, or give tokens",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import share_of
-from xtok.config import Loss
+from xtok.config import LOSS_INFO, Loss
 from xtok.inspection import Grade
-from xtok.inspection.bootstrap import LOSS_NAMES, Interval
+from xtok.inspection.bootstrap import Interval
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table
@@ -101,8 +101,8 @@ def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verd
     is_worse = closed < LEAST_CLOSED or (is_close and value > recipe + SMALLEST_GAP)
     usual = "a map counted on text usually closes 70% of the gap to the best map"
     gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
-    numbers = f"{LOSS_NAMES[loss]}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, the "
-    numbers += f"best map {losses.floor:.3f}; coverage {percent(m.coverage)}"
+    numbers = f"{LOSS_INFO[loss].label}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, "
+    numbers += f"the best map {losses.floor:.3f}; coverage {percent(m.coverage)}"
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
         (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib import io
 from xtok._lib.parsing import parse_json
+from xtok.config import LOSS_INFO, MAP_NAMES, MapKind
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors, require_valid
@@ -27,14 +28,6 @@ from xtok.maps.records import InvariantError, StageReport, history_step
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
-
-MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
-
-# Name of each kind in messages, and the command that builds it
-KINDS: Mapping[MapKind, tuple[str, str]] = {
-    "map": ("a projection map", "xtok build"), "events": ("an event map", "xtok events"),
-    "spellings": ("a spelling map", "xtok events --for csd"),
-}  # fmt: skip
 
 CLASSES: dict[MapKind, type[StoredMap]] = {}  # subclasses of `StoredMap` add themselves
 
@@ -139,9 +132,10 @@ class StoredMap:
         fields = read(path, preserve_last, normalize)
         made_of = CLASSES[kind_of(fields)]
         if not issubclass(made_of, cls):
-            name, command = KINDS[cls.KIND]
+            name = MAP_NAMES[cls.KIND]
+            command = next(info.hint for info in LOSS_INFO.values() if info.map == cls.KIND)
             raise MapFileError(
-                f"{os.fspath(path)} is {KINDS[made_of.KIND][0]}, not {name}",
+                f"{os.fspath(path)} is {MAP_NAMES[made_of.KIND]}, not {name}",
                 hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
         with naming(Path(path)):
@@ -266,7 +260,7 @@ def read(
             kind, metadata = kind_of(tensors), header["xtok"]
             if kind != "map" and (normalize or preserve_last is not None):
                 raise MapFileError(
-                    f"{source} is {KINDS[kind][0]}, which has no weights",
+                    f"{source} is {MAP_NAMES[kind]}, which has no weights",
                     hint="leave out {option}",
                     parameter="normalize" if preserve_last is None else "preserve_last",
                 )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from xtok.config import LossName
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import bind_map
@@ -21,7 +22,7 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
-from xtok.training.losses.registry import BatchLoss, LossName, loss_named, make_loss
+from xtok.training.losses.registry import BatchLoss, loss_named, make_loss
 from xtok.training.module import ProjectionModule
 
 Loss = LossName | BatchLoss

@@ -404,7 +404,7 @@ def test_invalid_arguments_are_refused(
 ) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
     for loss, given, says in (
-        ("p-kl", None, "requires a map"),
+        ("p-kl", None, "requires a projection map"),
         ("p-kl", built(*sides), "swapped"),
         ("event-kl", xtok.events(*sides), "swapped"),
         ("p-kl", built(collator.student, sentencepiece), "other tokens"),

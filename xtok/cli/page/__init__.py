@@ -24,7 +24,7 @@ from xtok.cli.page.pictures import overlap
 from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
-from xtok.inspection.bootstrap import LOSS_NAMES
+from xtok.config import LOSS_INFO
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.display import percent, plural, printable, shorten
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from xtok.inspection.measures import MapLosses
     from xtok.inspection.report import PageData
 
-_LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}
 _MARKS = {
     "good": ("✓", "fits", "good"),
     "note": ("i", "note", "note"),
@@ -79,7 +78,7 @@ def _template() -> Template:
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         environment.globals |= {name: Markup(content), f"{name}_hash": f"sha256-{digest}"}
     environment.globals |= {
-        "losses": _LOSSES,
+        "losses": LOSS_INFO,
         "marks": _MARKS,
         "overlap": overlap,
         "groupby": groupby,

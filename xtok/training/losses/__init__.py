@@ -3,6 +3,7 @@
 Alignments hold the chunk ids of the *predicted* tokens: use `xtok.shift_to_predictions`.
 """
 
+from xtok.config import LossName as LossName
 from xtok.training.losses.alm import alm as alm
 from xtok.training.losses.chunks import count_chunks as count_chunks
 from xtok.training.losses.config import ALMConfig as ALMConfig
@@ -26,7 +27,6 @@ from xtok.training.losses.logits import HiddenLogits as HiddenLogits
 from xtok.training.losses.p_kl import p_kl as p_kl
 from xtok.training.losses.registry import LOSSES as LOSSES
 from xtok.training.losses.registry import BatchLoss as BatchLoss
-from xtok.training.losses.registry import LossName as LossName
 from xtok.training.losses.registry import count_targets as count_targets
 from xtok.training.losses.registry import loss_named as loss_named
 from xtok.training.losses.registry import make_loss as make_loss

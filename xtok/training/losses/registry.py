@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xtok.config import loss_name
+from xtok.config import MAP_NAMES, LossName, loss_name
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
@@ -37,7 +37,6 @@ from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import work_dtype
 
-LossName = Literal["p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"]
 Batch = Mapping[str, Any]
 
 
@@ -82,13 +81,17 @@ class BatchLoss:
         return Plan((), 1, work_dtype(mean), learned=one, value=mean.detach())
 
 
-class MapKind(NamedTuple):
+class LossInput(NamedTuple):
     """A kind of map that a loss requires."""
 
-    name: str
     of_file: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
     of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
     to_torch: Callable[[Any], Any]  # `of_file` to `of_device`
+
+    @property
+    def name(self) -> str:
+        """Name with an article, such as "an event map"."""
+        return MAP_NAMES[self.of_file.KIND]
 
     def on_device(self, any_map: Any) -> Any:
         """Return a map or a file's map in its form on a device; None for other types."""
@@ -98,9 +101,9 @@ class MapKind(NamedTuple):
         return any_map if isinstance(any_map, self.of_device) else None
 
 
-MAP = MapKind("a map", ProjectionMap, ProjectionModule, ProjectionModule)
-EVENTS = MapKind("an event map", EventMap, EventIndex, event_index)
-SPELLINGS = MapKind("a spelling map", SpellingMap, SpellingIndex, spelling_index)
+MAP = LossInput(ProjectionMap, ProjectionModule, ProjectionModule)
+EVENTS = LossInput(EventMap, EventIndex, event_index)
+SPELLINGS = LossInput(SpellingMap, SpellingIndex, spelling_index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class NamedLoss:
     # student's logits and these.
     plan: Callable[..., Plan]
     config: Any = None  # a dataclass of options
-    map: MapKind | None = None
+    map: LossInput | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
     count: Callable[[Any, Targets, Chunks], int] = lambda map, targets, chunks: chunks.total
