@@ -205,10 +205,11 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
     ends[0] = start
     place = 0
     for i in range(start, stop):
-        for x in range(side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]):
+        first, end = side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]
+        for x in range(first, end):
             stream[place] = side.symbols[x]
             place += 1
-        if _num_symbols(side, i):
+        if first < end:
             ends[place] = i + 1
     return stream, ends
 
@@ -273,14 +274,15 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
     """
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
-    table = np.full(4 * window, -1, np.int32)  # hash to the first such run of y
+    table = np.full(4 * window, -1, np.int32)  # hash to the first run of y; −1: none, −2: several
     for b in range(size_y):
         slot = _hash(y, q + b) & mask
-        if table[slot] < 0:
+        if table[slot] == -1:
             table[slot] = b
+        elif is_single:
+            table[slot] = -2
     if is_single:
         _drop_repeated(table, x, p, size_x)
-        _drop_repeated(table, y, q, size_y)
     best_a = best_b = np.int64(-1)
     for a in range(size_x):
         if best_a >= 0 and a >= best_a + best_b:
@@ -299,7 +301,7 @@ def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)
         if seen[slot]:
-            table[slot] = -1
+            table[slot] = -2
         seen[slot] = True
 
 
