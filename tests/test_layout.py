@@ -136,7 +136,7 @@ OWN_INPUT = {
     "cli/page/__init__.py: read_text": "files of xtok",
     "conversation/formats/__init__.py: read_text": "templates of xtok",
     "conversation/reading.py: json.loads": "variables that the calling function wrote",
-    "teachers/checkpoint.py: json.loads": "parts that xtok wrote, sealed with a digest",
+    "teachers/parts.py: json.loads": "parts that xtok wrote, sealed with a digest",
     "tokenizers/_backend.py: read_text": "a model's .jinja, which Transformers reads in this way",
     "tokenizers/_hf.py: json.loads": "the state that the library `tokenizers` returns",
 }

@@ -23,7 +23,7 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers import checkpoint, cluster
+from xtok.teachers import cluster, parts
 from xtok.teachers.cluster import Cluster
 from xtok.tokenizers.pairs import Pair
 
@@ -119,7 +119,7 @@ def test_nodes_have_the_same_packages(
     name: str, value: object, problem: str, cache_file: Path, back: Pair, back_map: Path,
     there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(checkpoint, name, value)
+    monkeypatch.setattr(parts, name, value)
     with pytest.raises(XtokError, match=f"^the node {socket.gethostname()} {problem}"):
         xtok.project(cache_file, back, tmp_path / "out.parquet", back_map=back_map, cluster=there)
     assert [*tmp_path.iterdir()] == [cache_file]

@@ -19,7 +19,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.provenance import difference, recipe_of
-from xtok.teachers.checkpoint import recipe_of_parts
+from xtok.teachers.parts import recipe_of_parts
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 from xtok._lib.opening import need
 from xtok._lib.progress import Progress
 from xtok.errors import XtokError
-from xtok.teachers.checkpoint import PartSummary, ProjectJob, make_part
+from xtok.teachers.parts import PartSummary, ProjectJob, make_part
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import absolute, load_tokenizer
 from xtok.tokenizers import pair as pair_of

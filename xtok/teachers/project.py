@@ -22,13 +22,13 @@ from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers import checkpoint
-from xtok.teachers.checkpoint import PartSummary, ProjectJob, Totals
+from xtok.teachers import parts
 from xtok.teachers.formats import distillkit, neutral
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
+from xtok.teachers.parts import PartSummary, ProjectJob, Totals
 from xtok.teachers.stored_texts import notes_on
 from xtok.teachers.translator import Translator, bind_back_map
 from xtok.tokenizers import Tokenizer
@@ -125,20 +125,20 @@ def project(
             held.enter_context(_compression_config(target, pair, config, note))
         inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
         job = ProjectJob(
-            recipe=checkpoint.recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
+            recipe=parts.recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
             shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
             back_map=projection,
             config=config,
             folder=target.with_name(f"{target.name}.checkpoint"),
         )
-        held.enter_context(checkpoint.holding(job, target, note))
-        parts = _make_parts(job, pair, cluster, progress)
+        held.enter_context(parts.holding(job, target, note))
+        summaries = _make_parts(job, pair, cluster, progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = "when the file is complete, delete the parts and start again: rm "
                 raise cache_error(path, "it changed during reading", f"{hint}{job.folder}/*.part")
-        _write(job, target, pair, checkpoint.one_schema([part.schema for part in parts]))
-    return _report(target, pair, parts)
+        _write(job, target, pair, parts.one_schema([summary.schema for summary in summaries]))
+    return _report(target, pair, summaries)
 
 
 def _make_parts(
@@ -150,11 +150,11 @@ def _make_parts(
         return make_parts_on_ray(job, cluster, progress)
     translator = Translator(pair, job.back_map, templates=job.config.templates)
     with progress("projecting", job.size) as advance:
-        return [checkpoint.make_part(job, n, translator, advance) for n in range(len(job.shards))]
+        return [parts.make_part(job, n, translator, advance) for n in range(len(job.shards))]
 
 
-def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected:
-    totals = Totals.sum_of(part.totals for part in parts)
+def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Projected:
+    totals = Totals.sum_of(summary.totals for summary in summaries)
     counts = [field.name for field in fields(Totals)[:5]]
     notes = []
     if totals.bounded and totals.targets < totals.student_tokens - totals.first_tokens:
@@ -209,7 +209,7 @@ def open_caches(
     if len({cache.renormalized for cache in opened}) > 1:
         problem = "only some of the files are renormalized"
         raise XtokError(problem, hint="project the files one at a time")
-    checkpoint.one_schema(columns)
+    parts.one_schema(columns)
     return tuple(opened)
 
 
@@ -290,8 +290,8 @@ def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
     student = Target(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
     width = 1 if to == "vllm" else job.config.top_k
     arrow, first = need("pyarrow", job.folder), schema.empty_table()
-    parts = (checkpoint.tables_of(job, shard) for shard in range(len(job.shards)))
-    for part in chain.from_iterable(parts):
+    tables = (parts.tables_of(job, shard) for shard in range(len(job.shards)))
+    for part in chain.from_iterable(tables):
         table = arrow.concat_tables([first, part], promote_options="default")
         if to == "neutral":
             yield table

@@ -1,4 +1,4 @@
-"""The checkpoint of a projection: one part per shard of the caches, kept until the output exists.
+"""The parts of a projection: one per shard of the caches, kept until the output exists.
 
 A part consists of a header, Arrow streams with some rows each, and a digest. The columns of the
 streams may differ. The last stream has no rows, only the part's totals. The digest covers the job,
