@@ -78,7 +78,7 @@ class TokenizerError(XtokError):
 
 
 class EmbeddingError(XtokError):
-    """Embeddings that are missing or unusable."""
+    """Embeddings, or the checkpoint of a model, that are missing or unusable."""
 
 
 class MapFileError(XtokError):

@@ -32,7 +32,8 @@ from tiny_models import with_layer
 
 import xtok
 from xtok.building.counting.texts import find_texts, read_batches, text_shards
-from xtok.building.embeddings.input_layer import Model, input_layer
+from xtok.building.embeddings.input_layer import input_layer
+from xtok.tokenizers.checkpoint import Checkpoint
 
 
 def read_text(name: str, content: str | bytes) -> object:
@@ -56,7 +57,7 @@ def model_of(content: torch.Tensor | bytes, index: object = None, name: str = "w
 
 def layer(*content: Any, **name: Any) -> object:
     """Look for the input embeddings of a model."""
-    return input_layer(Model(model_of(*content, **name)))
+    return input_layer(Checkpoint(model_of(*content, **name)))
 
 
 def generate(embedding: str | None, student: str | Path = "bytes", **options: Any) -> object:

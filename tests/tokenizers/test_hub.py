@@ -22,10 +22,10 @@ from command_lines import run_python
 from conftest import Cli
 from make_tokenizers import copied
 
-from xtok.building.embeddings.input_layer import Model
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
+from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.hub import ModelFiles, is_reachable
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
@@ -385,6 +385,6 @@ def test_a_repo_is_asked_whether_it_has_weights(hub: Hub, small: Path, tmp_path:
         (folder / file).write_bytes(b"{}")
         hub.add(f"org/{name}", folder)
     hub.add("org/none", small / "small-digits")
-    has = [Model(f"org/{name}").has_checkpoint() for name in ("whole", "shards", "none")]
+    has = [Checkpoint(f"org/{name}").has_weights() for name in ("whole", "shards", "none")]
     assert has == [True, True, False]
     assert dict(hub.downloads) == {"model.safetensors.index.json": 1}

@@ -19,16 +19,7 @@ from numpy.typing import NDArray
 from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.progress import Progress, silent
-from xtok.building.embeddings.input_layer import (
-    INDEX,
-    Model,
-    choose_layer,
-    read_header,
-    read_tensor,
-    shard_path,
-    tensor_files,
-)
-from xtok.building.embeddings.own import model_of
+from xtok.building.embeddings.input_layer import choose_layer
 from xtok.building.embeddings.sources import require_rows
 from xtok.config import SHRINK
 from xtok.errors import EmbeddingError, TokenizerError, XtokError
@@ -37,6 +28,7 @@ from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.checkpoint import INDEX, Checkpoint, checkpoint_of, read_header, read_tensor
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.sides import MAX_WIDTH
@@ -159,13 +151,13 @@ def transplant(
     old = load_tokenizer(model)
     new = _at_own_width(load_tokenizer(tokenizer), pad_to_multiple_of)
     pair = Pair(new.vocabulary, old.vocabulary, new, old)
-    source = model_of(old)
+    source = checkpoint_of(old)
     if source is None:
         raise EmbeddingError(
             f"{old.vocabulary.model_id} is a tokenizer file without weights",
             hint="give a model's folder or repo id",
         )
-    tensor_files(source)  # before longer work
+    source.tensor_files()  # before longer work
     rows, counts = new_rows(pair, init, shrink, progress)
     is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[0] <= pair.shape[1]
     plan = None if is_same else _plan(source, old, rows)
@@ -254,13 +246,13 @@ _Plan = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
 """The header of each file of weights, and the new rows of each tensor with a row for each token."""
 
 
-def _plan(source: Model, old: Tokenizer, rows: NewRows) -> _Plan:
+def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _Plan:
     """Find the tensors with a row for each token.
 
     Raises:
         EmbeddingError: if the architecture or the type of the weights is not supported.
     """
-    name, settings, files = old.vocabulary.model_id, source.json(_CONFIG), tensor_files(source)
+    name, settings, files = old.vocabulary.model_id, source.json(_CONFIG), source.tensor_files()
     if "quantization_config" in settings:
         raise EmbeddingError(
             f"the weights of {name} are quantized, expected floats",
@@ -268,7 +260,7 @@ def _plan(source: Model, old: Tokenizer, rows: NewRows) -> _Plan:
         )
     layer = choose_layer(files, source)
     of_class, is_tied = _vocabulary_tensors(settings, name)
-    paths = [shard_path(source, file) for file in dict.fromkeys(files.values())]
+    paths = [source.shard(file) for file in dict.fromkeys(files.values())]
     headers = {path: read_header(path) for path in paths}
     shapes = {t: about["shape"] for header in headers.values() for t, about in header.items()}
     num_rows = shapes[layer][0]
@@ -365,7 +357,7 @@ def _new_header(
     return header, size
 
 
-def _write_settings(source: Model, pair: Pair, folder: Path) -> list[str]:
+def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     """Write both configs with the new width and ids, and the licence; return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
@@ -406,7 +398,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
     from transformers import AutoTokenizer
 
-    library, files = tokenizer.library, model_of(tokenizer)
+    library, files = tokenizer.library, checkpoint_of(tokenizer)
     library.save_pretrained(folder)
     path = None if files is None else files.find(_SENTENCEPIECE)  # for llama.cpp's converter
     if path is not None:

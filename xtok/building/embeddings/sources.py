@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from xtok._lib.io import cache_folder, read_sealed, write_sealed
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
-from xtok.building.embeddings.input_layer import Model, input_layer
+from xtok.building.embeddings.input_layer import input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, OutputError, install_hint
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
@@ -49,9 +50,9 @@ def open_source(
             f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
         )
     repo, _, revision = location.partition("@")
-    model = Model(repo, revision=revision or None, offline=offline)
+    model = Checkpoint(repo, revision=revision or None, offline=offline)
     if path.is_dir():
-        model = Model(path.resolve(), offline=offline)
+        model = Checkpoint(path.resolve(), offline=offline)
     if kind == "input":
         return InputLayer(model)
     folder = cache_dir or cache_folder()
@@ -62,7 +63,12 @@ class SentenceModel:
     """A sentence-transformers model; its vectors are cached, since embedding takes minutes."""
 
     def __init__(
-        self, model: Model, config: GenerateConfig, cache: Path, *, force_recompute: bool = False
+        self,
+        model: Checkpoint,
+        config: GenerateConfig,
+        cache: Path,
+        *,
+        force_recompute: bool = False,
     ) -> None:
         try:
             import sentence_transformers as library
@@ -138,7 +144,7 @@ class SentenceModel:
 class InputLayer:
     """The input-embedding layer of a language model; a text is the mean over its pieces."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Checkpoint) -> None:
         self._model = model
         self._name, self._matrix = input_layer(model)
         tokenizer = model.find("tokenizer.json", required=True)

@@ -1,0 +1,102 @@
+"""A model's weights in safetensors files, read without the model's class."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xtok._lib.parsing import parse_json
+from xtok.errors import EmbeddingError
+from xtok.tokenizers.hub import ModelFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from xtok.tokenizers import Tokenizer
+
+_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_FETCH_HINT = "the checkpoint is damaged: fetch it again"
+
+
+class Checkpoint(ModelFiles):
+    """The files of a model with weights; problems are an `EmbeddingError`."""
+
+    error = EmbeddingError
+
+    @property
+    def model_id(self) -> str:
+        """The repo id, or the name of a folder without its path."""
+        return self.model.name if isinstance(self.model, Path) else self.model
+
+    def has_weights(self) -> bool | None:
+        """Whether there are safetensors weights, without fetching them; None if unknown."""
+        return True if self.find(INDEX) is not None else self.has(_FILE)
+
+    def tensor_files(self) -> dict[str, str]:
+        """Return the name of the file that contains each tensor, without fetching shards."""
+        if self.find(INDEX) is not None:
+            shards = self.json(INDEX).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise EmbeddingError(f"the {INDEX} of {self} is damaged", hint=_FETCH_HINT)
+            return {str(name): str(file) for name, file in shards.items()}
+        path = self.find(_FILE, required=True)
+        if path is None:
+            raise EmbeddingError(
+                f"{self} has no {_FILE}",
+                hint="give a model with a safetensors checkpoint; save_pretrained writes one",
+            )
+        return dict.fromkeys(read_header(path), _FILE)
+
+    def shard(self, name: str) -> Path:
+        """Return the local path of a file with weights, fetched if necessary."""
+        path = self.find(name, required=True)
+        if path is None:
+            raise EmbeddingError(f"{self} lacks {name}, listed in its {INDEX}", hint=_FETCH_HINT)
+        return path
+
+
+def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | None:
+    """Return the folder or repo of a tokenizer; None for a file."""
+    location = tokenizer.location
+    if location is None or (isinstance(location, Path) and not location.is_dir()):
+        return None
+    return Checkpoint(location, revision=tokenizer.vocabulary.revision, offline=offline)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return each tensor's dtype, shape and place in a safetensors file, in the file's order."""
+    with _opened(path), path.open("rb") as file:  # which checks the file
+        header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
+
+
+def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> torch.Tensor:
+    """Return a tensor of floats from a safetensors file, in its own dtype."""
+    import torch
+
+    with _opened(path) as file:
+        tensor: torch.Tensor = file.get_tensor(name)  # NumPy has no bfloat16
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    if tensor.ndim not in dimensions or tensor.dtype not in floats:
+        raise EmbeddingError(
+            f"{path}, {name}: {tensor.dtype} {list(tensor.shape)}, expected a matrix of floats",
+            hint="give a checkpoint without quantization, or fetch it again",
+        )
+    return tensor
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file for PyTorch; an `EmbeddingError` if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise EmbeddingError(
+            f"{path} is not a whole safetensors file: {error}", hint=_FETCH_HINT
+        ) from error
