@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transplant_study
@@ -48,7 +49,7 @@ def test_all_ways_to_heal(tmp_path: Path, small: Path, capsys: pytest.CaptureFix
 def test_all_kinds_of_rows(tmp_path: Path, small: Path) -> None:
     source, new = small / "small-digits", str(small / "small-byte-level")
     model = save_model(tmp_path / "model", xtok.load_tokenizer(source), source, seed=0, sharp=0.1)
-    tied = AutoModelForCausalLM.from_pretrained(model)
+    tied: Any = AutoModelForCausalLM.from_pretrained(model)
     tied.config.tie_word_embeddings = True
     tied.set_output_embeddings(tied.get_input_embeddings())
     tied.save_pretrained(model)

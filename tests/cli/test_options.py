@@ -21,7 +21,7 @@ from xtok.building.counted import synthetic_map
 from xtok.building.exact import find_matches, reapply_exact
 from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
-from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
+from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -84,7 +84,7 @@ def test_build_is_its_stages_byte_for_byte(
         first.save(path)
         if config.exact_match:
             reapply_exact(ProjectionMap.load(path), pair).save(path)
-        sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
+        sort_cut(ProjectionMap.load(path), SortCutConfig(top_k=config.top_k)).save(path)
         assert equal_maps(ProjectionMap.load(path), built)
 
 

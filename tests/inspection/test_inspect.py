@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,9 +194,10 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
         ProjectionMap.load(tmp_path / "m.pt", teacher_vocab_size=256),
         xtok.pair("null:98", "bytes"),
     )
-    shown = xtok.inspect(bare, config=InspectConfig(classes=True), pair=pair)
+    shown: Any = xtok.inspect(bare, config=InspectConfig(classes=True), pair=pair)
     assert shown.coverage
-    assert xtok.inspect(bare, [97], pair=pair).rows[0].entries[0].token == "a"
+    of_token: Any = xtok.inspect(bare, [97], pair=pair)
+    assert of_token.rows[0].entries[0].token == "a"
     fails(cli(*line, "--classes"), "the map contains no tokens")
     fails(cli(*line, "a"), "contains no tokens")
 
