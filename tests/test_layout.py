@@ -71,14 +71,33 @@ def test_there_are_no_import_cycles() -> None:
     assert left == {}
 
 
-def test_class_names_are_unique() -> None:
-    """Two packages do not have classes with the same name."""
+def test_names_of_types_are_unique() -> None:
+    """Two modules do not have classes or type aliases with the same name."""
     places: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in nodes(path):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+        for name in (*classes(path), *aliases(path)):
+            places.setdefault(name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {"ProjectionMap", "AnyMap", "MapKind"} <= places.keys()
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def classes(path: Path) -> list[str]:
+    """Return the names of a file's classes."""
+    return [node.name for node in nodes(path) if isinstance(node, ast.ClassDef)]
+
+
+def aliases(path: Path) -> list[str]:
+    """Return the names of a module's type aliases: CamelCase, where constants are UPPER_CASE."""
+    tree = nodes(path)[0]
+    assert isinstance(tree, ast.Module)
+    for_types = [inner for node in tree.body if isinstance(node, ast.If) for inner in node.body]
+    assigned = [
+        target.id
+        for node in (*tree.body, *for_types)
+        for target in getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(target, ast.Name)
+    ]
+    return [name for name in assigned if re.match(r"_?[A-Z]\w*[a-z]", name)]
 
 
 def test_private_names_stay_in_their_folder() -> None:

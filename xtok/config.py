@@ -21,10 +21,10 @@ Transform: TypeAlias = Literal["power", "softmax"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
-Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
-EventLoss: TypeAlias = Literal["event-kl", "csd"]
-LossName: TypeAlias = Literal[Loss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
-MapKind: TypeAlias = Literal["map", "events", "spellings"]
+BuildLoss: TypeAlias = Literal["p-kl", "gold", "h-kl"]  # `build` makes their maps
+EventLoss: TypeAlias = Literal["event-kl", "csd"]  # `events` and `spellings` make theirs
+LossName: TypeAlias = Literal[BuildLoss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
+MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
 CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 
@@ -216,7 +216,7 @@ LOSS_INFO: Mapping[LossName, LossInfo] = {
 """Every loss; `xtok.training.losses.registry` has the code of each."""
 
 
-def loss_name(loss: str, known: Any = Loss) -> Any:
+def loss_name(loss: str, known: Any = BuildLoss) -> Any:
     """Validate the name of a loss, `p-kl` or `p_kl`.
 
     Raises:
@@ -351,7 +351,7 @@ class BuildConfig(MultitokenConfig):
     exact_match: bool = option(True, "Give each shared token a single entry, with weight 1.")
 
     @classmethod
-    def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
+    def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
         """Defaults for a loss; explicit options override them.
 
         P-KL averages distributions over chunks: rows are probabilities, counted at shared token

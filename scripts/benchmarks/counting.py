@@ -12,7 +12,7 @@ from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok._lib.threads import available_cores
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.pair_text import CountPlan, TextCounter
-from xtok.building.counting.texts import Batch
+from xtok.building.counting.texts import TextBatch
 from xtok.tokenizers.pairs import Pair
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
@@ -52,5 +52,5 @@ def count(pair: Pair, encoder: TextEncoder, texts: list[str], passes: int = 1) -
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
-            counter.add(Batch(part, "", 0), encoder.encode(part))
+            counter.add(TextBatch(part, "", 0), encoder.encode(part))
     return counter

@@ -16,7 +16,7 @@ from torch import Tensor
 import xtok
 from peer_checks import nemo_rl_draft, report
 from peer_checks.report import Check, Checks
-from xtok.config import Loss
+from xtok.config import BuildLoss
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
 from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
@@ -96,7 +96,7 @@ class Pair:
         self.checkout, self.work, self.label = checkout, work, label
         self.names = student, teacher
         self.tokenizers = [report.auto_tokenizer(name, work) for name in (student, teacher)]
-        losses: tuple[Loss, ...] = ("p-kl", "gold")
+        losses: tuple[BuildLoss, ...] = ("p-kl", "gold")
         self.paths = {loss: report.pt_of(student, teacher, loss, work) for loss in losses}
         self.maps = {loss: xtok.ProjectionMap.load(path) for loss, path in self.paths.items()}
         self.utils = report.imported(checkout, "nemo_rl.algorithms.x_token.loss_utils")
@@ -145,7 +145,7 @@ class Pair:
             **{name: getattr(aligned, name) for name in chunks},
         )
         for name, changed in _LOSSES.items():
-            loss: Loss = "gold" if changed.get("gold_loss") else "p-kl"
+            loss: BuildLoss = "gold" if changed.get("gold_loss") else "p-kl"
             made = loss_of(module, self.paths[loss], self.maps[loss].shape, changed)
             their_loss = partial(made, aligned=localized)
             our_loss = self._our_loss(loss, changed, aligned)
@@ -224,14 +224,16 @@ class Pair:
         holds = same and all(ours >= theirs for ours, theirs in zip(*chunks, strict=True))
         yield Check(f"`CrossTokenizerCollator`, {self.label}", figure, holds)
 
-    def _aligner(self, loss: Loss) -> Any:
+    def _aligner(self, loss: BuildLoss) -> Any:
         return TokenAligner(
             student_tokenizer=self.tokenizers[0],
             teacher_tokenizer=self.tokenizers[1],
             projection_matrix_path=str(self.paths[loss]),
         )
 
-    def _our_loss(self, loss: Loss, changed: dict[str, Any], aligned: Any) -> report.LossFunction:
+    def _our_loss(
+        self, loss: BuildLoss, changed: dict[str, Any], aligned: Any
+    ) -> report.LossFunction:
         names = ("temperature", "reverse_kl", "exact_token_match_only")
         shared = {name: changed[name] for name in names if name in changed}
         if loss == "p-kl":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import xtok
-from xtok.config import Loss
+from xtok.config import BuildLoss
 
 
 class Check(NamedTuple):
@@ -49,7 +49,7 @@ def folder_of(name: str, parent: Path) -> Path:
     return hub_folders.write(name, parent / name)
 
 
-def pt_of(student: str, teacher: str, loss: Loss, parent: Path) -> Path:
+def pt_of(student: str, teacher: str, loss: BuildLoss, parent: Path) -> Path:
     """Return the `.pt` of a pair for a loss, built once."""
     path = parent / f"{student}-{teacher}-{loss}.pt"
     if not path.exists():

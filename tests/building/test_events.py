@@ -31,7 +31,8 @@ from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.maps.file import to_safetensors
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
 
 

@@ -22,7 +22,8 @@ from xtok.maps.file import sha256
 from xtok.maps.map_arguments import bind_map
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES
 
 each_pair = pytest.mark.parametrize("sides", [(a, b) for a in KINDS for b in KINDS])
 

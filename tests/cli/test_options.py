@@ -21,7 +21,7 @@ from xtok.building.counted import synthetic_map
 from xtok.building.exact import find_matches, reapply_exact
 from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
-from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig, Weights
+from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -336,7 +336,7 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
     ],
 )  # fmt: skip
 def test_file_names_contain_options_that_differ(
-    loss: Loss | None, options: dict[str, Any], texts: Sequence[str], name: str
+    loss: BuildLoss | None, options: dict[str, Any], texts: Sequence[str], name: str
 ) -> None:
     config = BuildConfig.for_loss(loss, **options) if loss else BuildConfig(**options)
     found = name_of_map("a", "b", config, loss=loss, texts=texts)

@@ -24,7 +24,7 @@ from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
 from xtok.cli.tables.quality import print_evaluation
-from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig, Target
+from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Target
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, evaluate, evaluation_of
 from xtok.inspection.measures import (
@@ -242,7 +242,7 @@ def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) ->
 def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text: PairText) -> None:
     """At starts a map may be better that is worse over chunks."""
     two = {name: maps[name] for name in ("starts", "chunks")}
-    losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
+    losses: tuple[BuildLoss, ...] = "p-kl", "gold", "h-kl"
     found = [evaluation_of(two, pair, text, for_loss=loss) for loss in losses]
     rankings = [known(one.ranking) for one in found]
     by_starts = "starts", "chunks"
@@ -393,7 +393,7 @@ def measured(**closed: float | None) -> MapMeasures:
     ],
 )
 def test_the_verdict_of_a_map(
-    figures: dict[str, float], loss: Loss, empty: float, level: str, words: str
+    figures: dict[str, float], loss: BuildLoss, empty: float, level: str, words: str
 ) -> None:
     verdict = map_verdict(measured(**figures), loss, empty)
     assert verdict.level == level

@@ -14,7 +14,8 @@ from make_maps import GOOD
 from xtok import ProjectionMap, XtokError
 from xtok.maps.convert import convert, nemo_overrides
 from xtok.maps.file import to_safetensors
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES
 
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.kernels import in_python
 from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import SIDES, TokenTable, TokenType
 
 if TYPE_CHECKING:
     import torch
@@ -412,7 +412,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
         raise ValueError("the alignment is already shifted")
     valid, has_start = deepcopy(batch.pair_valid), deepcopy(batch.pair_valid)
     shifted: dict[str, Any] = {}
-    for side in ("student", "teacher"):
+    for side in SIDES:
         ids: Any = getattr(batch, f"{side}_chunk_id")
         predicts: Any = getattr(batch, f"{side}_kept", ids == ids)
         mask = _shift(getattr(batch, f"{side}_exact_partition_mask"), False)

@@ -22,7 +22,7 @@ from xtok.building.exact import check_ignored, find_matches, options_after, with
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
-from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
+from xtok.config import WAIT, BuildConfig, BuildLoss, EventLoss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
@@ -42,7 +42,7 @@ def build(
     teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
-    for_loss: Loss | None = None,
+    for_loss: BuildLoss | None = None,
     texts: Paths = (),
     field: str = "text",
     initial: MapLike | None = None,
@@ -117,7 +117,7 @@ def _made(
     return made, failures, notes, counts
 
 
-def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
+def _config_of(config: BuildConfig | None, loss: BuildLoss | None) -> BuildConfig:
     if config is not None and loss is not None:
         raise ValueError("give config or for_loss, not both; BuildConfig.for_loss combines them")
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
@@ -126,7 +126,7 @@ def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
 class BuildOptions(TypedDict, total=False):
     """Options that `get_map` passes to `build`, `events` or `spellings`."""
 
-    for_loss: Loss | EventLoss | None
+    for_loss: BuildLoss | EventLoss | None
     texts: Paths
     field: str
     initial: MapLike | None

@@ -15,8 +15,7 @@ from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import tokenizer_notes
 from xtok.tokenizers.pairs import Pair
-
-Ids = NDArray[np.int64]
+from xtok.tokenizers.table import Ids
 
 
 def events(

@@ -17,7 +17,7 @@ from xtok.maps.provenance import map_of_edges, with_options
 from xtok.maps.records import RowKind, stage_report
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 # Options of matching
 _MATCHING = (

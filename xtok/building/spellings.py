@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok.maps.records import StageReport, history_step
@@ -13,9 +12,8 @@ from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import examples_of, tokenizer_notes
-from xtok.tokenizers.pairs import SIDES, Pair, Pieces
-
-Ids = NDArray[np.int64]
+from xtok.tokenizers.pairs import Pair, Pieces
+from xtok.tokenizers.table import SIDES, Ids
 
 
 def spellings(

@@ -22,7 +22,7 @@ from xtok.cli.options import (
     print_map,
     text_option,
 )
-from xtok.config import TEXT, BuildConfig, Loss
+from xtok.config import TEXT, BuildConfig, BuildLoss
 
 
 @command
@@ -30,8 +30,8 @@ def build(
     context: typer.Context,
     *,
     models: Models,
-    for_loss: Loss | None = loss_option(
-        Loss,
+    for_loss: BuildLoss | None = loss_option(
+        BuildLoss,
         None,
         "Use the preset for a loss: p-kl, gold or h-kl. Explicit options override it. Default: "
         "the recipe of X-Token. For event KL, use `xtok events`.",

@@ -29,7 +29,7 @@ from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_wo
 from xtok.cli.stdout import print_result, redirected, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT. After SIGTERM it is 143."""

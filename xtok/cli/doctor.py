@@ -5,7 +5,7 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import KINDS, TEXT_FIELD, Loading, json_option, text_option
+from xtok.cli.options import MODEL, TEXT_FIELD, Loading, json_option, text_option
 from xtok.cli.tables.tokenizers import print_diagnosis, print_server
 from xtok.config import MAIN, MODELS, ChatTemplates, option
 from xtok.inspection.first_rows import first_rows
@@ -16,7 +16,7 @@ from xtok.teachers.serving import check_server
 def doctor(
     *,
     student: str | None = option(
-        None, f"The model to check, or the student: {KINDS}", argument="STUDENT"
+        None, f"The model to check, or the student: {MODEL}", argument="STUDENT"
     ),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(

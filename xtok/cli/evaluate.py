@@ -5,7 +5,7 @@ from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
-    KINDS,
+    MODEL,
     TEXT_FIELD,
     Loading,
     MapOptions,
@@ -16,22 +16,22 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.tables.quality import print_evaluation
-from xtok.config import Loss
+from xtok.config import BuildLoss
 
 
 @command
 def evaluate(
     *,
     arguments: list[str] = map_option(
-        "Map files of one pair, measured side by side, then the two models: " + KINDS,
+        "Map files of one pair, measured side by side, then the two models: " + MODEL,
         ...,
         argument="MAP... STUDENT TEACHER",
         parser=expanded,
     ),
     text: list[str] = text_option("Text or conversations to measure on: ", required=True),
     field: str = TEXT_FIELD,
-    for_loss: Loss | None = loss_option(
-        Loss, None, "Judge and rank the maps for this loss. Default: judge them for P-KL."
+    for_loss: BuildLoss | None = loss_option(
+        BuildLoss, None, "Judge and rank the maps for this loss. Default: judge them for P-KL."
     ),
     json: bool = json_option(
         "student, teacher, measures, event_measures, verdicts, classes, worst_rows, num_bytes, "

@@ -28,15 +28,15 @@ from xtok.config import (
     RARE,
     TEXT,
     WAIT,
+    BuildLoss,
     Config,
-    Loss,
     option,
     with_hyphens,
 )
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import bind_map, name_notes, read_map
-from xtok.tokenizers.pairs import SIDES
+from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.map_arguments import AnyMap
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="AnyMap")
 
 _FILES = "plain, .jsonl or .parquet (also .gz or .zst), or a quoted glob. Repeatable."
-KINDS = "a repo, folder or file (xtok help models)."
+MODEL = "a repo, folder or file (xtok help models)."
 
 
 def map_files(incomplete: str) -> list[str]:
@@ -183,7 +183,7 @@ class Loading(Config):
 class Models(Loading):
     """The two models of a pair."""
 
-    student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
+    student: str | None = option(None, f"The student, a map's rows: {MODEL}", argument="STUDENT")
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
 
     def names(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Models(Loading):
 class OptionalModels(Models):
     """The models of a map, for a command that also works without them."""
 
-    student: str | None = option(None, f"The map's student: {KINDS}", argument="[STUDENT]")
+    student: str | None = option(None, f"The map's student: {MODEL}", argument="[STUDENT]")
     teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
 
 
@@ -243,7 +243,7 @@ class ModelOptions(Models):
     """The models of a map as options, for a command that takes tokens as arguments."""
 
     student: str | None = option(
-        None, f"The map's student: {KINDS}", name="student-model", metavar="MODEL", short="-s",
+        None, f"The map's student: {MODEL}", name="student-model", metavar="MODEL", short="-s",
         panel=MAIN,
     )  # fmt: skip
     teacher: str | None = option(
@@ -275,14 +275,14 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
     return maps, Models(trust_remote_code=loading.trust_remote_code, **models)
 
 
-def read_loss(text: str, known: Any = Loss) -> str:
+def read_loss(text: str, known: Any = BuildLoss) -> Any:
     """Return the name of a loss; an `XtokError` for a loss that needs another command."""
     losses = get_args(known)
-    loss: str = with_hyphens(text)
+    loss = with_hyphens(text)
     if loss in losses:
         return loss
     if loss in LOSS_INFO:
-        kind = LOSS_INFO[losses[0]].map
+        kind: Any = LOSS_INFO[losses[0]].map
         raise XtokError(f"{loss} does not use {MAP_NAMES[kind]}", hint=LOSS_INFO[loss].hint)
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
 

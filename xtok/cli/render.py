@@ -7,7 +7,7 @@ import typer
 from xtok._lib.progress import silent
 from xtok.cli import console
 from xtok.cli.command import command
-from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
+from xtok.cli.options import CHAT_TEMPLATE, MODEL, Loading
 from xtok.cli.stdout import print_path, result_stream
 from xtok.config import OUTPUT, option
 from xtok.conversation.files import read_conversations
@@ -24,7 +24,7 @@ def render(
         "chat_template_kwargs.",
         argument="FILE",
     ),
-    model_argument: str | None = option(None, f"Model to write ids for: {KINDS}", argument="MODEL"),
+    model_argument: str | None = option(None, f"Model to write ids for: {MODEL}", argument="MODEL"),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
         False, "End each conversation with the template's prompt for an answer.", flag=True

@@ -10,7 +10,7 @@ from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded
 from xtok.cli.options import (
-    KINDS,
+    MODEL,
     TEXT_FIELD,
     MapOptions,
     ModelOptions,
@@ -27,7 +27,7 @@ from xtok.errors import OutputError
 def report(
     *,
     arguments: list[str] = map_option(
-        "A map file, or two of one pair to compare; then the two models: " + KINDS,
+        "A map file, or two of one pair to compare; then the two models: " + MODEL,
         ...,
         argument="MAP... [STUDENT TEACHER]",
         parser=expanded,

@@ -10,7 +10,7 @@ import xtok
 from xtok._lib.io import check_output
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import KINDS, Loading, check_tokens, json_option
+from xtok.cli.options import MODEL, Loading, check_tokens, json_option
 from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.config import MAIN, option
@@ -21,7 +21,7 @@ from xtok.tokenizers.table import TokenTable
 @command
 def vocab(
     *,
-    model: str = option(..., f"The model: {KINDS}", argument="MODEL"),
+    model: str = option(..., f"The model: {MODEL}", argument="MODEL"),
     tokens: list[str] = option(
         [],
         "Tokens to show, spaces included: ' the'. Put -- before a token that begins with a dash. "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
-from xtok.config import Loss, LossName
+from xtok.config import BuildLoss, LossName
 from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.projection_map import ProjectionMap
@@ -150,7 +150,7 @@ def fits(
         "h-kl": _judge_h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
         "event-kl": _judge_event_kl(pair),
     }
-    for loss in get_args(Loss) if failed else ():
+    for loss in get_args(BuildLoss) if failed else ():
         judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
     return tuple(Fit(loss=loss, level=level, why=why) for loss, (level, why) in judged.items())
 

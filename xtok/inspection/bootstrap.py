@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import LOSS_INFO, Loss
+from xtok.config import LOSS_INFO, BuildLoss
 
 _RESAMPLES = 1000
 
@@ -54,14 +54,14 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
 class Ranking:
     """The ranking of maps for a loss over all text."""
 
-    loss: Loss
+    loss: BuildLoss
     names: tuple[str, ...]  # of the maps, best first
     lead: Interval | None  # of the best map over the second, in nats; None for one map
     verdict: str
 
 
 def rank(
-    loss: Loss, names: Sequence[str], sums: NDArray[np.float64], counts: NDArray[np.float64]
+    loss: BuildLoss, names: Sequence[str], sums: NDArray[np.float64], counts: NDArray[np.float64]
 ) -> Ranking:
     """Rank maps for a loss by their mean cross-entropy.
 

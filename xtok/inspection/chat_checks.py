@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from xtok._lib.ragged import num_common
 from xtok.conversation import find_template, is_prefix_preserving, render, tool_suffix
 from xtok.conversation.formats import PromptFormat
+from xtok.conversation.templates import Message
 from xtok.errors import XtokError
 from xtok.inspection import Check, Level
 from xtok.tokenizers import Tokenizer
-
-Message = Mapping[str, Any]
 
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _USER = {"role": "user", "content": "What is 2 + 2?"}

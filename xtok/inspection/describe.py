@@ -14,8 +14,8 @@ from xtok.maps.file import StoredMap
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.pairs import SIDES, Pair
-from xtok.tokenizers.table import TokenType, Vocabulary
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
 
 _LARGEST = 10
 

@@ -24,8 +24,7 @@ from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.notes import case_notes, examples_of
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.sides import SIDES
-from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
+from xtok.tokenizers.table import SIDES, TokenTable, TokenType, utf8_text
 
 _TOKENS_AT_ONCE = 1 << 13
 """Tokens per batch, since the library keeps more than their ids in memory."""

@@ -34,7 +34,7 @@ from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.exact import find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
-from xtok.config import Loss, MultitokenConfig, loss_name
+from xtok.config import BuildLoss, MultitokenConfig, loss_name
 from xtok.errors import XtokError
 from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Ranking, mean_of, rank
@@ -84,7 +84,7 @@ def evaluate(
     *,
     names: Sequence[str] = (),
     field: str = "text",
-    for_loss: Loss | None = None,
+    for_loss: BuildLoss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure projection maps or event maps of one pair on text.
@@ -125,7 +125,7 @@ def evaluation_of(
     pair: Pair,
     text: PairText,
     *,
-    for_loss: Loss | None = None,
+    for_loss: BuildLoss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure maps, by name, on text that was counted per document."""
@@ -144,7 +144,7 @@ def evaluation_of(
         measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
         of_all = measured["measures"][-len(maps) :]
         shares = [empty_share(m, text) for m in of_tokens.values()]
-        loss: Loss = for_loss or "p-kl"
+        loss: BuildLoss = for_loss or "p-kl"
         verdicts = [map_verdict(m, loss, x) for m, x in zip(of_all, shares, strict=True)]
     return Evaluation(
         student=pair.student.model_id,
@@ -196,7 +196,7 @@ def _map_fields(
     text: PerDocument,
     recipes: Mapping[int, Edges],
     by_row: Occurrences,
-    for_loss: Loss | None,
+    for_loss: BuildLoss | None,
 ) -> dict[str, Any]:
     views = [_View(text, by_row.shape, over_chunks=over) for over in (False, True)]
     losses = {name: [view.losses(m.edges) for view in views] for name, m in maps.items()}

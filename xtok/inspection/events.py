@@ -13,7 +13,7 @@ from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps.events import EventMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import require_table
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 _SHOWN = 10
 

@@ -30,7 +30,7 @@ from xtok.tokenizers import Tokenizer, library_differences
 from xtok.tokenizers.display import escape, percent, plural, quoted
 from xtok.tokenizers.library import ids_apart
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 ENOUGH = 0.5
 """Minimum share of targets in chunks, and of chunks with equal bytes. Pairs of the tests have 0.9

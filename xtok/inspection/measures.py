@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import share_of
-from xtok.config import LOSS_INFO, Loss
+from xtok.config import LOSS_INFO, BuildLoss
 from xtok.inspection import Grade
 from xtok.inspection.bootstrap import Interval
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -54,7 +54,7 @@ class MapMeasures(Measures):
     at_starts: MapLosses
     over_chunks: MapLosses  # averaged over chunks, as P-KL does
 
-    def losses(self, loss: Loss) -> MapLosses:
+    def losses(self, loss: BuildLoss) -> MapLosses:
         """Return the losses that decide for a training loss."""
         return self.over_chunks if loss == "p-kl" else self.at_starts
 
@@ -86,7 +86,7 @@ class Verdict:
         return f"{self.name} is {level}: {self.reason} ({self.numbers})"
 
 
-def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verdict:
+def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) -> Verdict:
     """Judge a projection map by its measures over all text.
 
     Args:

@@ -23,8 +23,7 @@ from xtok.tokenizers.display import listed, plural
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import ROLES
-from xtok.tokenizers.sides import SIDES
-from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary, differing_ids
+from xtok.tokenizers.table import SIDES, TokenTable, TokenType, Vocabulary, differing_ids
 
 
 @dataclass(frozen=True, kw_only=True)

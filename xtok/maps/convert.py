@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from xtok.config import Loss
+from xtok.config import BuildLoss
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
 from xtok.maps.nemo_tables import reverse_of
@@ -43,7 +43,7 @@ def convert(
     return target
 
 
-def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
+def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -> list[str]:
     """Return notes with the options of NeMo-RL's training script for a map and its loss.
 
     By default, a counted map is for P-KL, or for gold if it has exact rows.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
 from xtok.maps.records import require
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ def _check_events(m: EventMap) -> None:
 
 
 def _check_links(m: EventMap) -> None:
-    for side, other in (("student", "teacher"), ("teacher", "student")):
+    for side, other in zip(SIDES, SIDES[::-1], strict=True):
         links, events = getattr(m, f"{side}_link"), getattr(m, f"{side}_event")
         others = getattr(m, f"{other}_event")
         require(links.shape == events.shape, f"{side}_link is not of shape [{len(events)}]")

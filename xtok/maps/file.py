@@ -26,8 +26,7 @@ from xtok.maps import nemo, nemo_tables
 from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors, require_valid
 from xtok.maps.records import InvariantError, StageReport, history_step
 from xtok.tokenizers.display import listed
-from xtok.tokenizers.sides import MAX_WIDTH, SIDES
-from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 CLASSES: dict[MapKind, type[StoredMap]] = {}  # subclasses of `StoredMap` add themselves
 

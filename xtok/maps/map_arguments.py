@@ -13,8 +13,8 @@ from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers.pairs import SIDES, Pair
-from xtok.tokenizers.table import Vocabulary, same_tokens
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, Vocabulary, same_tokens
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok._lib.io import shorten_name
-from xtok.config import BuildConfig, GenerateConfig, Loss, MultitokenConfig
+from xtok.config import BuildConfig, BuildLoss, GenerateConfig, MultitokenConfig
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
@@ -22,7 +22,7 @@ def name_of_map(
     teacher_id: str,
     config: BuildConfig,
     *,
-    loss: Loss | None = None,
+    loss: BuildLoss | None = None,
     texts: Sequence[str | Path] = (),
 ) -> str:
     """Return the default file name of a map by `build`: models, loss, options and first text."""

@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from xtok.errors import OutputError
 from xtok.maps.edges import SUM_TOLERANCE, Edges, ranks, repaired, row_starts, slot_entries
-from xtok.maps.opening import own_tensors, require_valid, strided, torch_bytes
+from xtok.maps.opening import Tensors, own_tensors, require_valid, strided, torch_bytes
 from xtok.maps.records import InvariantError, RowKind
 from xtok.tokenizers.display import listed
-from xtok.tokenizers.sides import MAX_WIDTH, SIDES
-from xtok.tokenizers.table import Vocabulary
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch
 
-Tensors = Mapping[str, NDArray[Any]]
 
 _MAX_CELLS = 2**30
 

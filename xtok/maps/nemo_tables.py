@@ -5,7 +5,6 @@ Its draft "v6", pull request 4177 at a84de17, reads them in `loss_functions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
-from xtok.maps.opening import torch_bytes
-from xtok.tokenizers.sides import SIDES
+from xtok.maps.opening import Tensors, torch_bytes
+from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
     from xtok.tokenizers.table import Vocabulary
-
-Tensors = Mapping[str, NDArray[Any]]
 
 N_MAX = 8  # maximum number of pieces in a row; the draft's default
 

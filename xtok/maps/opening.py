@@ -26,6 +26,8 @@ from xtok.maps.records import InvariantError
 if TYPE_CHECKING:
     import torch
 
+Tensors = Mapping[str, NDArray[Any]]
+
 _NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
 
 # Invariants that training can break; `normalize` restores them

@@ -24,8 +24,7 @@ from xtok.maps.file import StoredMap
 from xtok.maps.records import Recipe, history_step, require
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
-from xtok.tokenizers.sides import SIDES
-from xtok.tokenizers.table import Vocabulary
+from xtok.tokenizers.table import SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,9 @@ from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplic
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.records import Recipe
 from xtok.tokenizers.display import percent, plural
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
+from xtok.tokenizers.table import SIDES
 
 # Minimum weight of a row's heaviest entry for H-KL to compare its two tokens (NeMo-RL)
 H_KL_THRESHOLD = 0.6

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
 from xtok.maps.records import require
-from xtok.tokenizers.pairs import SIDES, require_table
-from xtok.tokenizers.table import TokenTable, TokenType
-
-Ids = NDArray[np.int64]
+from xtok.tokenizers.pairs import require_table
+from xtok.tokenizers.table import SIDES, Ids, TokenTable, TokenType
 
 UNUSED = "unused"  # reason for ids beyond the tokenizer's largest id
 

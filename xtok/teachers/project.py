@@ -26,7 +26,7 @@ from xtok.teachers import parts
 from xtok.teachers.formats import distillkit, neutral
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
-from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.parts import PartSummary, ProjectJob, Totals
 from xtok.teachers.stored_texts import notes_on
@@ -287,7 +287,7 @@ def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
     """Yield the output piece by piece: tables, or lines of the format `vllm`."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
     pad_id = meaningless[0] if meaningless else 0
-    student = Target(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
+    student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
     width = 1 if to == "vllm" else job.config.top_k
     arrow, first = need("pyarrow", job.folder), schema.empty_table()
     tables = (parts.tables_of(job, shard) for shard in range(len(job.shards)))

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, Roles
-from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
+from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):

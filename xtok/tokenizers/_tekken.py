@@ -13,8 +13,7 @@ from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED, TokenizerError
 from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN, RankBackend, bad_pattern, require_single_bytes
-from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import TokenEntry, TokenType
+from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType
 
 # Special tokens missing from files before version 7: tokens/tokenizers/tekken.py of
 # mistral-common 1.13.1.

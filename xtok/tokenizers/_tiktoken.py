@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import AddedNames, Backend, Roles, chat_templates, damaged, is_panic
-from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import TokenEntry, TokenType
+from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

@@ -31,8 +31,15 @@ from xtok.tokenizers._backend import (
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
 from xtok.tokenizers.roles import find_roles
-from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import Decoded, TokenTable, TokenType, Vocabulary, utf8_runs, utf8_text
+from xtok.tokenizers.table import (
+    MAX_WIDTH,
+    Decoded,
+    TokenTable,
+    TokenType,
+    Vocabulary,
+    utf8_runs,
+    utf8_text,
+)
 
 
 class Encoding(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from xtok.tokenizers.display import listed, plural
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
     from xtok.tokenizers.pairs import Pair

@@ -16,7 +16,6 @@ from xtok.config import TokenForm
 from xtok.errors import XtokError
 from xtok.tokenizers.relaxed import match_relaxed
 from xtok.tokenizers.roles import match_roles
-from xtok.tokenizers.sides import SIDES as SIDES
 from xtok.tokenizers.table import Decoded, TokenTable, Vocabulary, match_bytes, same_tokens
 
 if TYPE_CHECKING:

@@ -21,6 +21,15 @@ from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, printable, quoted, shorten, text_bytes, unescape
 
+Ids = NDArray[np.int64]
+"""One-dimensional ids of tokens or events."""
+
+SIDES = "student", "teacher"
+"""Rows and columns of a map."""
+
+MAX_WIDTH = 2**24
+"""Maximum width of a vocabulary: 64 times the largest published one; ids fit int32."""
+
 MAX_NAME = 1 << 10
 """Maximum length in bytes of a special token's name; published names stay below 100."""
 

@@ -25,8 +25,8 @@ from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, loss_named, make_loss
 from xtok.training.module import ProjectionModule
 
-Loss = LossName | BatchLoss
-AnyMap = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
+LossArgument = LossName | BatchLoss
+MapArgument = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
 
 
 class LossTerms(NamedTuple):
@@ -165,8 +165,8 @@ def _covered(side: Mapping[str, Any]) -> Tensor:
 
 def make_objective(
     pairs: Sequence[Pair | None],
-    losses: Loss | Sequence[Loss],
-    map: AnyMap | Sequence[AnyMap | None] | None = None,
+    losses: LossArgument | Sequence[LossArgument],
+    map: MapArgument | Sequence[MapArgument | None] | None = None,
     *,
     config: Any = None,
     teacher_weights: Sequence[float] | None = None,

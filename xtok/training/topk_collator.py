@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import checked, without_null
 from xtok.predictions.topk import TopK
-from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 
 

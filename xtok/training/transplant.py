@@ -31,8 +31,7 @@ from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.checkpoint import INDEX, Checkpoint, checkpoint_of, read_header, read_tensor
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.heads import evaluating
 
 Init = Literal["pieces", "mean"]
@@ -242,11 +241,11 @@ def _composed(
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 
 
-_Plan = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
+_NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
 """The header of each file of weights, and the new rows of each tensor with a row for each token."""
 
 
-def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _Plan:
+def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
     """Find the tensors with a row for each token.
 
     Raises:
@@ -317,7 +316,7 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
     return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}, is_tied
 
 
-def _write_weights(plan: _Plan, folder: Path, progress: Progress) -> None:
+def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
     """Write the weights, one file after another: at most one old matrix is in memory."""
     (headers, replaced), names, total = plan, dict[str, str](), 0
     for path, tensors in headers.items():

@@ -16,7 +16,7 @@ from xtok._lib.threads import available_cores
 from xtok.alignment.sequences import FlatIds
 
 if TYPE_CHECKING:
-    from xtok.building.counting.texts import Batch
+    from xtok.building.counting.texts import TextBatch
     from xtok.tokenizers import Tokenizer
 
 _AHEAD = 4  # number of batches to encode at the same time
@@ -39,14 +39,14 @@ class TextEncoder:
         self._pool.shutdown(cancel_futures=True)
 
     def read(
-        self, batches: Iterable[Batch], total: int, advance: Callable[[int, int], object]
-    ) -> Iterator[tuple[Batch, list[FlatIds]]]:
+        self, batches: Iterable[TextBatch], total: int, advance: Callable[[int, int], object]
+    ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
         """Encode batches ahead of the caller; yield each batch with each side's ids.
 
         `advance` is called with the bytes on disk and the first tokenizer's tokens of each batch.
         """
         consumed, batches = 0, iter(batches)
-        waiting: deque[tuple[Batch, Callable[[], list[FlatIds]]]] = deque()
+        waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()
         while True:
             for batch in islice(batches, _AHEAD - len(waiting)):
                 waiting.append((batch, self.start_encoding(batch.texts)))

@@ -28,7 +28,7 @@ from xtok.building.counting.counts import (
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.kernels import chunk_losses
 from xtok.building.counting.smoothing import EPSILON
-from xtok.building.counting.texts import Batch, find_texts, little_text, read_batches
+from xtok.building.counting.texts import TextBatch, find_texts, little_text, read_batches
 from xtok.config import Target
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
@@ -238,7 +238,7 @@ class TextCounter:
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
         self._documents = DocumentCounter() if plan.per_document else None
 
-    def add(self, batch: Batch, sides: Sequence[FlatIds]) -> None:
+    def add(self, batch: TextBatch, sides: Sequence[FlatIds]) -> None:
         """Count documents, as ids of each tokenizer."""
         for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))

@@ -22,7 +22,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.counting.aligned import TextAligner
 from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
 from xtok.building.counting.encode import TextEncoder
-from xtok.building.counting.texts import Batch
+from xtok.building.counting.texts import TextBatch
 from xtok.building.spellings import partners_or_pieces
 from xtok.config import Target
 from xtok.maps.edges import Edges, ranks, sum_duplicates
@@ -148,12 +148,12 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
     source = SyntheticSource(tables)
     tally, aligner = Tally(target), TextAligner(pair)
 
-    def batches(num_texts: int) -> Iterator[Batch]:
+    def batches(num_texts: int) -> Iterator[TextBatch]:
         for start in range(0, num_texts, _TEXTS_AT_ONCE):
             stop = min(start + _TEXTS_AT_ONCE, num_texts)
             texts = source.texts(stop - start)
             parts = [texts[i : i + _PER_DOCUMENT] for i in range(0, len(texts), _PER_DOCUMENT)]
-            yield Batch(list(map("".join, parts)), "", stop)
+            yield TextBatch(list(map("".join, parts)), "", stop)
 
     with (
         TextEncoder(*pair.tokenizers) as encoder,

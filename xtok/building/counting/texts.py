@@ -47,7 +47,7 @@ _OBJECTS_HINT = (
 _SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messages": […]}'
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Documents of one file that are processed together."""
 
     texts: list[str]
@@ -78,7 +78,7 @@ def check_texts(patterns: Paths, field: str) -> None:
         next(_documents(shards(path)[0], field), None)
 
 
-def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch]:
+def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextBatch]:
     """Yield the documents of shards in batches.
 
     The document of a conversation is the text of its messages. Lone surrogates become U+FFFD; long
@@ -97,10 +97,10 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch
             texts.append(text)
             size, consumed = size + len(text), before + min(so_far, shard.size)
             if size >= BATCH_CHARACTERS:
-                yield Batch(texts, file, consumed)
+                yield TextBatch(texts, file, consumed)
                 texts, size = [], 0
         if texts:
-            yield Batch(texts, file, consumed)
+            yield TextBatch(texts, file, consumed)
         before += shard.size
 
 

@@ -16,7 +16,7 @@ from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.own import fitted_embeddings, lacking_weights
 from xtok.building.embeddings.similarity import Vectors, largest_cosines
 from xtok.building.embeddings.sources import open_source, require_finite
-from xtok.building.embeddings.spelling import most_similar
+from xtok.building.embeddings.spelling import Floats, most_similar
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
@@ -24,14 +24,13 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_edges
 from xtok.maps.records import stage_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.relaxed import relaxed_form
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import SIDES, TokenTable, TokenType
 
 if TYPE_CHECKING:
     from xtok.building.embeddings.sources import InputLayer, SentenceModel
 
-Floats = NDArray[np.float64]
 
 OWN = "own"  # both models' own input-embedding layers
 

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
@@ -16,12 +15,12 @@ from xtok.building.embeddings.sources import require_finite, require_rows
 from xtok.errors import EmbeddingError
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.checkpoint import checkpoint_of
-from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, Ids
 
 if TYPE_CHECKING:
     import torch
 
-Ids = NDArray[np.int64]
 
 _HELD_OUT = 10  # every tenth anchor is held out
 _FEWEST_ANCHORS = 20

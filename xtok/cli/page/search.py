@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers.pairs import SIDES, Pair
-from xtok.tokenizers.table import TokenTable
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, TokenTable
 
 if TYPE_CHECKING:
     from xtok.building.counting.pair_text import PairText

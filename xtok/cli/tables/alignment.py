@@ -11,6 +11,7 @@ from rich.text import Text
 
 from xtok.cli.tables._tables import printing, visible
 from xtok.tokenizers.display import percent, plural
+from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TextAlignment
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _COLOURS = ("cyan", "green", "magenta", "blue")
 _BETWEEN = "¦"  # between the tokens of one chunk
 _AROUND = "│"  # between chunks
-_LABELS = ("student", "teacher")
-_WIDTH = 1 + max(map(len, _LABELS))
+_WIDTH = 1 + max(map(len, SIDES))
 
 
 _KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
@@ -52,7 +52,7 @@ def print_alignment(alignment: TextAlignment) -> None:
     with printing() as console:
         for row in _wrapped(_blocks(alignment), console.width - _WIDTH):
             marked = any(block.lines[2] for block in row)
-            for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
+            for line, label in enumerate((*SIDES, "")[: 2 + marked]):
                 text = Text.assemble((label.ljust(_WIDTH), "dim"))
                 for block in row:
                     content = set_cell_size(block.lines[line], block.width)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from xtok.teachers.formats.columns import Target, list_array, next_tokens
+from xtok.teachers.formats.columns import StudentSide, list_array, next_tokens
 from xtok.teachers.formats.documents import Documents
 
 
-def table(documents: Documents, target: Target) -> Any:
+def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
     Values are renormalized over the candidates. Rows are padded with an id of negligible

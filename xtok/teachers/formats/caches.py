@@ -22,7 +22,7 @@ from xtok.predictions.topk import masses, rows_of
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
-from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.tokenizers.table import Vocabulary
 
@@ -230,7 +230,7 @@ def read_cache(
                 yield rows, shard.size * len(batch) // max(1, table.num_rows(group))
 
 
-WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {
+WRITERS: Mapping[CacheFormat, Callable[[Documents, StudentSide], Any]] = {
     "axolotl": axolotl.table,
     "distillkit": distillkit.table,
     "vllm": lambda documents, target: vllm.lines(documents, target.model),

@@ -137,7 +137,7 @@ class CacheColumns:
 # Output
 
 
-class Target(NamedTuple):
+class StudentSide(NamedTuple):
     """Properties of the student that output formats need."""
 
     model: str
@@ -146,7 +146,7 @@ class Target(NamedTuple):
 
 
 def next_tokens(
-    topk: TopK, target: Target
+    topk: TopK, target: StudentSide
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
     """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
     rows = np.arange(1, len(topk.token_ids) + 1)

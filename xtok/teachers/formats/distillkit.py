@@ -14,9 +14,9 @@ from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_padding
 from xtok.predictions.topk import TopK, chosen_rows
-from xtok.teachers.formats.columns import CacheColumns, Target, list_array, next_tokens
+from xtok.teachers.formats.columns import CacheColumns, StudentSide, list_array, next_tokens
 from xtok.teachers.formats.documents import Documents, cache_error
-from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import MAX_WIDTH
 
 COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
@@ -80,7 +80,7 @@ def read(
     return documents._replace(loss_mask=np.append(False, mask)[:-1] & (place > 0))
 
 
-def table(documents: Documents, target: Target) -> Any:
+def table(documents: Documents, target: StudentSide) -> Any:
     """Return plain columns, with one row less than tokens.
 
     `labels[i]` masks row i, not token i, because DistillKit's trainer uses it this way.

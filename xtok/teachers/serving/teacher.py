@@ -21,7 +21,7 @@ from xtok.teachers.formats.documents import Documents
 from xtok.teachers.formats.ranked import RankedTopK, completed
 from xtok.teachers.serving.connection import Connection, TeacherError, json_of, problem_of, reason
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import MAX_WIDTH
 
 ServerKind: TypeAlias = Literal["vllm", "sglang"]
 

@@ -11,7 +11,7 @@ from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunks import (
     Chunked,
     ChunkedLogits,
-    Targets,
+    TargetIds,
     check_targets,
     chunk_loss,
     chunk_part,
@@ -29,7 +29,7 @@ MARGIN = 1e-6
 def alm(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits | None,
-    targets: Targets,
+    targets: TargetIds,
     alignment: Any,
     config: ALMConfig | None = None,
     *,

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import SIDES
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows, one_pass
 from xtok.training.sparse import check_width, places_of, ranges, work_dtype
 
 EPSILON = 1e-10
@@ -141,7 +141,7 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
             )
 
 
-Targets: TypeAlias = tuple[Tensor | None, Tensor | None]
+TargetIds: TypeAlias = tuple[Tensor | None, Tensor | None]
 """The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
 
 
@@ -236,7 +236,7 @@ class ChunkedLogits(NamedTuple):
     student: Logits
     teacher: Any  # `Logits`; None for stored log-probabilities
     chunks: Chunks
-    targets: Targets = (None, None)
+    targets: TargetIds = (None, None)
     teacher_logprobs: Tensor | None = None  # [B, T_t], stored, of the tokens that follow
 
     @property
@@ -307,7 +307,7 @@ def chunk_part(
     teacher: Logits | None,
     width: int,
     others: Sequence[Tensor] = (),
-) -> Part:
+) -> PlanPart:
     """Return a part that compares N chunks; `others`, rising, are the chunks of further entries."""
 
     def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -318,7 +318,7 @@ def chunk_part(
     places = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
     size = width * len(theirs.chunk) // max(1, len(ours.chunk)) + 1
     read = None if teacher is None else Read(teacher, theirs.positions, of_place=1)
-    return Part(ours.positions, of_rows, read, size, places, ours.chunk)
+    return PlanPart(ours.positions, of_rows, read, size, places, ours.chunk)
 
 
 def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> ChunkTokens:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -52,7 +52,7 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
                 f"the targets contain id {int(of_positions.max())}, expected ids below {width}"
             )
 
-    return Plan([Part(positions, compare)], len(ids), work_dtype(student), explain=explain)
+    return Plan([PlanPart(positions, compare)], len(ids), work_dtype(student), explain=explain)
 
 
 def combine(

@@ -15,7 +15,7 @@ from xtok.training.losses.chunks import (
     ChunkedLogits,
     Chunks,
     ChunkTokens,
-    Targets,
+    TargetIds,
     TokenGradients,
     both_tokens,
     check_targets,
@@ -27,7 +27,7 @@ from xtok.training.losses.chunks import (
 )
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows
+from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
 LEAST = 1e-12
@@ -38,7 +38,7 @@ def csd(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits,
     index: SpellingIndex,
-    targets: Targets,
+    targets: TargetIds,
     alignment: Any,
     config: CSDConfig | None = None,
     *,
@@ -94,7 +94,7 @@ def plan_csd(both: ChunkedLogits, index: SpellingIndex, config: CSDConfig) -> Pl
     return Plan(parts, events.num_chunks, both.dtype, config.temperature, explain)
 
 
-def count_completed(index: SpellingIndex, targets: Targets, chunks: Chunks) -> int:
+def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) -> int:
     """Return the number of chunks that `csd` averages over."""
     if not chunks.total:
         return 0
@@ -111,7 +111,7 @@ class _Shared(NamedTuple):
 
     def part(
         self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
-    ) -> Part:
+    ) -> PlanPart:
         """Compare some chunks; `excluded` are sorted cells of the rest: chunk, student token."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ class _Shared(NamedTuple):
         firsts = [side.positions[side.starts[chunks]] for side in self.tokens]
         teacher = self.both.teacher
         places = [] if excluded is None else excluded[:1]
-        return Part(firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], places)
+        return PlanPart(firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], places)
 
     def excluded(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return the first tokens and the completions of the chunks that are not 1:1."""
@@ -177,7 +177,7 @@ def _completed_part(
     config: CSDConfig,
     tokens: Sequence[ChunkTokens],
     events: Events,
-) -> Part:
+) -> PlanPart:
     """Compare the G chunks that are not 1:1."""
     ours, theirs = (
         side.only(events.others, size) for side, size in zip(tokens, events.sizes, strict=True)

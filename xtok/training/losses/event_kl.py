@@ -14,7 +14,7 @@ from xtok.maps.events import EventMap
 from xtok.training.losses.chunks import ChunkedLogits, chunk_loss, require_type
 from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
 from xtok.training.losses.logits import AnyLogits, Logits, as_logits, log_probabilities, top_columns
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows, one_pass
 from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
@@ -180,7 +180,7 @@ def plan_kl(
         log_t = log_q if index is None else _shared_out(log_p, log_q, index)
         return _kl(log_p, p, log_t, reverse=config.reverse_kl)
 
-    part = Part(ours, compare, Read(compared, theirs), teacher.shape[2])
+    part = PlanPart(ours, compare, Read(compared, theirs), teacher.shape[2])
     return Plan([part], count, dtype, temperature)
 
 

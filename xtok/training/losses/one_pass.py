@@ -76,7 +76,7 @@ class Read(NamedTuple):
         return self.positions[which]
 
 
-class Part(NamedTuple):
+class PlanPart(NamedTuple):
     """A comparison at n positions of the student."""
 
     positions: Tensor  # int64 [n], row · T + place: distinct, rising with `chunk`
@@ -90,7 +90,7 @@ class Part(NamedTuple):
 class Plan(NamedTuple):
     """A loss as its comparisons: τ² times a mean over `num_terms`."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PlanPart]
     num_terms: int  # the loss is 0 if this is 0
     dtype: torch.dtype
     temperature: float = 1.0
@@ -139,7 +139,7 @@ def one_pass(
     return loss, [x.to(dtype) for x in losses]
 
 
-_Term: TypeAlias = tuple[Part, Tensor | float, Tensor]
+_Term: TypeAlias = tuple[PlanPart, Tensor | float, Tensor]
 """A part of a plan, the factor of its gradient, and the sum of its plan's losses."""
 
 
@@ -207,7 +207,7 @@ Block: TypeAlias = tuple[slice, list[InBlock]]
 
 
 def _with_teachers(
-    parts: Sequence[Part], blocks: Sequence[Block], dtype: torch.dtype
+    parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
     """Yield blocks with the teacher logits of their parts, computed for all blocks at once."""
     made: dict[int, Iterator[Tensor]] = {}
@@ -224,7 +224,7 @@ def _with_teachers(
         yield place, with_logits
 
 
-def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Tensor, list[Block]]]:
+def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
     """Yield positions to compute at once, with the blocks for comparison.
 
     Positions of the same parts share a block. A product reads the whole head, so it needs many
@@ -253,7 +253,7 @@ def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Tensor, lis
     yield order[begin:], blocks
 
 
-def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
+def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
     """Return the number of positions that are compared, and that are computed, at once."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
@@ -263,7 +263,7 @@ def _block_lengths(logits: Logits, parts: Sequence[Part]) -> tuple[int, int]:
 
 
 def _order(
-    parts: Sequence[Part], size: int, step: int
+    parts: Sequence[PlanPart], size: int, step: int
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
     """Return positions ordered by block, unused ones first, and the bounds of the blocks.
 
@@ -301,7 +301,7 @@ def _order(
 
 
 def _slices(
-    parts: Sequence[Part], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
+    parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
     """Yield, for each block and part, the bounds of the part's rows and entries."""
     if len(parts) == 1 and not parts[0].places:

@@ -18,7 +18,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import Chunks, Targets, chunked, chunks_in, count_chunks
+from xtok.training.losses.chunks import Chunks, TargetIds, chunked, chunks_in, count_chunks
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -117,7 +117,7 @@ class NamedLoss:
     map: LossInput | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
-    count: Callable[[Any, Targets, Chunks], int] = lambda map, targets, chunks: chunks.total
+    count: Callable[[Any, TargetIds, Chunks], int] = lambda map, targets, chunks: chunks.total
     prepared: Callable[[Any], Any] = lambda on_device: on_device
 
 

@@ -12,7 +12,7 @@ from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import checked, exceeds
 from xtok.predictions.topk import TopK
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Rows, one_pass
 from xtok.training.sparse import work_dtype
 from xtok.training.topk_collator import StoredTopK
 
@@ -102,7 +102,7 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
     def explain() -> None:
         _check_candidates(stored_at(torch.arange(len(tokens), device=tokens.device)), width)
 
-    return Plan([Part(tokens - 1, compare)], len(tokens), dtype, explain=explain)
+    return Plan([PlanPart(tokens - 1, compare)], len(tokens), dtype, explain=explain)
 
 
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from xtok.errors import XtokError
 from xtok.training.collator import DistillationCollator, first_rows, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import AnyMap, Loss, make_objective
+from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
 
@@ -55,8 +55,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         data_collator: DistillationCollator | TopKCollator,
         *,
         teachers: Any = None,
-        loss: Loss | Sequence[Loss] = "event-kl",
-        map: AnyMap | Sequence[AnyMap | None] | None = None,
+        loss: LossArgument | Sequence[LossArgument] = "event-kl",
+        map: MapArgument | Sequence[MapArgument | None] | None = None,
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
         **kwargs: Any,

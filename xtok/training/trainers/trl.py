@@ -21,7 +21,7 @@ from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_named
-from xtok.training.objective import AnyMap, Loss, make_objective
+from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
 
 VERSIONS = ">=1.14,<1.17"
@@ -84,8 +84,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         teacher_model: Any = None,
         args: Any = None,
         *,
-        loss: Loss = "event-kl",
-        map: AnyMap | None = None,
+        loss: LossArgument = "event-kl",
+        map: MapArgument | None = None,
         teacher_template: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
@@ -153,7 +153,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         return prepare(batch, self.accelerator.device)
 
 
-def _options(loss: Loss, temperature: float) -> Any:
+def _options(loss: LossArgument, temperature: float) -> Any:
     if isinstance(loss, BatchLoss):
         return None
     row = loss_named(loss)
