@@ -17,7 +17,6 @@ from .alignment.retokenize import Retokenizer as Retokenizer
 from .alignment.text import align as align
 from .building.build import build as build
 from .building.build import get_map as get_map
-from .building.counting.texts import read_samples as read_samples
 from .building.embeddings.generate import generate as generate
 from .building.events import events as events
 from .building.exact import reapply_exact as reapply_exact
@@ -31,6 +30,7 @@ from .config import ProjectConfig as ProjectConfig
 from .config import ServeConfig as ServeConfig
 from .config import SortCutConfig as SortCutConfig
 from .conversation import render as render
+from .conversation.texts import read_samples as read_samples
 from .errors import XtokError as XtokError
 from .inspection.compare import compare as compare
 from .inspection.describe import describe as describe

@@ -12,7 +12,7 @@ from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok._lib.threads import available_cores
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.pair_text import CountPlan, TextCounter
-from xtok.building.counting.texts import TextBatch
+from xtok.conversation.texts import TextBatch
 from xtok.tokenizers.pairs import Pair
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))

@@ -19,8 +19,8 @@ from checks import error_of
 
 from xtok._lib.opening import reading
 from xtok._lib.parquet import ParquetTable, parquet_writer
-from xtok.building.counting.texts import check_texts
 from xtok.conversation.files import read_conversations
+from xtok.conversation.texts import check_texts
 from xtok.errors import XtokError
 
 TEXT = b'{"text": "one line of text"}\n'

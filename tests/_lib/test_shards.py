@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from xtok._lib import shards as of_files
 from xtok._lib.shards import Shard, SourceFile, find_files, format_of, shards, source_of
-from xtok.building.counting import texts
-from xtok.building.counting.texts import read_batches
+from xtok.conversation import texts
+from xtok.conversation.texts import read_batches
 from xtok.errors import XtokError
 
 

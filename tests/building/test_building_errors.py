@@ -31,8 +31,8 @@ from safetensors.torch import save as safetensors
 from tiny_models import with_layer
 
 import xtok
-from xtok.building.counting.texts import find_texts, read_batches, text_shards
 from xtok.building.embeddings.input_layer import input_layer
+from xtok.conversation.texts import find_texts, read_batches, text_shards
 from xtok.tokenizers.checkpoint import Checkpoint
 
 

@@ -185,7 +185,8 @@ def encoding(*given):
 Tokenizer.library_arrays = encoding
 """
 COUNTING = """
-from xtok.building.counting import pair_text, texts
+from xtok.building.counting import pair_text
+from xtok.conversation import texts
 texts.BATCH_CHARACTERS = 1000
 add, calls = pair_text.TextCounter.add, []
 def counting(self, *batch):

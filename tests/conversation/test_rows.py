@@ -13,9 +13,9 @@ import pytest
 from checks import error_of
 
 import xtok
-from xtok.building.counting.texts import read_samples
 from xtok.conversation import render
 from xtok.conversation.files import ChatRecord, read_conversations, read_row
+from xtok.conversation.texts import read_samples
 from xtok.errors import XtokError
 from xtok.tokenizers import load_tokenizer
 

@@ -11,9 +11,9 @@ import small_tokenizers
 
 import xtok
 from xtok.building.counting.pair_text import PairText
-from xtok.building.counting.texts import find_texts
 from xtok.building.exact import find_matches
 from xtok.building.multitoken import spelled_map
+from xtok.conversation.texts import find_texts
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine

@@ -20,8 +20,8 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import DistillationCollator, XtokError
-from xtok.building.counting.texts import contexts_in, read_samples
 from xtok.conversation.files import chat_record
+from xtok.conversation.texts import contexts_in, read_samples
 from xtok.conversation.writing import render_file
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare

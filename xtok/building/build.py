@@ -16,13 +16,13 @@ from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_map
 from xtok.building.counting.pair_text import CountPlan, PairText
-from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
 from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
 from xtok.config import WAIT, BuildConfig, BuildLoss, EventLoss, with_hyphens
+from xtok.conversation.texts import find_texts
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap

@@ -5,7 +5,6 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
@@ -23,6 +22,7 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.config import TEXT, BuildConfig, BuildLoss
+from xtok.conversation.texts import check_texts
 
 
 @command

@@ -1,7 +1,6 @@
 """`xtok evaluate`."""
 
 import xtok
-from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
@@ -17,6 +16,7 @@ from xtok.cli.options import (
 )
 from xtok.cli.tables.quality import print_evaluation
 from xtok.config import BuildLoss
+from xtok.conversation.texts import check_texts
 
 
 @command

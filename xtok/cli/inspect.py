@@ -5,7 +5,6 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
@@ -20,6 +19,7 @@ from xtok.cli.options import (
 )
 from xtok.cli.tables.inspection import print_inspection
 from xtok.config import option
+from xtok.conversation.texts import check_texts
 from xtok.inspection.explain import find_ids
 from xtok.inspection.inspect import InspectConfig
 

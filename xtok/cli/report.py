@@ -6,7 +6,6 @@ import typer
 
 from xtok._lib.io import check_output, write
 from xtok._lib.parsing import parse_json
-from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded
 from xtok.cli.options import (
@@ -20,6 +19,7 @@ from xtok.cli.options import (
 )
 from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
+from xtok.conversation.texts import check_texts
 from xtok.errors import OutputError
 
 

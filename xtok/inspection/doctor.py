@@ -11,8 +11,8 @@ from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import num_common
 from xtok._lib.shards import Paths
 from xtok.building.counting.pair_text import PairText
-from xtok.building.counting.texts import contexts_in
 from xtok.config import ChatTemplates
+from xtok.conversation.texts import contexts_in
 from xtok.errors import TokenizerError, naming_template
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise

@@ -17,13 +17,13 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.sequences import filled
-from xtok.building.counting.texts import check_texts, read_samples
 from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, find_template
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.leaves import WEIGHTS
 from xtok.conversation.teacher_side import SideText, teachers_chats
 from xtok.conversation.templates import has_generation, is_missing
+from xtok.conversation.texts import check_texts, read_samples
 from xtok.errors import XtokError, naming_template
 from xtok.inspection import Check, Result
 from xtok.tokenizers import Tokenizer, library_differences

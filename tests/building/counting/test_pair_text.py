@@ -25,9 +25,10 @@ from pyarrow import parquet
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
-from xtok.building.counting import encode, texts
+from xtok.building.counting import encode
 from xtok.building.counting.pair_text import CountPlan, PairText, TextTotals
 from xtok.config import Target
+from xtok.conversation import texts
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair

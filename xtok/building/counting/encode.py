@@ -16,7 +16,7 @@ from xtok._lib.threads import available_cores
 from xtok.alignment.sequences import FlatIds
 
 if TYPE_CHECKING:
-    from xtok.building.counting.texts import TextBatch
+    from xtok.conversation.texts import TextBatch
     from xtok.tokenizers import Tokenizer
 
 _AHEAD = 4  # number of batches to encode at the same time

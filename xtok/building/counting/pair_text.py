@@ -28,8 +28,8 @@ from xtok.building.counting.counts import (
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.kernels import chunk_losses
 from xtok.building.counting.smoothing import EPSILON
-from xtok.building.counting.texts import TextBatch, find_texts, little_text, read_batches
 from xtok.config import Target
+from xtok.conversation.texts import TextBatch, find_texts, little_text, read_batches
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.tokenizers import Tokenizer

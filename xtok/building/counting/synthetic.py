@@ -22,9 +22,9 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.counting.aligned import TextAligner
 from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
 from xtok.building.counting.encode import TextEncoder
-from xtok.building.counting.texts import TextBatch
 from xtok.building.spellings import partners_or_pieces
 from xtok.config import Target
+from xtok.conversation.texts import TextBatch
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.tokenizers.table import TokenTable, TokenType
 

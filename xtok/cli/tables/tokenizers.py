@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.building.counting.texts import little_text
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing
+from xtok.conversation.texts import little_text
 from xtok.tokenizers.display import percent, quoted, shorten
 
 if TYPE_CHECKING:

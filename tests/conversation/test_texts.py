@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from xtok.building.counting import texts
-from xtok.building.counting.texts import read_batches, text_shards
+from xtok.conversation import texts
+from xtok.conversation.texts import read_batches, text_shards
 from xtok.errors import XtokError
 
 DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
