@@ -21,8 +21,9 @@ from tiny_models import tiny_model
 import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.conversation.files import chat_record
-from xtok.conversation.texts import contexts_in, read_samples
+from xtok.conversation.texts import read_samples
 from xtok.conversation.writing import render_file
+from xtok.inspection.doctor import contexts_in
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
 from xtok.training.heads import run

@@ -13,7 +13,7 @@ from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
-_BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 17
 _CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any encoding
 MAX_TEXT_BYTES = 1 << 26
 """Largest file that `read_text` accepts."""
@@ -47,7 +47,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
     offset = shard.start
     if offset:  # a line that began before belongs to the previous shard
         file.seek(offset - 1)
-        while not file.readline(_BLOCK_BYTES).endswith(b"\n"):
+        while not file.readline(BLOCK_BYTES).endswith(b"\n"):
             if not file.peek(1):
                 return
         offset = file.tell()
@@ -72,7 +72,7 @@ def json_lines(
 
     Errors for other text have `hint` and its `parameter`. `strict` rejects unpaired surrogates.
     """
-    with shard.path.open("rb", _BLOCK_BYTES) as raw:
+    with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         for offset, line in lines(shard, file, max_bytes + 1):
             place = LinePlace(shard.path, offset)
@@ -134,7 +134,7 @@ def line_number(path: Path, offset: int) -> int:
     """Return the number of the line, from 1, at a byte offset of the decompressed file."""
     with path.open("rb") as raw:
         file, number = decompressed(raw, path), 1
-        while offset > 0 and (block := file.read(min(offset, _BLOCK_BYTES))):
+        while offset > 0 and (block := file.read(min(offset, BLOCK_BYTES))):
             number += block.count(b"\n")
             offset -= len(block)
     return number

@@ -9,7 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import FileRow, LinePlace, decode, lines
+from xtok._lib.lines import BLOCK_BYTES, FileRow, LinePlace, decode, lines
 from xtok._lib.opening import decompressed, reading
 from xtok._lib.rows import read_rows
 from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
@@ -33,7 +33,6 @@ BATCH_CHARACTERS = 1 << 20
 LITTLE_TEXT = 1_000_000
 """Below this size in bytes, measurements and counted maps are unreliable."""
 
-_BLOCK_BYTES = 1 << 17
 _TEXT_FILES_HINT = (
     "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
     "'corpus/*.jsonl.gz'"
@@ -104,26 +103,6 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextB
         before += shard.size
 
 
-def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
-    """Measure how much `teacher_context` lengthens texts.
-
-    Returns the number of rows, of rows with a context, and the ratio of the lengths of these with
-    and without their longest context, in bytes.
-    """
-    rows = with_context = size = more = 0
-    paths = [path for path in find_texts(texts) if format_of(path) != "text"]
-    columns = field, "teacher_context"  # columns of candidates are much larger
-    for _, row in read_samples(paths, columns):
-        text = row.get(field) if isinstance(row, dict) else None
-        if isinstance(text, str):
-            context = row.get("teacher_context")
-            each = context if isinstance(context, list) else [context]
-            longest = max((len(one.encode()) for one in each if isinstance(one, str)), default=0)
-            rows, with_context = rows + 1, with_context + (longest > 0)
-            size, more = size + len(text.encode()) * (longest > 0), more + longest
-    return rows, with_context, 1 + more / max(1, size)
-
-
 def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
     with reading(shard.path):
         if shard.format == "text":
@@ -172,7 +151,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
-    with shard.path.open("rb", _BLOCK_BYTES) as raw:
+    with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         last = (0, b"")  # the end of the file ends a document
         for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):

@@ -9,10 +9,10 @@ from itertools import islice
 
 from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import num_common
-from xtok._lib.shards import Paths
+from xtok._lib.shards import Paths, format_of
 from xtok.building.counting.pair_text import PairText
 from xtok.config import ChatTemplates
-from xtok.conversation.texts import contexts_in
+from xtok.conversation.texts import find_texts, read_samples
 from xtok.errors import TokenizerError, naming_template
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
@@ -169,6 +169,26 @@ def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
     if with_context:
         message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
         yield Check("teacher_context", "ok", f"{message}reads {ratio:.1f} times as many bytes")
+
+
+def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
+    """Measure how much `teacher_context` lengthens texts.
+
+    Returns the number of rows, of rows with a context, and the ratio of the lengths of these with
+    and without their longest context, in bytes.
+    """
+    rows = with_context = size = more = 0
+    paths = [path for path in find_texts(texts) if format_of(path) != "text"]
+    columns = field, "teacher_context"  # columns of candidates are much larger
+    for _, row in read_samples(paths, columns):
+        text = row.get(field) if isinstance(row, dict) else None
+        if isinstance(text, str):
+            context = row.get("teacher_context")
+            each = context if isinstance(context, list) else [context]
+            longest = max((len(one.encode()) for one in each if isinstance(one, str)), default=0)
+            rows, with_context = rows + 1, with_context + (longest > 0)
+            size, more = size + len(text.encode()) * (longest > 0), more + longest
+    return rows, with_context, 1 + more / max(1, size)
 
 
 def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
