@@ -138,8 +138,7 @@ class Places:
         return whole[0] if self._text.endswith(header, 0, whole[0]) else first
 
     def _first_difference(self, start: int, end: int, other: str) -> int:
-        limit = min(end, len(other))
-        limit = next((i for i in range(limit) if self._text[i] != other[i]), limit)
+        limit = num_common(self._text[:end], other)
         tag = self._text.rfind("<", start, limit)
         return tag if tag > self._text.rfind(">", start, limit) else limit
 

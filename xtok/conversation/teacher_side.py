@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xtok._lib.parsing import json_problem, parse_json
+from xtok._lib.ragged import num_common
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import answers_of, is_spoken
 from xtok.conversation.templates import Message, is_missing, message_dicts
@@ -130,11 +131,9 @@ def _same_answers(
         for key in dict.fromkeys(key for message in spoken for key in message):
             texts = [_text_of(message.get(key)) for message in spoken]
             if is_spoken(key) and texts[0] != texts[1]:
-                differs = enumerate(zip(*texts, strict=False))
-                byte = next((i for i, (a, b) in differs if a != b), min(map(len, texts)))
                 raise XtokError(
                     f"{place}: the {key} of message {own} of {names[0]} and of message {other} of "
-                    f"{names[1]} differ from byte {byte}, expected equal answers",
+                    f"{names[1]} differ from byte {num_common(*texts)}, expected equal answers",
                     hint=_SAME,
                 )
         yield other, own

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from xtok._lib.ragged import num_common
 from xtok.tokenizers._backend import GENERATION_CONFIG, MODEL, SPECIAL_NAMES
 from xtok.tokenizers.display import escape, listed, quoted
 
@@ -82,8 +82,7 @@ def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list
 
 def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
     """Show two rows of ids around their first difference."""
-    both = enumerate(zip_longest(ours, theirs))
-    first = max(0, next((i for i, (a, b) in both if a != b), 0) - 1)
+    first = max(0, num_common(ours, theirs) - 1)
     shown = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
     where = f" from token {first}" if first else ""
     return f"{next(shown)}{where}, expected AutoTokenizer's {next(shown)}"
