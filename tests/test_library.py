@@ -15,6 +15,7 @@ from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.build import build
+from xtok.cli import COMMANDS
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
 
 PACKAGE = Path(xtok.__file__).parent
@@ -164,6 +165,10 @@ def test_examples_in_docstrings(name: str) -> None:
     module = importlib.import_module(name.removesuffix(".__init__"))
     found = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
     assert found.failed == 0
+
+
+def test_each_command_is_a_function_with_the_same_name() -> None:
+    assert {name.replace("-", "_") for name in COMMANDS} <= set(xtok.__all__)
 
 
 def test_lazy_names_match_the_stub() -> None:

@@ -23,6 +23,7 @@ from .building.exact import reapply_exact as reapply_exact
 from .building.multitoken import multitoken as multitoken
 from .building.sort_cut import sort_cut as sort_cut
 from .building.spellings import spellings as spellings
+from .cli.page import report as report
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
 from .config import MultitokenConfig as MultitokenConfig
@@ -30,6 +31,7 @@ from .config import ProjectConfig as ProjectConfig
 from .config import ServeConfig as ServeConfig
 from .config import SortCutConfig as SortCutConfig
 from .conversation import render as render
+from .conversation import render_file as render_file
 from .conversation.texts import read_samples as read_samples
 from .errors import XtokError as XtokError
 from .inspection.compare import compare as compare

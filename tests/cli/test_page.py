@@ -294,6 +294,15 @@ def test_the_same_inputs_give_the_same_bytes(
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
+def test_a_python_user_gets_the_same_page(
+    map_to_digits: ProjectionMap, pair: Pair, plain: PageData, tmp_path: Path
+) -> None:
+    page = tmp_path / "a.html"
+    written = xtok.report(map_to_digits, page, data=True, pair=pair, names=["a.safetensors"])
+    assert page.read_bytes() == render(plain)
+    assert page.with_suffix(".json").read_text(encoding="utf-8") == f"{to_json(written)}\n"
+
+
 def test_the_policy_allows_this_style_and_script_alone(pages: dict[str, bytes]) -> None:
     elements = Elements(pages["hostile"])
     policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))

