@@ -286,6 +286,21 @@ def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path
     assert (done.roles, done.empty) == (4, 1)
 
 
+@pytest.mark.parametrize(("name", "old_id"), [("<|im_start|>", 794), ("<|end_of_text|>", 795)])
+def test_a_token_that_begins_texts_has_that_row(
+    name: str, old_id: int, model: Path, new: Path, tmp_path: Path
+) -> None:
+    """Also if it begins turns (SmolLM2), but not if it ends texts as well (GPT-2)."""
+    source = shutil.copytree(new, tmp_path / "tokenizer")
+    config = config_of(source, "tokenizer_config") | {"bos_token": name}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    xtok.transplant(model, source, tmp_path / "new")
+    [bos] = load_tokenizer(tmp_path / "new").table.roles["bos"]
+    names = load_tokenizer(model).table.control_names
+    assert names[old_id] == ("<|begin_of_text|>" if name == "<|im_start|>" else name)
+    assert torch.equal((tmp_path / "new")[bos], (model)[old_id])
+
+
 def test_shards_and_their_index(model: Path, new: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -199,6 +199,10 @@ def new_rows(
         roles = table.roles_by_id.get(new_id, ())
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
+    # All positions attend to the first token, so a token that begins texts gets that row, even if
+    # it begins turns as well. If it also ends texts, the end is more important.
+    for new_id in set(table.roles.get("bos", ())) - set(table.roles.get("eos", ())):
+        partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
     # Of several ids with the same bytes, the tokenizer emits one. A copy in the others (`<0x0A>`
     # beside a newline) would take half of its probability.
     emitted = np.sort(np.fromiter(table.canonical_ids().values(), np.int64))
