@@ -127,7 +127,7 @@ class Config:
         Raises:
             ValueError: if a value is invalid or out of range.
         """
-        types = _types(type(self))
+        types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
             check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["details"])
 

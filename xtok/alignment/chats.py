@@ -137,7 +137,8 @@ def written_alike(
     sides = (student, teacher)
     texts = [side.text.encode() for side in sides]
     for strings in _in_common(_written(student), _written(teacher)):
-        _, *shared = np.intersect1d(*(string.places for string in strings), return_indices=True)
+        places = [string.places for string in strings]
+        _, *shared = np.intersect1d(places[0], places[1], return_indices=True)
         if len(shared[0]) < 2:
             continue
         spans = [(s.start + at[0], s.start + at[-1]) for s, at in zip(strings, shared, strict=True)]

@@ -275,10 +275,10 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
     table = np.full(4 * window, -1, np.int32)  # hash to the first run of y; −1: none, −2: several
-    for b in range(size_y):
-        slot = _hash(y, q + b) & mask
+    for j in range(size_y):
+        slot = _hash(y, q + j) & mask
         if table[slot] == -1:
-            table[slot] = b
+            table[slot] = j
         elif is_single:
             table[slot] = -2
     if is_single:

@@ -81,6 +81,6 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
             names = _contents([config[key]])  # names without an id are text
             backend.roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
     backend.added |= added | of_file
-    backend.text_tokens |= text
+    backend.text_tokens = {**backend.text_tokens, **text}
     backend.definitions.append(json.dumps(sorted(text.items())).encode())
     backend.files = files

@@ -123,8 +123,8 @@ class ProjectionModule(nn.Module):
             return self.map
         with torch.no_grad():
             weights = self.entry_weights().float().cpu().numpy()
-        ids = (x.cpu().numpy().astype(np.int32) for x in (self.student_ids, self.teacher_ids))
-        edges, is_slot = Edges(*ids, weights), self.is_slot.cpu().numpy()
+        s, t = (x.cpu().numpy().astype(np.int32) for x in (self.student_ids, self.teacher_ids))
+        edges, is_slot = Edges(s, t, weights), self.is_slot.cpu().numpy()
         changed = ~np.isclose(weights, self.weights.cpu().numpy(), rtol=1e-5, atol=1e-7)
         kind, scale_slot = self.map.row_kind.copy(), self.map.scale_slot
         kind[edges.student_ids[changed]] = RowKind.MIXED

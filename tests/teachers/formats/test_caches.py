@@ -26,7 +26,7 @@ from xtok.errors import XtokError
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache
-from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.distillkit import Bin, Compression, decompressed_rows
 from xtok.teachers.formats.documents import Documents
 from xtok.teachers.project import Projected
@@ -185,7 +185,7 @@ STORED = Documents(
     ["row 0", "row 1"],
     np.array([False, True, True, True, True]),
 )
-TO = Target(model="student", width=2, pad_id=99)
+TO = StudentSide(model="student", width=2, pad_id=99)
 
 
 def rounded(values: Any) -> Any:

@@ -161,11 +161,11 @@ def comparison(c: Comparison) -> Iterator[Table]:
         "rows with another heaviest entry": c.rows_of_other_top,
     }
     shares = [(label, f"{n:,} ({percent(n / max(1, c.rows))})") for label, n in counts.items()]
-    distance = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
-    rows = [("rows", f"{c.rows:,}"), *shares, distance]
+    mean = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
+    rows = [("rows", f"{c.rows:,}"), *shares, mean]
     yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
     if c.examples:
-        examples = []
+        examples: list[Sequence[str]] = []
         for row in c.examples:
             token, distance = f"{quoted(row.token)} #{row.student_id}", f"{row.distance:.3f}"
             of_text = [percent(row.share, 3)] if c.weighted_by_text else []

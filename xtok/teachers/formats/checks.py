@@ -34,7 +34,8 @@ def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
     is_trailing &= ~is_end | np.append(False, is_pad)[:-1]
-    return is_pad & (end > begin) & (is_trailing | (is_leading & ~is_end))
+    at_an_edge: NDArray[np.bool_] = is_trailing | (is_leading & ~is_end)
+    return at_an_edge & is_pad & (end > begin)
 
 
 def check_predictions(
