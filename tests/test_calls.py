@@ -30,9 +30,16 @@ def calls(text: str) -> list[str]:
 
 
 def strings(path: Path) -> list[str]:
-    """Return the strings of a module, docstrings included."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    """Return the strings of a module, docstrings included; values of f-strings as `…`."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    formatted = [n.values for n in nodes if isinstance(n, ast.JoinedStr)]
+    parts = {id(part) for values in formatted for part in values}
+    whole = [n for n in nodes if isinstance(n, ast.Constant) and id(n) not in parts]
+    texts = [n.value for n in whole if isinstance(n.value, str)]
+    return texts + [
+        "".join(str(n.value) if isinstance(n, ast.Constant) else "…" for n in values)
+        for values in formatted
+    ]
 
 
 def named() -> list[tuple[str, str]]:

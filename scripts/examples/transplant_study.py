@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,33 +124,44 @@ def kinds(pair: Pair, old: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     by_pieces = of(pieces)
     made = {"mean of the pieces": by_pieces, "mean row": mean}
     made |= {name: of(weighted(pieces, weigh)) for name, weigh in PIECES.items()}
-    yield from ((name, one, one) for name, one in made.items())
+
+    def shrunk(name: str, share: float) -> Tensor:
+        return torch.where(composed[:, None], (1 - share) * made[name] + share * mean, by_pieces)
+
+    def both(name: str, one: Tensor) -> tuple[str, Tensor, Tensor]:
+        return name, one, one
+
+    yield from (both(name, one) for name, one in made.items())
     for share in SHARES:
-        one = (1 - share) * by_pieces + share * mean
-        one = torch.where(composed[:, None], one, by_pieces)
-        made[f"{share:.0%} mean row"] = one
-        yield f"{share:.0%} mean row", one, one
+        yield both(f"{share:.0%} mean row", shrunk("mean of the pieces", share))
     for share in (0.2, 0.4):
         name = f"1, 1/2, 1/4, … with {share:.0%} mean row"
-        one = (1 - share) * made["1, 1/2, 1/4, …"] + share * mean
-        one = torch.where(composed[:, None], one, by_pieces)
-        yield name, one, one
+        yield both(name, shrunk("1, 1/2, 1/4, …", share))
     norms = old[torch.from_numpy(pieces.old_ids)].norm(dim=1).mean()
     one = by_pieces * torch.where(composed, norms / by_pieces.norm(dim=1), torch.ones(()))[:, None]
-    yield "mean of the pieces, with the mean norm", one, one
+    yield both("mean of the pieces, with the mean norm", one)
     random = torch.randn(old.shape[1], len(mean), generator=torch.Generator().manual_seed(0)).T
     one = torch.where(composed[:, None], mean + random * old.std(0), by_pieces)
-    yield "random, with the mean and deviation of all rows", one, one
+    yield both("random, with the mean and deviation of all rows", one)
     for name, projection in (
         ("counted map", xtok.build(pair, for_loss="p-kl")), ("default map", xtok.build(pair))
     ):  # fmt: skip
-        one = of(new_rows(pair, projection, 0.0)[0])
-        yield name, one, one
-    for ours in ("mean of the pieces", "last piece", "1, 1/2, 1/4, …", "1/4, 1/2, 1"):
-        for theirs in ("mean of the pieces", "first piece", "1, 1/2, 1/4, …", "mean row",
-                       "20% mean row", "40% mean row", "60% mean row"):  # fmt: skip
-            if ours != theirs and not (ours != "mean of the pieces" and theirs == "mean row"):
+        yield both(name, of(new_rows(pair, projection, 0.0)[0]))
+    yield from kinds_of_untied(made, shrunk)
+
+
+def kinds_of_untied(
+    made: Mapping[str, Tensor], shrunk: Callable[[str, float], Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield kinds of rows that differ between the input embeddings and the head."""
+    by_pieces = "mean of the pieces"
+    for ours in (by_pieces, "last piece", "1, 1/2, 1/4, …", "1/4, 1/2, 1"):
+        for theirs in (by_pieces, "first piece", "1, 1/2, 1/4, …", "mean row"):
+            if ours != theirs and (ours == by_pieces or theirs != "mean row"):
                 yield f"input: {ours}; head: {theirs}", made[ours], made[theirs]
+        for share in (0.2, 0.4, 0.6):
+            name = f"input: {ours}; head: {share:.0%} mean row"
+            yield name, made[ours], shrunk(by_pieces, share)
 
 
 @torch.no_grad()
