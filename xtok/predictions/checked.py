@@ -42,9 +42,10 @@ _MIN_ROWS = 16
 _MIN_CANDIDATES = 4
 _MAX_SLOPE = 1.2
 _MAX_TAIL_RATIO = 3.0
-"""Maximum ratio of the rest to the tail of the candidates, extrapolated with a slope of at most
-rank^−1.2. SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach 0.84 in 30 tokens;
-their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (top 32) of such texts."""
+"""Maximum ratio of the rest to the tail of the candidates, extrapolated as a power of the rank with
+an exponent of at most 1.2. SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach 0.84
+in 30 tokens; their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (top 32) of such texts.
+"""
 
 
 class PredictionError(ValueError):
@@ -249,6 +250,8 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
         hint,
         rows,
     )
+    # The tail of a Zipf law p(r) = p(n) · (r / n)^−s through the middle and the last candidate (of
+    # rank n), integrated up to rank u: p(n) · n · ((u / n)^(1 − s) − 1) / (1 − s).
     slope = (middle - least) / np.log(np.maximum(2, size) / half)
     power = 1 - np.clip(slope, 0, _MAX_SLOPE)
     power[power == 0] = 1e-9

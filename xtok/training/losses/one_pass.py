@@ -268,6 +268,18 @@ def _order(
     """Return positions ordered by block, unused ones first, and the bounds of the blocks.
 
     Also return each part's places in this order, rising, and the numbers of its positions there.
+
+    Positions that the same parts compare have the same code, and a block has one code. So no part
+    needs a mask within a block. An example with two parts and blocks of two positions:
+
+        position   0   1   2   3   4   5
+        part 0     x   x       x            adds 2 to the code
+        part 1         x   x   x            adds 1
+        code       2   3   1   3   0   0
+        order      4   5 | 2 | 0 | 1   3    the bounds are 2, 3, 4, 6
+
+    Positions of a chunk stay in one block: they share the largest code, and `joined` is above 0 at
+    those where the chunk goes on, so that no bound is set there.
     """
     first, device = parts[0].positions, parts[0].positions.device
     if len(parts) == 1 and parts[0].chunk is None:
