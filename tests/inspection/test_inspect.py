@@ -281,6 +281,9 @@ def test_the_distance_is_weighted_by_text(
     assert nothing.mean_distance == 0
     with pytest.raises(ValueError, match="student's tokenizer"):
         compare(recipe, heaviest, text)
+    assert "has other tokens than bytes" in error_of(
+        lambda: compare(recipe, heaviest, text, pair=xtok.pair("bytes", "bytes"))
+    )
 
 
 def test_two_maps_on_the_command_line(

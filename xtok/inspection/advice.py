@@ -40,12 +40,6 @@ class Advice:
     commands: tuple[tuple[str, ...], ...]  # create the files of these losses
     others: tuple[str, ...] = ()  # a sentence on each other loss
 
-    @property
-    def note(self) -> str:
-        """Explanation of the placeholder in the commands; empty if they have no placeholder."""
-        has_text = any(TRAINING_TEXT in command for command in self.commands)
-        return f"{TRAINING_TEXT}: {_WHY_OTHER_TEXT}" if has_text else ""
-
 
 OTHER_LOSSES = (
     "CSD, for NeMo-RL's draft 4177, needs both models' logits or a teacher's top-k, and the "
@@ -64,11 +58,6 @@ WHEN_TO_DISTIL = (
 210 s, 1.981 bits per byte) are about as good as 360 of text alone (790 s, 1.997), and 160 steps
 on stored candidates (386 s, 2.063) better than 190 of text alone (428 s, 2.140)."""
 
-TRAINING_TEXT = "TRAINING_TEXT"
-"""Placeholder in commands for the text to count on, which must not be the measured text."""
-
-_WHY_OTHER_TEXT = "text like your training data, but not the measured text"
-
 
 def advise(
     pair: PairFacts, names: Sequence[str] = (), maps: Sequence[ProjectionMap] = ()
@@ -85,7 +74,6 @@ def advise(
         sentence = f"{USE_PLAIN_KL} {columns}"
         return Advice(loss="plain KL", map_loss=None, sentence=sentence, commands=())
     student, teacher = names or (pair.student, pair.teacher)
-    on_text = ("--text", TRAINING_TEXT) if pair.text is not None else ()
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
     measured = ""
@@ -100,18 +88,14 @@ def advise(
             f"teacher, {back:.2f} from teacher to student."
         )
     sentence = f"Use event KL, or P-KL if your trainer only takes a map.{measured}"
-    has_map = any(_is_for_p_kl(m, by_text=bool(on_text)) for m in maps)
+    has_map = any(not p_kl_problems(m) for m in maps)
     return Advice(
         loss="event KL",
         map_loss="P-KL",
         sentence=sentence,
-        commands=(events,) if has_map else (events, (*build, *on_text)),
+        commands=(events,) if has_map else (events, build),
         others=OTHER_LOSSES,
     )
-
-
-def _is_for_p_kl(m: ProjectionMap, *, by_text: bool) -> bool:
-    return not p_kl_problems(m) and (not by_text or any(step.get("texts") for step in m.history))
 
 
 @dataclass(frozen=True, kw_only=True)

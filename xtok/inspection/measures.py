@@ -99,7 +99,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
     value, recipe, closed = losses.cross_entropy.value, losses.recipe, losses.closed or 0.0
     is_close = losses.closed is None
     is_worse = closed < LEAST_CLOSED or (is_close and value > recipe + SMALLEST_GAP)
-    usual = "a map counted on text usually closes 70% of the gap to the best map"
+    usual = "a counted map usually closes 70% of the gap to the best map"
     gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
     numbers = f"{LOSS_INFO[loss].label}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, "
     numbers += f"the best map {losses.floor:.3f}; coverage {percent(m.coverage)}"

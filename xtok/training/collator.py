@@ -81,8 +81,8 @@ class DistillationCollator:
     ([[104, 105], [104, -100]], [2, 1])
 
     Args:
-        student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
-        teachers: a tokenizer or a list; an empty list trains without teachers.
+        student: a model as `load_tokenizer` takes it: a repo id, a path or a loaded tokenizer.
+        teachers: a model or a list; an empty list trains without teachers.
         max_length: maximum number of tokens of a sample, on each side.
         bos: begin texts with the declared bos token, unless they already do.
         eos: end texts with the declared eos token, unless they already do.

@@ -2,8 +2,8 @@
 
 A token's n-grams are its stretches of 1 to 4 bytes, with marks at both ends, and the whole token. A
 repeated n-gram counts as another n-gram, so 8 spaces are nearest to 9 and 7. The weight of an
-n-gram is 16 · log2((N + 1) / tokens with it), of N tokens on both sides, rounded: integer sums are
-equal on all machines.
+n-gram is 16 · log2((N + 1) / tokens with it) + 1, of N tokens on both sides, rounded: integer sums
+are equal on all machines.
 """
 
 from __future__ import annotations

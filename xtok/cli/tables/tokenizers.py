@@ -43,8 +43,6 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
                 console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
             for other in advice.others:
                 console.print(cell(f"also: {other}"))
-            if advice.note:
-                console.print(cell(advice.note))
         if diagnosis.failed:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
