@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -26,6 +28,7 @@ from xtok.errors import MapFileError, OutputError
 from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
+from xtok.maps.map_arguments import read_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.pairs import Pair
 
@@ -439,3 +442,29 @@ def test_maps_without_the_scale_trick_have_no_slots(to_pieces: Pair) -> None:
     plain = xtok.build(*to_pieces.tokenizers, BuildConfig(scale_trick=False))
     assert "scale_slot" not in load_tensors(mapfile.to_safetensors(plain))
     assert nemo(plain)["enable_scale_trick"] is False
+
+
+@pytest.mark.parametrize("kind", ["EventMap", "SpellingMap", "ProjectionMap"])
+def test_a_file_of_another_kind_is_named_in_a_new_process(kind: str, tmp_path: Path) -> None:
+    """Without an import of the file's own class."""
+    xtok.build("bytes", "bytes").save(tmp_path / "ProjectionMap.safetensors")
+    xtok.events("bytes", "bytes").save(tmp_path / "EventMap.safetensors")
+    xtok.spellings("bytes", "bytes").save(tmp_path / "SpellingMap.safetensors")
+    for path in sorted(tmp_path.iterdir()):
+        code = f"import xtok\nprint(type(xtok.{kind}.load({str(path)!r})).__name__)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        if path.stem == kind:
+            assert done.stdout.strip() == kind
+        else:
+            assert "xtok.errors.MapFileError: " in done.stderr
+            assert f"{path} is " in done.stderr
+
+
+def test_a_subclass_of_a_map_loads_as_itself(tmp_path: Path) -> None:
+    class Mine(ProjectionMap):
+        """A user's class."""
+
+    xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
+    assert type(Mine.load(tmp_path / "m.safetensors")) is Mine
+    assert type(ProjectionMap.load(tmp_path / "m.safetensors")) is ProjectionMap
+    assert type(read_map(tmp_path / "m.safetensors")) is ProjectionMap

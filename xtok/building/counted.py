@@ -54,8 +54,8 @@ def counted_map(
     """
     (num_rows, width), unit = base.shape, unit_of(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
-    predicted: MapRows | None = None  # the map of the first step shares out the chunks
-    for _ in range(1 if config.target == "start" else 2):
+    predicted: MapRows | None = None
+    for further_steps in (0,) if config.target == "start" else (1, 0):
         pairs, held = (
             _without_ignored(counts.pairs(predicted), options)
             for counts in (text.counts, text.held_out)
@@ -64,8 +64,9 @@ def counted_map(
         keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
         of_text = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
-        in_map = edges._replace(weights=edges.weights.astype(np.float32))  # rounded as in a map
-        predicted = MapRows.of(in_map, num_rows)
+        if further_steps:  # the map of this step, rounded, shares out the chunks of the next one
+            in_map = edges._replace(weights=edges.weights.astype(np.float32))
+            predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)
     kind[edges.student_ids] = base.row_kind[edges.student_ids]
     kind[of_text.student_ids] = RowKind.COUNTED

@@ -65,8 +65,7 @@ def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress =
 
 
 def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:
-    canonical = np.fromiter(pair.tables[0].canonical_ids().values(), np.int64)
-    return partners_or_pieces(pair, partners, np.sort(canonical), progress)
+    return partners_or_pieces(pair, partners, pair.tables[0].emitted_ids, progress)
 
 
 def _report(result: SpellingMap, pair: Pair) -> StageReport:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ from xtok.maps.records import InvariantError, StageReport, history_step
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
-CLASSES: dict[MapKind, type[StoredMap]] = {}  # subclasses of `StoredMap` add themselves
+# The class of each kind adds itself; `map_arguments` imports all of them.
+CLASSES: dict[MapKind, type[StoredMap]] = {}
 
 FORMAT_VERSION = 1
 
@@ -52,7 +53,7 @@ class StoredMap:
     reports: tuple[StageReport, ...] = ()  # of the stages that ran in this process; not saved
 
     def __init_subclass__(cls) -> None:
-        CLASSES[cls.KIND] = cls
+        CLASSES.setdefault(cls.KIND, cls)  # a subclass of a map does not replace it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -116,8 +117,6 @@ class StoredMap:
     ) -> Self:
         """Read a map of this class: `.safetensors`, or for projection maps any `.pt` of NeMo-RL.
 
-        `StoredMap.load` reads a map of any kind.
-
         Args:
             path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
             student_vocab_size: width of the rows, if the file does not record it.
@@ -129,16 +128,17 @@ class StoredMap:
             MapFileError: if the file contains another kind of map, is damaged, or has other widths.
         """
         fields = read(path, preserve_last, normalize)
-        made_of = CLASSES[kind_of(fields)]
-        if not issubclass(made_of, cls):
+        kind = kind_of(fields)
+        made_of = CLASSES[kind] if cls is StoredMap else cls
+        if kind != made_of.KIND:
             name = MAP_NAMES[cls.KIND]
             command = next(info.hint for info in LOSS_INFO.values() if info.map == cls.KIND)
             raise MapFileError(
-                f"{os.fspath(path)} is {MAP_NAMES[made_of.KIND]}, not {name}",
+                f"{os.fspath(path)} is {MAP_NAMES[kind]}, not {name}",
                 hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
         with naming(Path(path)):
-            made = made_of(**fields)
+            made = cast("Self", made_of(**fields))
             made.check()
         if preserve_last is not None:
             made = made.with_slots(preserve_last)

@@ -54,7 +54,7 @@ class SpellingMap(StoredMap):
         """Return the ids of a side, `student` or `teacher`, without a spelling, by reason."""
         table, without = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
-        canonical[list(table.canonical_ids().values())] = True
+        canonical[table.emitted_ids] = True
         has_bytes, unused = table.lengths > 0, table.types == TokenType.UNUSED
         return {
             "another id has the same bytes": np.flatnonzero(without & has_bytes & ~canonical),

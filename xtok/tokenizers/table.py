@@ -156,6 +156,11 @@ class TokenTable:
             id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
         return id_of
 
+    @functools.cached_property
+    def emitted_ids(self) -> NDArray[np.int64]:
+        """The text tokens that the tokenizer emits for their own bytes, in rising order, int64."""
+        return np.sort(np.fromiter(self._canonical_ids.values(), np.int64))
+
     def ids_of(self, token: str | bytes) -> list[int]:
         r"""Return the ids of a token, in rising order; several ids may have the same bytes.
 

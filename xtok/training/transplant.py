@@ -205,17 +205,16 @@ def new_rows(
         partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
     # Of several ids with the same bytes, the tokenizer emits one. A copy in the others (`<0x0A>`
     # beside a newline) would take half of its probability.
-    emitted = np.sort(np.fromiter(table.canonical_ids().values(), np.int64))
-    partners[np.setdiff1d(table.text_ids, emitted)] = -1
+    partners[np.setdiff1d(table.text_ids, table.emitted_ids)] = -1
     copied = np.flatnonzero(partners >= 0)
-    rest = emitted[partners[emitted] < 0]
+    rest = table.emitted_ids[partners[table.emitted_ids] < 0]
     parts = [single_edges(copied, partners[copied]), _composed(pair, init, rest, progress)]
     edges = Edges.concatenate(parts)
     edges = edges.take(np.argsort(edges.student_ids, kind="stable"))
     share = np.ones(len(table), np.float32)
     share[edges.student_ids] = shrink
     share[copied] = 0
-    num_equal = int((partners[emitted] >= 0).sum())
+    num_equal = int((partners[table.emitted_ids] >= 0).sum())
     counts = {
         "copied": num_equal,
         "roles": len(copied) - num_equal,

@@ -19,13 +19,14 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 import yaml
+from checks import error_of
 from forked import Forks
 from stored_teachers import Row, write_distillkit
 from test_caches import read
 
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.formats import answers, neutral
+from xtok.teachers.formats import answers, neutral, vllm
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.stored_texts import project_documents
 from xtok.teachers.translator import Translator
@@ -348,3 +349,13 @@ def test_a_damaged_footer_does_not_end_the_process(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows[:1])
     done = forks.run(["-c", FLIPS, path], tmp_path, program="python")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ends", [[2, 2, 3], [0, 2, 3]])
+def test_flat_rows_of_vllm_that_overlap_are_refused(ends: list[int]) -> None:
+    rows: Row = {"start_indices": [0, 1, 2], "token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0, -3.0]}
+    answer = {"prompt_token_ids": [5, 1, 2], "prompt_logprobs": {**rows, "end_indices": [1, 2, 3]}}
+    assert vllm.read(answer, "a.jsonl").ids.tolist() == [1, 2, 3]
+    answer["prompt_logprobs"] = {**rows, "end_indices": ends}
+    message = "a.jsonl, position 0: prompt_logprobs is not in vLLM's format"
+    assert error_of(lambda: vllm.read(answer, "a.jsonl")).startswith(message)

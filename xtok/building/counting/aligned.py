@@ -51,6 +51,8 @@ class AlignedTexts(NamedTuple):
 
         At least 1 for a document with differences, even if one side's tokens have extra bytes.
         """
+        if not self.differs.any():
+            return np.zeros(len(sizes), np.int64)
         ends = offsets_of(table.lengths[self.student.ids])
         of_chunks = ends[self.spans[1]] - ends[self.spans[0]]
         within = np.bincount(self.documents, of_chunks, len(sizes)).astype(np.int64)

@@ -49,8 +49,10 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
 def _rows(stored: Any) -> Iterator[JsonRow]:
     if isinstance(stored, dict):  # flat lists, which contain the text's own token twice
         entries = [*zip(stored["token_ids"], stored["logprobs"], strict=True)]
-        bounds = zip(stored["start_indices"], stored["end_indices"], strict=True)
-        yield from ([*dict.fromkeys(entries[begin:end])] for begin, end in bounds)
+        bounds = [0, *stored["end_indices"]]
+        if bounds[:-1] != stored["start_indices"]:
+            raise ValueError("rows that overlap")
+        yield from ([*dict.fromkeys(entries[begin:end])] for begin, end in pairwise(bounds))
         return
     for row in stored:
         items = () if row is None else row.items()
