@@ -354,7 +354,8 @@ def test_a_damaged_footer_does_not_end_the_process(
 @pytest.mark.parametrize("ends", [[2, 2, 3], [0, 2, 3]])
 def test_flat_rows_of_vllm_that_overlap_are_refused(ends: list[int]) -> None:
     rows: Row = {"start_indices": [0, 1, 2], "token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0, -3.0]}
-    answer = {"prompt_token_ids": [5, 1, 2], "prompt_logprobs": {**rows, "end_indices": [1, 2, 3]}}
+    answer: Row = {"prompt_token_ids": [5, 1, 2]}
+    answer["prompt_logprobs"] = {**rows, "end_indices": [1, 2, 3]}
     assert vllm.read(answer, "a.jsonl").ids.tolist() == [1, 2, 3]
     answer["prompt_logprobs"] = {**rows, "end_indices": ends}
     message = "a.jsonl, position 0: prompt_logprobs is not in vLLM's format"
