@@ -64,7 +64,7 @@ def build(pair: xtok.Pair, options: dict[str, Any]) -> xtok.ProjectionMap:
 
 def rows(pair_name: str, texts: list[str]) -> list[str]:
     """Measure the maps and the event map of a pair."""
-    pair = xtok.pair(*(TOKENIZERS / name for name in PAIRS[pair_name]))
+    pair = xtok.load_pair(*(TOKENIZERS / name for name in PAIRS[pair_name]))
     recipes = ("", "--top-k 8 --no-scale-trick", *FURTHER.get(pair_name, ()))
     maps = [build(pair, RECIPES[recipe]) for recipe in recipes]
     names = [f"build {recipe}".strip() for recipe in recipes]

@@ -124,17 +124,17 @@ def tokenizers(request: pytest.FixtureRequest) -> Tokenizers:
 def aligners(tokenizers: Tokenizers) -> Aligners:
     """An aligner for each pair of `KINDS`."""
     sides = tokenizers.items()
-    return {(a, b): TokenAligner(xtok.pair(s, t)) for a, s in sides for b, t in sides}
+    return {(a, b): TokenAligner(xtok.load_pair(s, t)) for a, s in sides for b, t in sides}
 
 
 @pytest.fixture(scope="session")
 def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, digits)
+    return xtok.load_pair(byte_level, digits)
 
 
 @pytest.fixture(scope="session")
 def to_pieces(byte_level: Tokenizer, sentencepiece: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, sentencepiece)
+    return xtok.load_pair(byte_level, sentencepiece)
 
 
 @pytest.fixture(scope="session")

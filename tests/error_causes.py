@@ -58,7 +58,7 @@ def small_one(name: str = "small-byte-level") -> Tokenizer:
 
 @cache
 def bytes_pair() -> Pair:
-    return xtok.pair("bytes", "bytes")
+    return xtok.load_pair("bytes", "bytes")
 
 
 @cache
@@ -68,7 +68,7 @@ def of_bytes() -> ProjectionMap:
 
 @cache
 def to_pieces() -> Pair:
-    return xtok.pair("bytes", small_one("small.model"))
+    return xtok.load_pair("bytes", small_one("small.model"))
 
 
 def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> ProjectionMap:

@@ -53,7 +53,7 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
     for source in (path, Path(path)):
         assert equal_maps(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert equal_maps(xtok.sort_cut(source), xtok.sort_cut(projection))
-    pair = xtok.pair("bytes", "bytes")
+    pair = xtok.load_pair("bytes", "bytes")
     extended = xtok.multitoken(pair, initial=build(pair))
     xtok.build("bytes", "bytes").save(path)
     assert equal_maps(xtok.multitoken(pair, initial=path), extended)
@@ -85,7 +85,7 @@ def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: P
     assert xtok.compare(path, projection).rows_that_differ == 0
     of_bytes, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
     text.write_text("201 ab, 20", encoding="utf-8")
-    made, pair = xtok.build("bytes", "bytes"), xtok.pair("bytes", "bytes")
+    made, pair = xtok.build("bytes", "bytes"), xtok.load_pair("bytes", "bytes")
     made.save(of_bytes)
     alone = xtok.evaluate(pair, of_bytes, [text])
     assert [m.name for m in alone.measures] == [of_bytes]

@@ -88,7 +88,7 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
     assert wrong.status_code == 400
     assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == ids
     (tmp_path / "teacher.jsonl").write_text(answer.text + "\n")
-    pair = xtok.pair(str(small / "small-byte-level"), teacher)
+    pair = xtok.load_pair(str(small / "small-byte-level"), teacher)
     back_map = xtok.build(pair.reversed, config=BACK_MAP)
     stored, output = tmp_path / "teacher.jsonl", tmp_path / "student.parquet"
     done = xtok.project(stored, pair, output, back_map=back_map)

@@ -198,7 +198,7 @@ def why(token: bytes, row: dict[int, float], ours: dict[int, float], columns: li
 
 def test_against_the_reference_map(load_real: Load) -> None:
     student, teacher = load_real("claude-2"), load_real("mistral-v3.model")
-    projection = multitoken(xtok.pair(student, teacher), MultitokenConfig(scale_trick=False))
+    projection = multitoken(xtok.load_pair(student, teacher), MultitokenConfig(scale_trick=False))
     rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
     same_top = same_weights = valid = 0
     classes: Counter[str] = Counter()
@@ -261,7 +261,7 @@ def test_chunks_of_real_tokenizers_end_at_every_common_boundary(
     for teacher in EVERY:
         columns = load_real(teacher).table.tokens()
         t = load_real(teacher).segment(data)
-        aligner = TokenAligner(xtok.pair(load_real(student), load_real(teacher)))
+        aligner = TokenAligner(xtok.load_pair(load_real(student), load_real(teacher)))
         expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
         found = [
             (list(range(*p.student_tokens)), list(range(*p.teacher_tokens)))
@@ -282,7 +282,7 @@ def test_a_real_normalizer_costs_only_what_it_changes(
     claude = RustTokenizer.from_file(str(Path(real("claude-2")) / "tokenizer.json"))
     s = claude.encode(text * 5).ids
     t = load_real(teacher).segment((text * 5).encode())
-    aligner = TokenAligner(xtok.pair(load_real("claude-2"), load_real(teacher)))
+    aligner = TokenAligner(xtok.load_pair(load_real("claude-2"), load_real(teacher)))
     pairs = aligner.pairs(s, t)
     aligned = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in pairs if p.is_correct)
     kept = "".join(char for char in text if unicodedata.normalize("NFKC", char) == char)

@@ -42,7 +42,7 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.vocab("bytes", "\ud800"), XtokError, "has no token"),
         (lambda: collate([{"ids": [1]}], pad_id=0, padding_side="Left"),  # type: ignore[arg-type]
          ValueError, "padding_side is 'Left'"),
-        (lambda: xtok.generate(xtok.pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
+        (lambda: xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
          TypeError, "must be a GenerateConfig"),
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
          "need one teacher, but there are 2"),

@@ -53,8 +53,8 @@ from .teachers.logprobs import project_logprobs as project_logprobs
 from .teachers.project import project as project
 from .teachers.serving import serve as serve
 from .tokenizers import Tokenizer as Tokenizer
+from .tokenizers import load_pair as load_pair
 from .tokenizers import load_tokenizer as load_tokenizer
-from .tokenizers import pair as pair
 from .tokenizers.pairs import Pair as Pair
 from .training import losses as losses
 from .training.collator import DistillationCollator as DistillationCollator

@@ -34,7 +34,7 @@ def align(options: Namespace) -> Iterator[Row]:
     """Align every pair on every language; then rows of 4,096 tokens of the last."""
     for label, pair in chosen(PAIRS, options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
-        aligner = TokenAligner(xtok.pair(*sides))
+        aligner = TokenAligner(xtok.load_pair(*sides))
         for language, texts in documents(options).items():
             s, t = (encode(side, [text.encode() for text in texts]) for side in sides)
             plain = walks(aligner, s, t)
@@ -50,7 +50,7 @@ def project(options: Namespace) -> Iterator[Row]:
     """Project random log-probabilities on every language, in padded batches of rows."""
     for label, pair in chosen(ON_POLICY, options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
-        aligner = TokenAligner(xtok.pair(*sides))
+        aligner = TokenAligner(xtok.load_pair(*sides))
         for language, texts in documents(options).items():
             data = "\n".join(texts).encode()
             pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]

@@ -57,7 +57,7 @@ def held(options: Namespace) -> Iterator[Row]:
     count = max(1, int(TEXTS * options.size))
     texts = [(x, text[:CHARACTERS]) for x in LANGUAGES for text in valid.get(x, ())[:count]]
     for label, names in harness.chosen(PAIRS, options):
-        pair = xtok.pair(*map(tokenizer, names))
+        pair = xtok.load_pair(*map(tokenizer, names))
         sides = [spelled(side, texts) for side in pair.tokenizers]
         chunks = chunks_of(pair, texts, sides)
         for language in LANGUAGES:

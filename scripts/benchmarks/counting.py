@@ -22,7 +22,7 @@ def estimate(options: Namespace) -> Iterator[Row]:
     """Encode and count a corpus."""
     texts = list(chain.from_iterable(documents(options).values()))
     for label, pair in chosen(PAIRS, options):
-        both = xtok.pair(*map(tokenizer, pair))
+        both = xtok.load_pair(*map(tokenizer, pair))
         with TextEncoder(*both.tokenizers) as encoder:
             totals = count(both, encoder, texts).totals
             taken = seconds(partial(count, both, encoder, texts), options.repeat)
@@ -37,7 +37,7 @@ def estimate(options: Namespace) -> Iterator[Row]:
 def memory(options: Namespace) -> Iterator[Row]:
     """Count up to 100 million tokens; the last line has the process's peak memory."""
     texts = list(chain.from_iterable(documents(options).values()))
-    both = xtok.pair(*map(tokenizer, PAIRS[0]))
+    both = xtok.load_pair(*map(tokenizer, PAIRS[0]))
     with TextEncoder(*both.tokenizers) as encoder:
         tokens = count(both, encoder, texts).totals.student_tokens
         counter = count(both, encoder, texts, int(100_000_000 * options.size / tokens) + 1)

@@ -82,7 +82,7 @@ def credit(options: Namespace) -> Iterator[Row]:
     """Yield the error of each credit, for pairs and kinds of text."""
     train, valid = documents(options), documents(options, "valid")
     for label, (student, teacher) in chosen(PAIRS, options):
-        pair = xtok.pair(tokenizer(student), tokenizer(teacher))
+        pair = xtok.load_pair(tokenizer(student), tokenizer(teacher))
         for kind, languages in KINDS.items():
             texts = [[x for name in languages for x in c.get(name, ())] for c in (train, valid)]
             if all(texts):

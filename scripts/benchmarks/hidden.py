@@ -77,7 +77,7 @@ def real_steps(options: Namespace) -> Iterator[Row]:
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(options.device).eval()
         for path in paths
     ]
-    pair, student = xtok.pair(*paths), models[0]
+    pair, student = xtok.load_pair(*paths), models[0]
     objective = make_objective([pair], "event-kl", xtok.events(pair), device=options.device)
     for rows, length in BATCHES:
         length = max(16, int(length * options.size))

@@ -188,7 +188,7 @@ class Judge:
         self, student: Tokenizer, teacher: Tokenizer, ours: Side, theirs: Side,
         known: dict[tuple[int, int], Sparse],
     ) -> None:  # fmt: skip
-        pair = xtok.pair(student, teacher)
+        pair = xtok.load_pair(student, teacher)
         back_map = build(pair.reversed, config=BACK_MAP)
         self.student, self.teacher, self.ours = student, teacher, ours
         self.s_flat, self.t_flat = flat(ours.ids), flat(theirs.ids)

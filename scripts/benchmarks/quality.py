@@ -42,7 +42,7 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
         maps = {option: xtok.build(*sides, config) for option, config in OPTIONS.items()}
-        found = xtok.evaluate(xtok.pair(*sides), [*maps.values()], texts, names=[*maps])
+        found = xtok.evaluate(xtok.load_pair(*sides), [*maps.values()], texts, names=[*maps])
         measures = {m.name: m for m in found.measures}  # the last group is all text
         for option, made in maps.items():
             kinds = np.bincount(made.row_kind, minlength=max(RowKind) + 1)
@@ -104,8 +104,10 @@ def chunks(options: Namespace) -> Iterator[Row]:
         maps = {name: xtok.build(*sides, one, texts=on) for name, (one, on) in configs.items()}
         if options.embedding_model is not None:
             near = xtok.GenerateConfig(top_k=8)
-            maps["embeddings"] = xtok.generate(xtok.pair(*sides), options.embedding_model, near)
-        found = xtok.evaluate(xtok.pair(*sides), [*maps.values()], held_out, names=[*maps])
+            maps["embeddings"] = xtok.generate(
+                xtok.load_pair(*sides), options.embedding_model, near
+            )
+        found = xtok.evaluate(xtok.load_pair(*sides), [*maps.values()], held_out, names=[*maps])
         for m in found.measures[: -len(maps)]:  # the last group is all text
             of = label, m.name, m.group.partition(".")[0]
             chunks, starts = m.over_chunks, m.at_starts
@@ -139,7 +141,7 @@ def events(options: Namespace) -> Iterator[Row]:
         start = time.perf_counter()
         made = xtok.events(*sides)
         seconds = time.perf_counter() - start
-        groups = xtok.evaluate(xtok.pair(*sides), made, held_out).event_measures[:-1]
+        groups = xtok.evaluate(xtok.load_pair(*sides), made, held_out).event_measures[:-1]
         yield {
             "pair": label,
             "s": seconds,

@@ -48,7 +48,7 @@ def serving(options: Namespace) -> Iterator[Row]:
     texts = pieces(options, CHARACTERS)
     some = texts[: max(8, int(24 * options.size))]
     for label, names in chosen(PAIRS, options):
-        pair = xtok.pair(*map(tokenizer, names))
+        pair = xtok.load_pair(*map(tokenizer, names))
         student, teacher = pair.tokenizers
         translator = Translator(pair, build(pair.reversed, config=BACK_MAP), num_threads=1)
         rows = [student.encode(text).ids.tolist() for text in some]
@@ -163,7 +163,7 @@ def _teacher(opened: Any, teacher: xtok.Tokenizer, bodies: dict[tuple[int, ...],
 
 def _student(names: tuple[str, str], teacher_url: str, url: str) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    pair = xtok.pair(*(str(path_of(name)) for name in names))
+    pair = xtok.load_pair(*(str(path_of(name)) for name in names))
     config = ServeConfig(port=int(url.rpartition(":")[2]))
     back_map = xtok.get_map(pair.reversed, config=BACK_MAP)
     xtok.serve(pair, teacher_url, config, back_map=back_map)

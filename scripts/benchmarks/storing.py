@@ -37,7 +37,7 @@ def cost(options: Namespace) -> Iterator[Row]:
     texts = pieces(options, CHARACTERS)
     some = texts[: max(4, int(TEXTS * options.size))]
     for label, names in chosen(PAIRS, options):
-        pair = xtok.pair(*map(tokenizer, names))
+        pair = xtok.load_pair(*map(tokenizer, names))
         rows = pair.tokenizers[1].library_arrays(some)
         model = NGrams(pair.tokenizers[1].library_arrays(texts[len(texts) // 4 :]))
         predicted = [_predictions(row, model) for row in rows]

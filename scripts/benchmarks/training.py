@@ -82,7 +82,7 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
     yield from hidden.beside_a_context(options)
     yield from hidden.beside_liger(options)
     for label, (student, teacher) in harness.chosen(PAIRS, options):
-        pair = xtok.pair(tokenizer(student), tokenizer(teacher))
+        pair = xtok.load_pair(tokenizer(student), tokenizer(teacher))
         collate = xtok.DistillationCollator(*pair.tokenizers, max_length=POSITIONS)
         text = next(iter(harness.documents(options).values()))
         batch = prepare(collate(["\n".join(text)]), options.device)

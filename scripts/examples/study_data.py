@@ -83,7 +83,7 @@ def collator(args: argparse.Namespace, *, own: bool = False) -> DistillationColl
 @cache
 def sides(student: str, teacher: str) -> xtok.Pair:
     """Return the pair."""
-    return xtok.pair(student, teacher)
+    return xtok.load_pair(student, teacher)
 
 
 def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[str]:

@@ -253,7 +253,7 @@ class Healing:
         self.options = options
         self.train, self.held_out = ([x["text"] for x in lines(p)] for p in
                                      (options.train, options.texts))  # fmt: skip
-        self.pair = xtok.pair(options.new, options.model)
+        self.pair = xtok.load_pair(options.new, options.model)
         self.batches = [*distill.batches(len(self.train), options, 0)]
         self.stored: dict[int, Any] = {}
         self.bits_before: dict[bool, float] = {}

@@ -96,7 +96,7 @@ def sample(
     paths["neutral"] = work / "neutral.parquet"
     for kind, path in paths.items():
         config_of = ProjectConfig(top_k=K, to=kind)
-        xtok.project(given, xtok.pair(student, teacher), path, config_of, back_map=back_map)
+        xtok.project(given, xtok.load_pair(student, teacher), path, config_of, back_map=back_map)
     [row] = pyarrow.parquet.read_table(paths["neutral"]).to_pylist()
     if student is not teacher:
         logits = _logits(student, len(row["input_ids"]), seed=1)

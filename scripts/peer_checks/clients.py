@@ -72,7 +72,7 @@ def _client_of(checkout: Path) -> tuple[str, str, Callable[[Path, Path, Served],
 def served(work: Path) -> Iterator[Served]:
     """Serve a teacher with Qwen's tokenizer to a student with Llama's."""
     _, names = next(iter(report.PAIRS.items()))
-    pair = xtok.pair(*(report.own_tokenizer(name, work) for name in names))
+    pair = xtok.load_pair(*(report.own_tokenizer(name, work) for name in names))
     student, teacher = pair.tokenizers
     model = served_teachers.Model(teacher)
     prompt, response = (student.encode(text).ids.tolist() for text in (PROMPT, RESPONSE))

@@ -52,14 +52,14 @@ from xtok.building.counting import kernels as of_counting
 from xtok.building.embeddings import kernels as of_embeddings
 from xtok.teachers import credit_kernels as of_credit
 student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
-aligner = xtok.TokenAligner(xtok.pair(student, teacher))
+aligner = xtok.TokenAligner(xtok.load_pair(student, teacher))
 aligner.python_tokens_left = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 given = aligner, [*b"bc"], [256], [-1.0]
 xtok.project_logprobs(*given, credit=xtok.PrefixCredit([[256]], [[-1.0]]))
 found = xtok.build(student, teacher, texts=sys.argv[3])
-xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
-xtok.generate(xtok.pair(student, teacher), "spelling")
+xtok.evaluate(xtok.load_pair(student, teacher), found, sys.argv[3])
+xtok.generate(xtok.load_pair(student, teacher), "spelling")
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
 for module in (of_alignment, of_counting, of_embeddings, of_credit):
@@ -173,8 +173,8 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
         if hasattr(function, "signatures")
     }
     before = {name: set(function.signatures) for name, function in functions.items()}
-    aligner = TokenAligner(xtok.pair(byte_level, sentencepiece))
-    text_aligner = TextAligner(xtok.pair(byte_level, sentencepiece))
+    aligner = TokenAligner(xtok.load_pair(byte_level, sentencepiece))
+    text_aligner = TextAligner(xtok.load_pair(byte_level, sentencepiece))
     text_aligner.aligner.python_tokens_left = aligner.python_tokens_left = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)

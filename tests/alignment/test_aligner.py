@@ -491,7 +491,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     likewise = replace(teacher.vocabulary, table=replace(teacher.table, types=other))
     for made in (
         TokenAligner(Pair(student.vocabulary, likewise)),
-        TokenAligner(xtok.pair(hf, teacher)),
+        TokenAligner(xtok.load_pair(hf, teacher)),
         TokenAligner(bind_map(xtok.ProjectionMap.load(path))[1], 2),
         nemo_rl.NemoTokenAligner(hf, teacher),
         nemo_rl.NemoTokenAligner(hf, teacher, path, 4),

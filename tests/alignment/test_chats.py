@@ -174,7 +174,7 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
     folder = REAL / "chat-templates"
     if not folder.exists():
         pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
-    pair = xtok.pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
+    pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     aligner = TokenAligner(pair)
     ours, theirs = (folder / f"{name}.jinja" for name in (student, teacher))
     chat = align_chat(aligner, pair, CHAT[1:], student_template=ours, teacher_template=theirs)

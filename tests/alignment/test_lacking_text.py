@@ -123,7 +123,7 @@ def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_pat
     if turned:
         pair, begins = pair[::-1], begins[::-1]
     assert all(tokenizer.drops_text for tokenizer in pair)
-    aligner = TokenAligner(xtok.pair(*pair))
+    aligner = TokenAligner(xtok.load_pair(*pair))
     ids = [tokenizer.encode_batch(["the lamp a keeper"])[0] for tokenizer in pair]
     alone = aligner.align_document(*ids)
     assert alone.num_chunks[0] > 3
@@ -143,7 +143,7 @@ def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_pat
 def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None:
     pair = sides[::-1] if turned else sides
     collator = DistillationCollator(*pair, bos=False)
-    aligner = TokenAligner(xtok.pair(*pair))
+    aligner = TokenAligner(xtok.load_pair(*pair))
     known = total = by_ids = 0
     for text in texts(int(turned)):
         ids = [tokenizer.encode_batch([text])[0] for tokenizer in pair]
@@ -169,7 +169,7 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
 
 def test_unknown_tokens_are_unaligned(tmp_path: Path) -> None:
     one = lacking(tmp_path / "one", "unknown", "é\n")
-    pair = xtok.pair(one, "bytes")
+    pair = xtok.load_pair(one, "bytes")
     shown = xtok.align(one, "bytes", "the é the the")
     assert all(len(p.student_ids) == 1 for p in shown.pairs)
     assert (shown.student_unaligned, shown.teacher_unaligned) == (1, 2)
@@ -204,7 +204,7 @@ def test_chats_with_unknown_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["unknown", "fused", "unigram", "drops"])
 def test_retokenizer_refuses_text_that_it_cannot_spell(kind: str, tmp_path: Path) -> None:
     teacher = lacking(tmp_path / kind, kind, "é\n")
-    retokenize = Retokenizer(xtok.pair("bytes", teacher))
+    retokenize = Retokenizer(xtok.load_pair("bytes", teacher))
     for text in (*texts(7, 40), "the lamp", "a lamp lit", "é", "a\r\nb"):
         row = list(text.encode())
         if set(text) <= set(ALPHABET) - {"é", "\n"}:

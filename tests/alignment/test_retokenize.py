@@ -39,7 +39,7 @@ def test_retokenized_ids_spell_the_same_bytes(
     sides: tuple[str, str], tokenizers: Tokenizers
 ) -> None:
     ours, theirs = (tokenizers[name] for name in sides)
-    retokenize = Retokenizer(xtok.pair(ours, theirs))
+    retokenize = Retokenizer(xtok.load_pair(ours, theirs))
     data = TEXT.encode()
     for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
         [ids] = retokenize([ours.segment(cut)])
@@ -52,12 +52,12 @@ def test_random_ids_are_retokenized_to_the_same_bytes(
     data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
-    [theirs] = Retokenizer(xtok.pair(digits, sentencepiece))([ids])
+    [theirs] = Retokenizer(xtok.load_pair(digits, sentencepiece))([ids])
     assert bytes_of(sentencepiece, theirs) == bytes_of(digits, ids)
 
 
 def test_rows_may_be_arrays(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    to_teacher = Retokenizer(xtok.pair(digits, byte_level))
+    to_teacher = Retokenizer(xtok.load_pair(digits, byte_level))
     ids = digits.encode_batch(["the keeper lit lamps"])[0]
     as_array: Any = torch.tensor(ids).numpy()
     assert to_teacher([as_array]) == to_teacher([ids])
@@ -72,7 +72,7 @@ def test_white_space_beside_an_added_token_that_takes_it(
     teacher = xtok.load_tokenizer(tmp_path)
     assert not teacher.keeps_text
     assert [name for name, _ in teacher.text_changes] == ["added tokens"]
-    [ids] = Retokenizer(xtok.pair(digits, teacher))([digits.segment(b"a</x> b")])
+    [ids] = Retokenizer(xtok.load_pair(digits, teacher))([digits.segment(b"a</x> b")])
     assert bytes_of(teacher, ids) == b"a</x> b"
 
 
@@ -80,7 +80,9 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     roles, theirs = byte_level.table.roles, sentencepiece.table.roles
     [begin], [end] = theirs["bos"], theirs["eos"]
     row = [roles["bos"][0], roles["turn_start"][0], *byte_level.segment(b"Hello"), roles["eos"][0]]
-    [ids] = Retokenizer(xtok.pair(byte_level, sentencepiece))([row])  # it has no start of a turn
+    [ids] = Retokenizer(xtok.load_pair(byte_level, sentencepiece))(
+        [row]
+    )  # it has no start of a turn
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
@@ -90,18 +92,18 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
         [*map(side.segment, texts)] for side in (byte_level, sentencepiece, ranks)
     )
     [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
-    retokenizer = Retokenizer(xtok.pair(byte_level, sentencepiece))
+    retokenizer = Retokenizer(xtok.load_pair(byte_level, sentencepiece))
     assert retokenizer.sequence(prompt, answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence([bos, *prompt], answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence() == [begin]
-    without = Retokenizer(xtok.pair(byte_level, ranks))  # a family that has no bos
+    without = Retokenizer(xtok.load_pair(byte_level, ranks))  # a family that has no bos
     assert without.sequence(prompt, answer) == [*chain(*of_ranks)]
 
 
 def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
     hello = byte_level.segment(b"Hello")
-    retokenize = Retokenizer(xtok.pair(byte_level, sentencepiece))
+    retokenize = Retokenizer(xtok.load_pair(byte_level, sentencepiece))
     assert len(byte_level.table) == 1280
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
     with pytest.raises(ValueError, match=r"^student id 1280 is outside 0\.\.1279$"):
@@ -114,7 +116,7 @@ def test_a_teacher_that_normalizes_reads_what_its_library_reads(
     teacher = xtok.load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
     text = "<think>cafe\u0301<think> hi "
     written = byte_level.segment(text.encode() + "東".encode()[:2])  # half a character at the end
-    [ids] = Retokenizer(xtok.pair(byte_level, teacher))([written])
+    [ids] = Retokenizer(xtok.load_pair(byte_level, teacher))([written])
     assert ids == [*teacher.library_ids([text])[0], *teacher.segment("東".encode()[:2])]
 
 

@@ -61,7 +61,7 @@ def layer(*content: Any, **name: Any) -> object:
 
 
 def generate(embedding: str | None, student: str | Path = "bytes", **options: Any) -> object:
-    pair = xtok.pair(student, "small/small-digits")
+    pair = xtok.load_pair(student, "small/small-digits")
     return xtok.generate(pair, embedding, xtok.GenerateConfig(**options), offline=True)
 
 

@@ -228,7 +228,7 @@ def test_two_event_maps_are_measured_side_by_side(
     sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    pair, by_bytes = xtok.pair(sentencepiece, byte_level), events(sentencepiece, byte_level)
+    pair, by_bytes = xtok.load_pair(sentencepiece, byte_level), events(sentencepiece, byte_level)
     nothing = [np.zeros_like(of) for of in (by_bytes.student_event, by_bytes.teacher_event)]
     merged = replace(by_bytes, student_event=nothing[0], teacher_event=nothing[1], rest=0)
     evaluation = evaluate(pair, [by_bytes, merged], corpus, names=["bytes", "one"])

@@ -252,7 +252,7 @@ def test_map_differs_only_for_other_options(
 
 @pytest.fixture(scope="module")
 def pieces_to_digits(sentencepiece: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(sentencepiece, digits)
+    return xtok.load_pair(sentencepiece, digits)
 
 
 def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
@@ -262,7 +262,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
     usual, gold = BuildConfig(), BuildConfig.for_loss("gold", top_k=4)
-    to_bytes, bare = xtok.pair(sentencepiece, byte), replace(built, recipe={})
+    to_bytes, bare = xtok.load_pair(sentencepiece, byte), replace(built, recipe={})
     for projection, of, config, why in (
         (built, pieces_to_digits, BuildConfig(top_k=8), "its top_k is 4, not 8"),
         (
@@ -272,7 +272,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
             "its exact_match is True, not False",
         ),
         (built, pieces_to_digits, gold, "its scale_trick is True, not False"),
-        (built, xtok.pair(wide, digits), usual, "its student is 1000 wide, not 2000"),
+        (built, xtok.load_pair(wide, digits), usual, "its student is 1000 wide, not 2000"),
         (
             narrow,
             to_bytes,

@@ -33,7 +33,7 @@ def rows(m: SpellingMap, side: str) -> list[list[int]]:
 def test_exact_spellings(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd", width=260)
     teacher = byte_ranks(tmp_path / "t.tiktoken", "cd", "bc", "abcd")
-    m = xtok.spellings(xtok.pair(student, teacher))
+    m = xtok.spellings(xtok.load_pair(student, teacher))
     each = [[i] for i in range(256)]
     assert rows(m, "student") == [*each, [97, 98], [97, 257], [256], []]
     assert rows(m, "teacher") == [*each, [258], [98, 99], [257, 100]]
@@ -53,7 +53,7 @@ def test_exact_spellings(tmp_path: Path) -> None:
 
 def test_tokens_without_a_spelling_are_reported(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
-    m = xtok.spellings(xtok.pair(student, "null:5"))
+    m = xtok.spellings(xtok.load_pair(student, "null:5"))
     assert len(m.shared[0]) == 0
     assert m.left_out("student")["cannot be spelled"].tolist() == list(range(257))
     assert m.reports[0].notes[-2:] == (
@@ -66,7 +66,7 @@ def test_canonical_id_is_shared(sentencepiece: Tokenizer) -> None:
     """The lowest id would be the byte token, which no text has."""
     byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
     assert sentencepiece.segment(b"a") == [letter]
-    m = xtok.spellings(xtok.pair(sentencepiece, "bytes"))
+    m = xtok.spellings(xtok.load_pair(sentencepiece, "bytes"))
     assert (rows(m, "student")[byte], rows(m, "student")[letter]) == ([], [97])
     assert rows(m, "teacher")[97] == [letter]
     assert byte in m.left_out("student")["another id has the same bytes"].tolist()
@@ -85,7 +85,7 @@ def test_special_tokens_of_one_role_are_shared(to_pieces: Pair) -> None:
 @pytest.mark.parametrize("to", KINDS)
 def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to: str) -> None:
     student, teacher = tokenizers[of], tokenizers[to]
-    m = xtok.spellings(xtok.pair(student, teacher))
+    m = xtok.spellings(xtok.load_pair(student, teacher))
     for side, ours, theirs in (("student", student, teacher), ("teacher", teacher, student)):
         others, canonical = theirs.table.tokens(), ours.table.canonical_ids()
         spellings = rows(m, side)
@@ -114,7 +114,7 @@ def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to:
     ],
 )
 def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int]) -> None:
-    m = xtok.spellings(xtok.pair(*map(load_real, names)))
+    m = xtok.spellings(xtok.load_pair(*map(load_real, names)))
     assert [*m.reports[0].counts.values()] == counts
 
 
@@ -125,7 +125,7 @@ def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int])
 def long_tokens(tmp_path: Path) -> SpellingMap:
     """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
-    made: SpellingMap = xtok.spellings(xtok.pair(student, "bytes"))
+    made: SpellingMap = xtok.spellings(xtok.load_pair(student, "bytes"))
     return made
 
 
@@ -204,7 +204,7 @@ def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
 
 def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
     m = xtok.spellings(byte_level, digits)
-    assert sha256(m) == sha256(xtok.spellings(xtok.pair(byte_level, digits)))
+    assert sha256(m) == sha256(xtok.spellings(xtok.load_pair(byte_level, digits)))
     assert isinstance(xtok.events(byte_level, digits), EventMap)
     with pytest.raises(ValueError, match="loss is 'kl'"):
         xtok.get_map(byte_level, digits, for_loss="kl")  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ def test_inspect_shows_what_is_spelled_and_left_out(
 
 def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
-    m = xtok.spellings(xtok.pair(student, "null:5"))
+    m = xtok.spellings(xtok.load_pair(student, "null:5"))
     checks = {check.name: (check.level, check.message) for check in verify(m).checks}
     for side, left_out in (
         ("student", "257 (cannot be spelled)"), ("teacher", "5 (special, without a partner)")
@@ -244,7 +244,7 @@ def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
 
 def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
     student, teacher = known(known(doctor(sentencepiece, byte_level).pair).spellings)
-    m = xtok.spellings(xtok.pair(sentencepiece, byte_level))
+    m = xtok.spellings(xtok.load_pair(sentencepiece, byte_level))
     assert student.shared == teacher.shared == len(m.shared[0])
     assert student.spelled == int((m.student_counts > 1).sum())
     assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]

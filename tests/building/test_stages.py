@@ -30,7 +30,7 @@ each_pair = pytest.mark.parametrize("sides", [(a, b) for a in KINDS for b in KIN
 
 @pytest.fixture
 def tiny(student: Tokenizer, teacher: Tokenizer) -> Pair:
-    return xtok.pair(student, teacher)
+    return xtok.load_pair(student, teacher)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_slot_is_one_of_the_top_k(tiny: Pair) -> None:
 
 def test_no_slot_without_an_unused_id(student: Tokenizer, tmp_path: Path) -> None:
     full = byte_ranks(tmp_path / "full.tiktoken", "th", digits=1)
-    none = multitoken(xtok.pair(student, full))
+    none = multitoken(xtok.load_pair(student, full))
     none.check()
     assert none.enable_scale_trick
     assert not none.is_slot.any()
@@ -106,7 +106,7 @@ def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> N
     # The only padding id is the slot of all rows but of its own, which maps to itself.
     width = byte_level.vocabulary.tokenizer_vocab_size
     narrow = load_tokenizer(small / "small-byte-level", vocab_size=width)
-    projection = multitoken(xtok.pair(byte_level, narrow))
+    projection = multitoken(xtok.load_pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
     of_others = projection.is_slot & (projection.student_ids != pad)
@@ -119,7 +119,7 @@ def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> N
 def test_maps_agree_with_the_plain_recipe(tokenizers: Tokenizers, sides: tuple[str, str]) -> None:
     student, teacher = (tokenizers[name] for name in sides)
     config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
-    projection = multitoken(xtok.pair(student, teacher), config)
+    projection = multitoken(xtok.load_pair(student, teacher), config)
     projection.check()
     expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
     rows = naive.rows_of_map(projection)
@@ -159,7 +159,7 @@ def test_special_tokens_by_role_or_not_at_all(to_pieces: Pair) -> None:
 
 
 def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    [report] = multitoken(xtok.pair(byte_level, ranks)).reports
+    [report] = multitoken(xtok.load_pair(byte_level, ranks)).reports
     assert report.stage == "multitoken"
     special = len(table_of(byte_level).control_names)
     assert report.counts["rows empty"] == special + 80  # unused ids of the width
@@ -285,7 +285,7 @@ def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
         "teacher_model_id": "org/other",
     }
     foreign = read_pt(tmp_path, content, teacher_vocab_size=256)
-    pair = xtok.pair("bytes", "bytes")
+    pair = xtok.load_pair("bytes", "bytes")
     for made in (multitoken(pair, initial=foreign), reapply_exact(foreign, pair)):
         notes = [note for report in made.reports for note in report.notes]
         assert [note for note in notes if "org/other" in note and "teacher" in note]

@@ -40,7 +40,7 @@ def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("maps")
     student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
     xtok.build(student, teacher).save(folder / "map.safetensors")
-    xtok.multitoken(xtok.pair(student, teacher)).save(folder / "first.pt")
+    xtok.multitoken(xtok.load_pair(student, teacher)).save(folder / "first.pt")
     xtok.build(teacher, teacher).save(folder / "other.safetensors")
     return folder
 

@@ -142,7 +142,7 @@ def test_each_option_makes_a_map_with_and_without_an_output(
     monkeypatch.chdir(tmp_path)
     models = ["bytes", "bytes"]
     if command in ("sort-cut", "reapply-exact"):
-        xtok.multitoken(xtok.pair(*models)).save("map.pt")
+        xtok.multitoken(xtok.load_pair(*models)).save("map.pt")
         models = ["map.pt"]
     elif command == "generate":
         models += ["--embedding-model", "spelling"]

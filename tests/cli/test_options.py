@@ -70,7 +70,7 @@ def test_build_is_its_stages_byte_for_byte(
 ) -> None:
     student, teacher = (request.getfixturevalue(name) for name in (one, other))
     config = BuildConfig(**options)
-    pair = xtok.pair(student, teacher)
+    pair = xtok.load_pair(student, teacher)
     if config.weights == "synthetic":
         first, _ = synthetic_map(pair, config, find_matches(pair, config))
         of_stage = replace(config, top_k=config.prep_top_k, exact_match=False)
@@ -91,7 +91,7 @@ def test_build_is_its_stages_byte_for_byte(
 def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
-    pair = xtok.pair(student, teacher)
+    pair = xtok.load_pair(student, teacher)
     only = np.ones(len(student.table), np.bool_)
     only[[97, 257]] = False
     for options in ({}, {"canonicalization": "relaxed"}, {"weights": "synthetic"}):
@@ -117,7 +117,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
 
     monkeypatch.setattr(sentencepiece, "segment_batch", all_but_two)
     student = byte_ranks(tmp_path / "student.tiktoken", "qzx", "qzy")
-    pair = xtok.pair(student, sentencepiece)
+    pair = xtok.load_pair(student, sentencepiece)
     for ignored, failures in (
         ((), ("small.model cannot spell 2 tokens: 256 'qzx', 257 'qzy'",)),
         ((256, 257), ()),
@@ -153,7 +153,7 @@ def test_ignored_ids_are_not_reported_as_unmatched(
     config = BuildConfig(special_tokens="off", ignore_student_ids=special)
     for found in (
         xtok.build(sentencepiece, byte_level, config),
-        multitoken(xtok.pair(sentencepiece, byte_level), config.multitoken),
+        multitoken(xtok.load_pair(sentencepiece, byte_level), config.multitoken),
     ):
         notes = [note for report in found.reports for note in report.notes]
         assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
@@ -223,7 +223,7 @@ def test_a_near_equivalent_that_another_program_has_as_slot(
         "enable_scale_trick": True,
     }
     projection = read_pt(tmp_path, foreign, teacher_vocab_size=260)
-    relaxed = reapply_exact(projection, xtok.pair(*commas), canonicalization="relaxed")
+    relaxed = reapply_exact(projection, xtok.load_pair(*commas), canonicalization="relaxed")
     relaxed.check()
     assert row(relaxed, comma) == [(0x2C, 1.0)]
     assert row(relaxed, line_break) == [(0x0A, 0.75), (0x2C, 0.25)]
@@ -233,7 +233,7 @@ def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     commas: tuple[Tokenizer, Tokenizer],
 ) -> None:
     soft = multitoken(
-        xtok.pair(*commas), replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False)
+        xtok.load_pair(*commas), replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False)
     )
     # The two pieces 10/11 and 1/11, and the near-equivalent 1.
     assert row(soft, 256) == [(0x2C, 0.545455), (0x20, 0.454545)]
@@ -244,7 +244,7 @@ def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
 
 
 def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, Tokenizer]) -> None:
-    pair, line_break = xtok.pair(*commas), 257
+    pair, line_break = xtok.load_pair(*commas), 257
     config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
     soft = multitoken(pair, replace(config, canonicalization="relaxed"))
     soft.check()
@@ -268,7 +268,7 @@ def test_similarity_of_names() -> None:
 
 def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     config = replace(NO_SLOT, special_tokens="fuzzy", fuzzy_threshold=0.2)
-    fuzzy = multitoken(xtok.pair(byte_level, sentencepiece), config)
+    fuzzy = multitoken(xtok.load_pair(byte_level, sentencepiece), config)
     fuzzy.check()
     pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2)
     assert pairs
@@ -360,7 +360,7 @@ def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path)
     assert text.history[0]["options"]["token_form"] == "text"
     assert known(text.student.table).sha256() == student.table.sha256()  # the file has the bytes
     in_steps = reapply_exact(
-        multitoken(xtok.pair(student, teacher), replace(NO_SLOT, token_form="text"))
+        multitoken(xtok.load_pair(student, teacher), replace(NO_SLOT, token_form="text"))
     )
     assert row(in_steps, 0xC3) == [(0x80, 1.0)]
 
@@ -375,10 +375,12 @@ def test_raw_form_compares_display_strings(
     the = next(i for i, t in enumerate(byte_level.table.tokens()) if t == b" the")
     assert exact.row_kind[the] == RowKind.EXACT
     assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` is not `▁the`
-    first = multitoken(xtok.pair(byte_level, sentencepiece), replace(NO_SLOT, token_form="raw"))
+    first = multitoken(
+        xtok.load_pair(byte_level, sentencepiece), replace(NO_SLOT, token_form="raw")
+    )
     with pytest.raises(XtokError):
         reapply_exact(first)
-    pinned = reapply_exact(first, xtok.pair(byte_level, sentencepiece))
+    pinned = reapply_exact(first, xtok.load_pair(byte_level, sentencepiece))
     assert row(pinned, the) == row(first, the)
     assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without any, its bytes
 
@@ -402,7 +404,7 @@ def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
 
 def test_an_extended_map_has_the_options_of_its_last_stage(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", " ,")
-    pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
+    pair = xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
     first = multitoken(
         pair,
         replace(NO_SLOT, canonicalization="relaxed", token_form="text", ignore_student_ids=(256,)),

@@ -263,7 +263,7 @@ def test_the_page_holds_every_entry(measured: PageData) -> None:
 
 
 def test_a_long_row_has_its_heaviest_entries(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    m = xtok.multitoken(xtok.pair(byte_level, digits))
+    m = xtok.multitoken(xtok.load_pair(byte_level, digits))
     examined = examine(m)
     place = np.arange(m.nnz) - np.searchsorted(m.student_ids, m.student_ids)
     held = unpack_map(examined)
@@ -341,7 +341,7 @@ def real_page(load_real: Load, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The page of Llama 3 to Qwen."""
     sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     path = tmp_path_factory.mktemp("real") / "page.html"
-    path.write_bytes(render(examine(built(*sides), pair=xtok.pair(*sides))))
+    path.write_bytes(render(examine(built(*sides), pair=xtok.load_pair(*sides))))
     return path
 
 

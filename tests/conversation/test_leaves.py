@@ -372,7 +372,7 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
 
 
 def test_align_takes_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:
-    pair = xtok.pair(byte_level, byte_level)
+    pair = xtok.load_pair(byte_level, byte_level)
     aligned = align_chat(
         TokenAligner(pair), pair, [ASK, SEVEN], student_template=GROUNDED,
         teacher_template=GROUNDED, variables={"documents": [{"title": "Harbour", "text": "7"}]},

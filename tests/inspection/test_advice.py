@@ -40,7 +40,7 @@ TEXT = TextFacts(
 
 
 def facts_of(student: Tokenizer, teacher: Tokenizer) -> PairFacts:
-    return pair_facts(xtok.pair(student, teacher))
+    return pair_facts(xtok.load_pair(student, teacher))
 
 
 def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
-    pair = xtok.pair(student, teacher)
+    pair = xtok.load_pair(student, teacher)
     text = known(pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text)
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == SharedCounts(student=5, teacher=7, both=3)
@@ -108,7 +108,7 @@ def test_report_and_doctor_give_the_same_advice(
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
     assert examine(m).report.advice.sentence == known(doctor(*sides).advice).sentence
     by_text = known(doctor(*sides, text).advice)
-    page = examine(m, texts=[text], pair=xtok.pair(*sides)).report
+    page = examine(m, texts=[text], pair=xtok.load_pair(*sides)).report
     assert page.advice.sentence == by_text.sentence
 
 
@@ -143,7 +143,7 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab", "abz")
     (tmp_path / "a.txt").write_text("ab c " * 40, encoding="utf-8")
-    pair = xtok.pair(student, teacher)
+    pair = xtok.load_pair(student, teacher)
     good = xtok.build(student, teacher, for_loss="p-kl", texts=tmp_path / "a.txt")
     bad = replace(good, teacher_ids=(good.teacher_ids + 1) % 258)
     for m, level, says in (

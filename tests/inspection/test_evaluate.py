@@ -218,7 +218,7 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
 
 def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) -> None:
     """P-KL averages a chunk: of `201`, a third on each digit is the best row, and no fault."""
-    both = xtok.pair(
+    both = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", "20", "201", digits=3),
         byte_ranks(tmp_path / "t.tiktoken", digits=1),
     )
@@ -428,7 +428,7 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     """On text that no tokenizer has seen: this project's own guides, which change."""
     guides = sorted((ROOT / "docs" / "guides").glob("*.md"))
     text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
-    pair = xtok.pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
+    pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
     prior = build(*pair.tokenizers, BuildConfig.for_loss("p-kl"))
     [measures] = evaluate(pair, prior, text).measures
     assert known(measures.over_chunks.closed) > 0.5  # 0.54, and 0.29 at starts

@@ -51,7 +51,7 @@ def saved(projection: ProjectionMap, tmp_path: Path) -> str:
 
 
 def explained(projection: ProjectionMap, token: int, sides: Sides | None = None) -> ExplainedRow:
-    [row] = explain(projection, token, pair=None if sides is None else xtok.pair(*sides)).rows
+    [row] = explain(projection, token, pair=None if sides is None else xtok.load_pair(*sides)).rows
     return row
 
 
@@ -59,7 +59,7 @@ def explained(projection: ProjectionMap, token: int, sides: Sides | None = None)
 
 
 def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> None:
-    classes = known(coverage_by_class(projection, xtok.pair(*numbers_pair)))
+    classes = known(coverage_by_class(projection, xtok.load_pair(*numbers_pair)))
     by_name = {one.token_class: one for one in classes}
     assert by_name["digits_1"] == ClassCoverage(
         token_class="digits_1", label="1 digit", rows=10, shared=10, exact=10, empty=0,
@@ -192,7 +192,7 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     assert "special token" in works(cli(*row, "-s", "null:98", "-t", "bytes")).stdout
     bare, pair = (
         ProjectionMap.load(tmp_path / "m.pt", teacher_vocab_size=256),
-        xtok.pair("null:98", "bytes"),
+        xtok.load_pair("null:98", "bytes"),
     )
     shown: Any = xtok.inspect(bare, config=InspectConfig(classes=True), pair=pair)
     assert shown.coverage
@@ -282,7 +282,7 @@ def test_the_distance_is_weighted_by_text(
     with pytest.raises(ValueError, match="student's tokenizer"):
         compare(recipe, heaviest, text)
     assert "has other tokens than bytes" in error_of(
-        lambda: compare(recipe, heaviest, text, pair=xtok.pair("bytes", "bytes"))
+        lambda: compare(recipe, heaviest, text, pair=xtok.load_pair("bytes", "bytes"))
     )
 
 

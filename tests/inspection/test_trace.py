@@ -42,7 +42,7 @@ def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> 
         if event == "call" and frame.f_code in COUNTED:
             calls[COUNTED[frame.f_code]] += 1
 
-    pair = xtok.pair(*models)
+    pair = xtok.load_pair(*models)
     sys.setprofile(count)
     try:
         maps = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]

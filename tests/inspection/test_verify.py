@@ -54,7 +54,7 @@ def edited(path: Path, edit: Change) -> Verification:
 
 
 def test_a_whole_map(path: Path, numbers_pair: Sides, digits: Tokenizer) -> None:
-    whole = verify(path, xtok.pair(*numbers_pair))
+    whole = verify(path, xtok.load_pair(*numbers_pair))
     assert {check.level for check in whole.checks} == {"ok"}
     assert [check.name for check in whole.checks] == [
         "format", "tensors", "student tokens", "teacher tokens", "shapes", "ids", "weights",
@@ -159,7 +159,7 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
 
 def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    verification = verify(path, xtok.pair(other, numbers_pair[1]))
+    verification = verify(path, xtok.load_pair(other, numbers_pair[1]))
     assert verification.failed == ("student model",)
     differ = "1 ids differ from other.tiktoken: 256 '201' and '202'"
     assert messages(verification)["student model"] == differ
@@ -168,7 +168,7 @@ def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
 def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: Path) -> None:
     folder = str(small / "small-byte-level")
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
-    verification = verify(xtok.build(narrow, ranks), xtok.pair(byte_level, ranks))
+    verification = verify(xtok.build(narrow, ranks), xtok.load_pair(byte_level, ranks))
     assert verification.failed == ("student width",)
     assert messages(verification)["student width"] == "1,279, but 1,280 from the config"
 

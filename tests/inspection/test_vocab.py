@@ -37,7 +37,7 @@ def test_rows_are_the_table(tokenizers: Tokenizers) -> None:
 def test_a_teacher_gives_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
     for student in tokenizers.values():
         for teacher in tokenizers.values():
-            pair = xtok.pair(student, teacher)
+            pair = xtok.load_pair(student, teacher)
             vocabulary = xtok.vocab(student, teacher=teacher)
             assert [-1 if t.teacher_id is None else t.teacher_id for t in vocabulary.tokens] == (
                 pair.partners.tolist()
@@ -100,7 +100,7 @@ def test_files_hold_the_table(cli: Cli, small: Path, tmp_path: Path, with_teache
 
 def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
     model, teacher = small / "small-digits", small / "small.model"
-    pair = xtok.pair(model, teacher)
+    pair = xtok.load_pair(model, teacher)
     table = pair.tables[0]
     works(cli("vocab", model, "-o", "a.npz"))
     works(cli("vocab", model, "-t", teacher, "-o", "b.npz"))

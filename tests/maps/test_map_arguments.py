@@ -21,7 +21,7 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     m = xtok.build(wide, digits)
     own = xtok.load_tokenizer(small / "small-byte-level")
     own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
-    bound, pair = bind_map(m, xtok.pair(own, digits))
+    bound, pair = bind_map(m, xtok.load_pair(own, digits))
     assert bound is m
     assert pair.shape == (3000, len(digits.table))
     assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
@@ -29,7 +29,7 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
     narrow = xtok.load_tokenizer(small / "small-byte-level", vocab_size=2000)
     with pytest.raises(XtokError) as caught:
-        bind_map(m, xtok.pair(narrow, digits))
+        bind_map(m, xtok.load_pair(narrow, digits))
     assert caught.value.parameter == "student_vocab_size"
 
 
@@ -42,7 +42,7 @@ def test_the_width_that_a_side_without_tokens_needs(
     teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
     fixed = digits.at_width(896)
     with pytest.raises(XtokError) as caught:
-        bind_map(replace(m, teacher=teacher), xtok.pair(byte_level, fixed))
+        bind_map(replace(m, teacher=teacher), xtok.load_pair(byte_level, fixed))
     assert caught.value.parameter == "teacher_vocab_size"
     assert f"the width to {given} with" in caught.value.hint
 

@@ -45,7 +45,7 @@ def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path
             path = teachers.write_lines(tmp_path / "a.jsonl", [value])
         out = tmp_path / f"out.{'jsonl' if to == 'vllm' else 'parquet'}"
         config = xtok.ProjectConfig(to=to)
-        pair = xtok.pair(digits, byte_level)
+        pair = xtok.load_pair(digits, byte_level)
         done = xtok.project(path, pair, out, config, back_map=back_map)
         if to == "vllm":
             return json.loads(out.read_text()), done
@@ -166,7 +166,7 @@ def test_a_few_rows_of_the_next_token_behind_an_empty_one(
         else:
             teachers.write_distillkit(path, [cut], compressed=False, d=1280)
         out = tmp_path / f"{name}.out.parquet"
-        xtok.project(path, xtok.pair(digits, byte_level), out, back_map=back_map)
+        xtok.project(path, xtok.load_pair(digits, byte_level), out, back_map=back_map)
 
     run("right", 0)
     with pytest.raises(XtokError, match="shifted by one"):
@@ -291,7 +291,7 @@ def test_a_footer_that_contradicts_the_rows(key: str, value: str, row: Row, proj
 def test_project_logprobs_leaves_out_placeholders(
     credit: Any, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
-    aligner = xtok.TokenAligner(xtok.pair(digits, byte_level))
+    aligner = xtok.TokenAligner(xtok.load_pair(digits, byte_level))
     ours, theirs = (side.segment(TEXT.encode()) for side in (digits, byte_level))
     values = [-1.0] * len(theirs)
     candidates = [[i] for i in theirs], [[v] for v in values]

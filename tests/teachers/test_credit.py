@@ -35,7 +35,7 @@ def sides() -> tuple[Tokenizer, Tokenizer]:
 
 @pytest.fixture
 def credit(sides: tuple[Tokenizer, Tokenizer]) -> Credit:
-    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*sides)))
+    return partial(xtok.project_logprobs, TokenAligner(xtok.load_pair(*sides)))
 
 
 def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
@@ -52,7 +52,7 @@ def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> N
     # Of 0.05, the two other tokens, `0` and `1`, have all.
     assert np.exp(found.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
     assert found.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
-    projector = Projector(xtok.pair(*sides), map_of({}, *sides[::-1]))
+    projector = Projector(xtok.load_pair(*sides), map_of({}, *sides[::-1]))
     rows = top_k([[1, 5]], [{}, row], None)
     realized = projector.project(rows, *flat([[1, 3, 4]]), 9).realized_logprob
     assert np.isnan(realized[0])
@@ -101,7 +101,7 @@ def test_shares_are_those_of_the_plain_twin(
         own.append(float(np.log(p[i])))
         best = np.argsort(-p, kind="stable")[: data.draw(st.integers(1, 4))]
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
-    aligner = TokenAligner(xtok.pair(student, teacher))
+    aligner = TokenAligner(xtok.load_pair(student, teacher))
     topk = padded(rows)
     projected = xtok.project_logprobs(aligner, s, t, own, credit=PrefixCredit(*topk))
     assert projected.valid.all()
@@ -126,7 +126,7 @@ def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
     ids = byte_level.segment(b"The keeper lit 201 lamps.")
     logprobs = -np.random.default_rng(0).exponential(3, len(ids)).astype(np.float32)
     topk = np.array(ids)[:, None], logprobs[:, None]
-    aligner = TokenAligner(xtok.pair(byte_level, byte_level))
+    aligner = TokenAligner(xtok.load_pair(byte_level, byte_level))
     projected = xtok.project_logprobs(aligner, ids, ids, logprobs, credit=PrefixCredit(*topk))
     assert projected.logprobs.tolist() == logprobs.tolist()
 
@@ -173,7 +173,7 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
 )
 def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[str, str]) -> None:
     """Through a projector too, whose sums over each chunk are the teacher's."""
-    pair = xtok.pair(*map(load_real, names))
+    pair = xtok.load_pair(*map(load_real, names))
     student, teacher = pair.tokenizers
     text = "In 2014 the price was 1299 dollars, in 東京 too. Größe, 👨\u200d👩.\n\tdef f(x): pass\n"
     s, t = student.segment(text.encode()), teacher.segment(text.encode())

@@ -52,7 +52,7 @@ Project = Callable[..., ProjectedLogprobs]
 
 @pytest.fixture
 def project(tiny: tuple[Tokenizer, Tokenizer]) -> Project:
-    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*tiny)))
+    return partial(xtok.project_logprobs, TokenAligner(xtok.load_pair(*tiny)))
 
 
 # One chunk at a time
@@ -71,7 +71,7 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
     projected = project([256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
     assert projected.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
     third = xtok.project_logprobs(
-        TokenAligner(xtok.pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
+        TokenAligner(xtok.load_pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
     ).logprobs
     bits = [2796203, 2796202, 2796203]  # of 2 ** -23, the last bit of 1.0 in float32
     assert third.tolist() == [-n * 2.0**-23 for n in bits]
@@ -322,7 +322,7 @@ def test_error_names_the_argument_that_does_not_fit(
 )
 def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str, str]) -> None:
     student, teacher = map(load_real, pair)
-    aligner = TokenAligner(xtok.pair(student, teacher))
+    aligner = TokenAligner(xtok.load_pair(student, teacher))
     texts = [
         "In 2014 the price was 1299 dollars, in 東京 too.\n\tdef f(x): return x\n",
         "敏捷的棕色狐狸跳过了懒狗。2024年,価格は1299ドルでした。👨\u200d👩\u200d👧",
@@ -343,7 +343,7 @@ def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
     """NumPy in, NumPy out: torch is not imported."""
     script = (
         "import sys, xtok\n"
-        "aligner = xtok.TokenAligner(xtok.pair('bytes', 'bytes'))\n"
+        "aligner = xtok.TokenAligner(xtok.load_pair('bytes', 'bytes'))\n"
         "found = xtok.project_logprobs(aligner, [97], [97], [-1.0])\n"
         "assert found.logprobs.tolist() == [-1.0]\n"
         "assert 'torch' not in sys.modules\n"

@@ -232,7 +232,7 @@ def test_changed_inputs_are_another_job(
         teachers.write_neutral(path, stored)
 
     def run(**more: Any) -> None:
-        pair = xtok.pair(digits, model)
+        pair = xtok.load_pair(digits, model)
         xtok.project(path, pair, tmp_path / "out.parquet", config, back_map=back_map, **more)
 
     with pytest.raises(KeyboardInterrupt):

@@ -86,7 +86,7 @@ def projected(
 ) -> TopK:  # fmt: skip
     """Project what a teacher says of a text, by a map of these rows."""
     student, teacher = sides
-    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
     return projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
 
 
@@ -107,7 +107,7 @@ def test_rows_match_the_naive_projection(
     spellings = [spelled(student, ids, tokens) for ids in texts]
     back_map = map_of(back, teacher, student)
     projector, again = (
-        Projector(xtok.pair(student, teacher), back_map, threads, along_path=along_path)
+        Projector(xtok.load_pair(student, teacher), back_map, threads, along_path=along_path)
         for threads in (2, 1)
     )
     found = projector.project(predictions, *flat(spellings), 99)
@@ -192,7 +192,7 @@ def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> N
     bounds = np.array([0, n])
     predictions = TopK(ids, bounds, starts, given_ids, logprobs.ravel(), rest, realized)
     projector = Projector(
-        xtok.pair(byte_level, byte_level), xtok.build(byte_level, byte_level, PLAIN)
+        xtok.load_pair(byte_level, byte_level), xtok.build(byte_level, byte_level, PLAIN)
     )
     assert_equal_topk(projector.project(predictions, ids, bounds, k), predictions)
     cut = projector.project(predictions, ids, bounds, 1)
@@ -208,7 +208,7 @@ def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: P
     shares, rest = np.log(np.array([[0.5, 0.3, 0.1], [nan, 0.1, nan]], np.float32))
     candidates, realized = np.array([257, 299, 97], np.int32), np.array([nan, shares[0]], "f4")
     given = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
-    projector = Projector(xtok.pair(student, teacher), xtok.build(teacher, student, PLAIN))
+    projector = Projector(xtok.load_pair(student, teacher), xtok.build(teacher, student, PLAIN))
     found = projector.project(given, ids, bounds, 3)
     assert found.ids.tolist() == [257, 97]
     assert np.exp(found.logprobs) == pytest.approx([0.5, 0.1])
@@ -273,7 +273,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
     predictions = top_k([[1, 1, 1]], [{}, {1: 1.0}, {2: 1.0}], None)
     unknown = predictions._replace(rest_logprob=np.full(3, np.nan, np.float32))
     back = {1: {1: 1.0}, 2: {2: 1.0}}
-    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
     found = projector.project(unknown, *flat([[1, 1, 1]]), 9)
     assert np.isnan(found.rest_logprob).all()
     assert [*map(sorted, rows_of_topk(found))] == [[], [3], [2]]
@@ -282,7 +282,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
 def test_maps_of_other_pairs_are_refused() -> None:
     student, teacher = small(LETTERS), small([*LETTERS, b"ab"])
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(4, 3\)"):
-        Projector(xtok.pair(student, teacher), map_of({}, student, teacher))
+        Projector(xtok.load_pair(student, teacher), map_of({}, student, teacher))
 
 
 @pytest.mark.real
@@ -319,7 +319,7 @@ def test_shortcut_gives_the_result_of_spelling(
 ) -> None:
     student, teacher = map(load_real, names)
     tokens, ids = teacher.table.tokens(), teacher.table.text_ids
-    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    projector = Projector(xtok.load_pair(student, teacher), map_of({}, teacher, student))
     rng = np.random.default_rng(0)
     stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
     projector.learn(1 << ROOT | stems)

@@ -65,7 +65,7 @@ def test_bytes_and_roles_are_matched_once(
 
     for name in ("match_bytes", "match_roles"):
         monkeypatch.setattr(pairs, name, counted(name))
-    fresh = xtok.pair(digits, byte_level)
+    fresh = xtok.load_pair(digits, byte_level)
     xtok.project(cache_file, fresh, tmp_path / "out.parquet", back_map=back_map)
     assert sorted(matched) == sorted(set(matched))
     assert ("match_roles", False) in matched

@@ -67,7 +67,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
     """What it says of ids that the student does not have is in the rest."""
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
-    of = translator(xtok.pair(digits, wide))
+    of = translator(xtok.load_pair(digits, wide))
     text = of.of_student([5, 6, 7])
     none, n = np.float32(np.nan), np.log
     topk = TopK(
@@ -97,7 +97,7 @@ def test_a_control_token_without_a_counterpart() -> None:
     """It is spelled by its name, and has the value that this has as text."""
     tokens = [b"a", b"b", b"<", b">"]
     student = Tokenizer(Calls([*tokens, b"<ab>"], merges=False), model_id="small")
-    pair = xtok.pair(student, small(tokens))
+    pair = xtok.load_pair(student, small(tokens))
     assert 5 not in pair.equal_roles
     teacher_ids, values, told = check_scores(translator(pair), [1, 2, 5, 1, 2])
     assert teacher_ids == [1, 2, 3, 1, 2, 4, 1, 2]
@@ -114,7 +114,7 @@ def test_a_control_token_without_a_counterpart() -> None:
 )  # fmt: skip
 def test_each_control_token(load_real: Load, student: str, teacher: str) -> None:
     """Also ids that stand for nothing."""
-    pair = xtok.pair(load_real(student), load_real(teacher))
+    pair = xtok.load_pair(load_real(student), load_real(teacher))
     table = pair.tables[0]
     ids = np.flatnonzero(table.lengths == 0).tolist()
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
@@ -128,7 +128,7 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
 )
 def test_each_token(load_real: Load, student: str, teacher: str) -> None:
     """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
-    pair = xtok.pair(load_real(student), load_real(teacher))
+    pair = xtok.load_pair(load_real(student), load_real(teacher))
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
     of, num_ids = translator(pair), len(pair.tables[0])
     for first in range(0, num_ids, 2000):

@@ -110,7 +110,7 @@ def _check_roles(tokenizer: Tokenizer) -> None:
 
 def test_pairs_of_small_ones(all_small: dict[str, Tokenizer]) -> None:
     for student, teacher in itertools.product(all_small.values(), repeat=2):
-        pair = xtok.pair(student, teacher)
+        pair = xtok.load_pair(student, teacher)
         _check_pair(pair)
         _check_chunks(pair)
 
@@ -161,7 +161,7 @@ def _check_chunks(pair: Pair) -> None:
 @pytest.mark.parametrize(("student", "teacher"), [("mistral", "gemma-1"), ("phi-3", "gemma-3")])
 def test_tags_named_like_roles(all_small: dict[str, Tokenizer], student: str, teacher: str) -> None:
     """Gemma's <s> and </s> are HTML tags: no text of another side begins or ends with them."""
-    pair = xtok.pair(all_small[student], all_small[teacher])
+    pair = xtok.load_pair(all_small[student], all_small[teacher])
     (rows, columns), back = pair.tables, pair.reversed
     ids = [rows.roles["bos"][0], *pair.tokenizers[0].encode(TEXT).ids, rows.roles["eos"][0]]
     [read] = xtok.Retokenizer(pair)([ids])
@@ -178,7 +178,7 @@ def test_tags_named_like_roles(all_small: dict[str, Tokenizer], student: str, te
 
 
 def test_gpt_2s_only_token_begins_and_ends(all_small: dict[str, Tokenizer]) -> None:
-    pair = xtok.pair(all_small["gpt-2"], all_small["mistral"])
+    pair = xtok.load_pair(all_small["gpt-2"], all_small["mistral"])
     [end], columns = pair.tables[0].roles["eos"], pair.tables[1]
     [read] = xtok.Retokenizer(pair)([[end, 97, end]])
     assert (read[0], read[-1]) == (columns.roles["bos"][0], columns.roles["eos"][0])

@@ -115,7 +115,7 @@ class Kept:
         self.models = self.models_of(before)
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
-        pair = xtok.pair(self.other, tokenizer)
+        pair = xtok.load_pair(self.other, tokenizer)
         return recipe_of_parts(pair, (), "", ProjectConfig())["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
@@ -123,7 +123,7 @@ class Kept:
         if ids_of(changed) == self.ids:
             return False
         recipe = recipe_of(BuildConfig())
-        assert difference(self.map, xtok.pair(changed, self.other), recipe) is not None
+        assert difference(self.map, xtok.load_pair(changed, self.other), recipe) is not None
         assert self.models_of(changed) != self.models
         return True
 
@@ -190,7 +190,7 @@ def test_get_map_notes_why_it_rebuilds(small: Path, digits: Tokenizer, tmp_path:
         return notes
 
     def definitions() -> dict[str, str]:
-        checked = verify(path, xtok.pair(load_tokenizer(folder), digits))
+        checked = verify(path, xtok.load_pair(load_tokenizer(folder), digits))
         return {c.name: c.level for c in checked.checks if c.name.endswith("definition")}
 
     assert asked_again() == []

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from xtok import DistillationCollator
 from xtok.alignment.retokenize import Retokenizer
 from xtok.errors import TokenizerError, XtokError
-from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer, pair
+from xtok.tokenizers import Tokenizer, from_transformers, load_pair, load_tokenizer
 from xtok.tokenizers.table import TokenType
 
 
@@ -158,7 +158,7 @@ def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:
     assert tokenizer.encode("a 1").bounds.tolist() == [0, 1, 2, 3]
     with pytest.raises(TokenizerError, match=r"does not match all .*'a\.'"):
         tokenizer.encode("a.")
-    given = Retokenizer(pair("bytes", tokenizer))
+    given = Retokenizer(load_pair("bytes", tokenizer))
     assert given([list(b"a.1")]) == [list(b"a.1")]
 
 

@@ -30,7 +30,7 @@ def test_each_fact_is_computed_once(
             return real(*tables)  # type: ignore[operator]
 
         monkeypatch.setattr(module, name, counted)
-    pair = xtok.pair(byte_level, digits)
+    pair = xtok.load_pair(byte_level, digits)
     m = build(pair)
     xtok.events(pair)
     xtok.reapply_exact(m, pair)
@@ -38,17 +38,17 @@ def test_each_fact_is_computed_once(
 
 
 def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    pair = xtok.pair(byte_level, digits)
+    pair = xtok.load_pair(byte_level, digits)
     ours, theirs = build(pair), xtok.build(byte_level, digits)
     assert (ours.weights == theirs.weights).all()
     assert (ours.teacher_ids == theirs.teacher_ids).all()
 
 
 def test_a_pair_stays_as_it_is_and_one_model_is_not_one(digits: Tokenizer) -> None:
-    pair = xtok.pair(digits, "bytes")
-    assert xtok.pair(pair) is pair
+    pair = xtok.load_pair(digits, "bytes")
+    assert xtok.load_pair(pair) is pair
     for wrong in ((digits,), (pair, digits)):
-        for function in (xtok.pair, xtok.build, xtok.events):
+        for function in (xtok.load_pair, xtok.build, xtok.events):
             with pytest.raises(TypeError, match="give two models"):
                 function(*wrong)
     with pytest.raises(ValueError, match="event-kl does not use a projection map"):
@@ -70,8 +70,8 @@ def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
 
 def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
-    pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
-    nothing = xtok.pair(student, "null:5")
+    pair = xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
+    nothing = xtok.load_pair(student, "null:5")
     for asked, ids, expected in (
         (pair, [258, 257], ([99, 100, 256, 99], [2, 2])),
         (pair, [256, 258], ([256, 99, 100], [1, 2])),
@@ -94,7 +94,7 @@ def test_each_token_is_spelled_once(
         return real(self, pieces)
 
     monkeypatch.setattr(Tokenizer, "segment_batch", counted)
-    pair = xtok.pair(byte_level, sentencepiece)
+    pair = xtok.load_pair(byte_level, sentencepiece)
     m = build(pair)
     xtok.multitoken(pair)
     xtok.events(pair)

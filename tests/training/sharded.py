@@ -126,7 +126,7 @@ def main(teacher: str, output: str, *cases: str) -> None:
     torch.set_num_threads(1)
     own = TEXTS[rank::world]
     half = len(own) // 2
-    pair = xtok.pair("bytes", teacher)
+    pair = xtok.load_pair("bytes", teacher)
     batches, objective = batches_of(pair, [own[:half], own[half:]]), objective_of(pair)
     totals = torch.stack([objective.count(batch) for batch in batches]).sum(0)
     distributed.all_reduce(totals)

@@ -244,7 +244,7 @@ def test_tokenizers_from_their_files_to_the_loss(
     tmp_path: Path, ours: Any, theirs: Any, texts: list[str], options: dict[str, Any], seed: int
 ) -> None:
     """Two BPE tokenizers at random: equal tokens, what each segments, and loops find the same."""
-    pair = xtok.pair(
+    pair = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )
     made = xtok.spellings(pair)

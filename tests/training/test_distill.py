@@ -73,7 +73,7 @@ def test_the_student_is_saved_with_its_tokenizer(
     run(setting, tmp_path / "run", steps=1)
     student = str(tmp_path / "run" / "student")
     assert not xtok.doctor(student).failed
-    assert xtok.pair(student, digits).is_same
+    assert xtok.load_pair(student, digits).is_same
 
 
 @pytest.mark.parametrize("loss", ["event-kl", "p-kl", "gold", "csd", "alm"])

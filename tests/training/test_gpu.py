@@ -104,7 +104,7 @@ def logits_of(batch: dict[str, Any], pair: Pair, dtype: torch.dtype) -> list[tor
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
     if name == "same-tokenizer":
-        pair = xtok.pair(*pair.tokenizers[:1] * 2)
+        pair = xtok.load_pair(*pair.tokenizers[:1] * 2)
     artefact = loss_map(name, pair)
     batch = batch_of(name, pair)
 
@@ -133,7 +133,7 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
         objective = make_objective(
-            [pair, xtok.pair(student, student)],
+            [pair, xtok.load_pair(student, student)],
             ["event-kl", "same-tokenizer"],
             [artefact, None],
             teacher_weights=[1, 0.5],

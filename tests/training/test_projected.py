@@ -35,7 +35,9 @@ def given(
 ) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
     """What projects, a batch, and the teacher's logits on it."""
     back_map = xtok.build(teacher, student, BACK_MAP)
-    of_teacher = ProjectedTeacher(xtok.pair(student, teacher), back_map, top_k=top_k, num_threads=1)
+    of_teacher = ProjectedTeacher(
+        xtok.load_pair(student, teacher), back_map, top_k=top_k, num_threads=1
+    )
     batch = prepare(DistillationCollator(student, teacher, bos=False)(TEXTS))
     return of_teacher, batch, logits_for(batch["teachers"][0], len(teacher.table))
 
@@ -79,7 +81,11 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     cache, out = write_neutral(tmp_path / "teacher.parquet", rows), tmp_path / "student.parquet"
     back_map = xtok.build(byte_level, digits, BACK_MAP)
     xtok.project(
-        cache, xtok.pair(digits, byte_level), out, ProjectConfig(top_k=top_k), back_map=back_map
+        cache,
+        xtok.load_pair(digits, byte_level),
+        out,
+        ProjectConfig(top_k=top_k),
+        back_map=back_map,
     )
     stored = TopKCollator()(pyarrow.parquet.read_table(out).to_pylist())
     [expected] = (side["stored"] for side in stored["teachers"])

@@ -81,6 +81,6 @@ def test_an_alignment_whose_chunks_are_chosen_again_is_counted_again(
 
 def test_other_tokenizers_are_refused(digits: Tokenizer, byte_level: Tokenizer) -> None:
     wide = xtok.load_tokenizer("bytes", vocab_size=300)
-    make_objective([xtok.pair("bytes", wide)], "same-tokenizer")
+    make_objective([xtok.load_pair("bytes", wide)], "same-tokenizer")
     with pytest.raises(xtok.XtokError, match="one tokenizer"):
-        make_objective([xtok.pair(digits, byte_level)], "same-tokenizer")
+        make_objective([xtok.load_pair(digits, byte_level)], "same-tokenizer")

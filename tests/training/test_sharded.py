@@ -55,7 +55,7 @@ def test_heads_of_several_processes(
     """Accumulated over two batches, with three teachers."""
     teacher = str(small / "small-digits")
     run(forks, processes, teacher, str(tmp_path), *cases)
-    pair = xtok.pair("bytes", teacher)
+    pair = xtok.load_pair("bytes", teacher)
     [batch], objective = batches_of(pair, [TEXTS]), objective_of(pair)
     for case in cases:
         layout, tied, kind = case.split()

@@ -171,7 +171,9 @@ ERRORS: Errors = {
     ],
     "use event-kl, with the output of `xtok events STUDENT TEACHER`": [
         (
-            lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
+            lambda: make_objective(
+                [xtok.load_pair("bytes", "small/small-digits")], "same-tokenizer"
+            ),
             "same-tokenizer needs one tokenizer, but bytes and small-digits have different ones",
         ),
     ],

@@ -114,7 +114,7 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
         weights = {k.removeprefix("transformer."): v for k, v in load_file(path).items()}
         save_file(weights, path, {"format": "pt"})
     done = xtok.transplant(source, new, tmp_path / "new")
-    pair = xtok.pair(new, source)
+    pair = xtok.load_pair(new, source)
     new_ids = np.flatnonzero(pair.equal_bytes >= 0)[:64]
     old_ids = pair.equal_bytes[new_ids]
     (ours, library), (theirs, _) = loaded(tmp_path / "new"), loaded(source)
@@ -134,7 +134,7 @@ def test_rows_are_copied_or_the_mean_of_their_pieces(
     model: Path, new: Path, tmp_path: Path
 ) -> None:
     done = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
-    ours, theirs, pair = weights_of(tmp_path / "new"), weights_of(model), xtok.pair(new, model)
+    ours, theirs, pair = weights_of(tmp_path / "new"), weights_of(model), xtok.load_pair(new, model)
     table, old = pair.tables
     mean = theirs[torch.from_numpy(old.types != 5)].double().mean(0).float()
     for i in range(len(ours)):
@@ -162,7 +162,7 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
     """A second row for a newline (`<0x0A>`) would take half of its probability."""
     done = xtok.transplant(model, small / "small-hf", tmp_path / "new")
     ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
-    table, old = xtok.pair(small / "small-hf", model).tables
+    table, old = xtok.load_pair(small / "small-hf", model).tables
     mean = theirs[torch.from_numpy(old.types != TokenType.UNUSED)].double().mean(0).float()
     num_twins = 0
     for token, emitted in table.canonical_ids().items():
@@ -175,7 +175,7 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
 
 
 def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
-    pair = xtok.pair(new, model)
+    pair = xtok.load_pair(new, model)
     composed = np.flatnonzero(pair.partners[:1200] < 0)
     rows = {}
     kinds: dict[str, dict[str, Any]] = {
@@ -197,7 +197,7 @@ def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path:
 def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -> None:
     """In the input, the mean row makes text worse; see the guide."""
     model = made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
-    composed = np.flatnonzero(xtok.pair(new, model).partners[:1200] < 0)
+    composed = np.flatnonzero(xtok.load_pair(new, model).partners[:1200] < 0)
     for name, shrink in (("plain", 0.0), ("new", 0.3), ("mean", 1.0)):
         xtok.transplant(model, new, tmp_path / name, shrink=shrink)
     inputs, heads = (
@@ -212,7 +212,7 @@ def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -
 
 def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
     """Shared tokens are copied all the same; scale slots do not count."""
-    pair = xtok.pair(new, model)
+    pair = xtok.load_pair(new, model)
     projection = xtok.build(pair)
     projection.save(tmp_path / "map.safetensors")
     path = str(tmp_path / "map.safetensors")
@@ -326,7 +326,7 @@ def test_the_dtype_stays(dtype: torch.dtype, model: Path, new: Path, tmp_path: P
     xtok.transplant(model, new, tmp_path / "new")
     weights, old = load_file(tmp_path / "new" / "model.safetensors"), load_file(path)
     assert {w.dtype for w in weights.values()} == {dtype}
-    pair = xtok.pair(new, model)
+    pair = xtok.load_pair(new, model)
     ids = np.flatnonzero(pair.equal_bytes >= 0)
     layer = "model.embed_tokens.weight"
     assert torch.equal(weights[layer][ids], old[layer][pair.equal_bytes[ids]])

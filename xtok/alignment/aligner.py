@@ -161,7 +161,7 @@ class TokenAligner:
     between the nearest shared boundaries. Tokens without a counterpart are in no chunk. An aligner
     can be pickled and used in forked and spawned workers.
 
-    >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
+    >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
     (0, 1)
 
@@ -400,7 +400,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     Position i receives the chunk of token i + 1. The last position, the position before a row's
     first token, and padding predict nothing. Chunks without a position on one side become invalid.
 
-    >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
+    >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
     >>> batch.student_chunk_id.tolist(), xtok.shift_to_predictions(batch).student_chunk_id.tolist()
     ([[0, 1]], [[1, -1]])

@@ -18,7 +18,7 @@ class Retokenizer:
     Control tokens become the teacher's tokens of the same role, or are dropped. If both tokenizers
     are equal, ids are unchanged.
 
-    >>> xtok.Retokenizer(xtok.pair("bytes", "bytes"))([[104, 105]])
+    >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
 
     Args:

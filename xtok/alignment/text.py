@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
-from xtok.tokenizers import ModelLike
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, load_pair
 from xtok.tokenizers.table import utf8_text
 
 
@@ -25,7 +24,7 @@ def align(
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
     """
-    pair = pair_of(student_model, teacher_model)
+    pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
     if isinstance(text, bytes):
         decoded = utf8_text(text)

@@ -31,8 +31,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import difference, recipe_of
 from xtok.maps.records import Recipe, map_notes, require_complete, stage_report
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers import ModelLike
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, load_pair
 from xtok.tokenizers.notes import undecodable_tokens
 from xtok.tokenizers.pairs import Pair
 
@@ -77,7 +76,7 @@ def build(
         raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     earlier = None if initial is None else ProjectionMap.of(initial)
-    base, pair = bind_map(earlier, pair_of(student_model, teacher_model))
+    base, pair = bind_map(earlier, load_pair(student_model, teacher_model))
     check_ignored(pair, config)
     text = None
     if texts:
@@ -222,11 +221,11 @@ def _request(
         if config is not None or texts or initial is not None:
             raise ValueError(f"{loss} takes no config, texts or initial map")
         kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
-        pair = pair_of(student_model, teacher_model)
+        pair = load_pair(student_model, teacher_model)
         return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
     chosen = _config_of(config, loss)
     earlier = None if initial is None else ProjectionMap.of(initial)
-    _, pair = bind_map(earlier, pair_of(student_model, teacher_model))
+    _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
 
     @cache  # it reads the texts
     def recipe() -> Recipe:

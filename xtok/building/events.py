@@ -11,8 +11,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.spellings import partners_or_pieces
 from xtok.maps.events import EventMap
 from xtok.maps.records import StageReport, history_step
-from xtok.tokenizers import ModelLike
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, load_pair
 from xtok.tokenizers.notes import tokenizer_notes
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import Ids
@@ -33,7 +32,7 @@ def events(
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
     """
-    pair = pair_of(student_model, teacher_model)
+    pair = load_pair(student_model, teacher_model)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     labels, rest = numbered(connected(s_link, t_link), len(s_link))
     result = EventMap(

@@ -189,7 +189,7 @@ def reapply_exact(
     canonicalization `relaxed`, a token with only a near-equivalent gets that entry and keeps its
     slot.
 
-    >>> spelled = xtok.multitoken(xtok.pair("bytes", "bytes"))
+    >>> spelled = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
     ('pieces', 'exact')
 

@@ -35,7 +35,7 @@ def multitoken(
     each teacher token, and the weights are added to (student piece, teacher token). Rows are
     normalized, cut, and get a scale slot, as in X-Token (arXiv 2605.21699).
 
-    >>> projection = xtok.multitoken(xtok.pair("bytes", "bytes"))
+    >>> projection = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 

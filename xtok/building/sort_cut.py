@@ -20,7 +20,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
 
     The slot counts as an entry. Shorter rows stay the same, bit for bit.
 
-    >>> near = xtok.generate(xtok.pair("bytes", "bytes"), "spelling")
+    >>> near = xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")
     >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 

@@ -9,8 +9,7 @@ import numpy as np
 from xtok._lib.progress import Progress, silent
 from xtok.maps.records import StageReport, history_step
 from xtok.maps.spellings import UNUSED, SpellingMap
-from xtok.tokenizers import ModelLike
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, load_pair
 from xtok.tokenizers.notes import examples_of, tokenizer_notes
 from xtok.tokenizers.pairs import Pair, Pieces
 from xtok.tokenizers.table import SIDES, Ids
@@ -30,7 +29,7 @@ def spellings(
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
     """
-    pair = pair_of(student_model, teacher_model)
+    pair = load_pair(student_model, teacher_model)
     student, teacher = pair.shared
     of_student = _spelled(pair, student, progress)
     of_teacher = _spelled(pair.reversed, teacher, progress)

@@ -199,7 +199,7 @@ class Models(Loading):
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a missing model is a usage error."""
         self.both()
-        return xtok.pair(*self.tokenizers(widths).values())
+        return xtok.load_pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
         """Load the given tokenizers by side."""

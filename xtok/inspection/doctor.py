@@ -19,8 +19,7 @@ from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.first_rows import first_rows, row_checks
 from xtok.inspection.pair_facts import PairFacts, TextFacts, pair_facts
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.notes import case_notes, examples_of
 from xtok.tokenizers.pairs import Pair
@@ -122,7 +121,7 @@ def doctor(
     is_single = teacher_model is None and not isinstance(student_model, Pair)
     if texts and is_single:
         raise ValueError("texts need two models")
-    pair = None if is_single else pair_of(student_model, teacher_model)
+    pair = None if is_single else load_pair(student_model, teacher_model)
     tokenizers = (load_tokenizer(student_model),) if pair is None else pair.tokenizers
     trials = []
     for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):

@@ -17,8 +17,7 @@ from xtok.maps.map_arguments import AnyMap, AnyMapLike, can_grow, is_swapped, re
 from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import listed, plural
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.pairs import Pair
@@ -109,7 +108,7 @@ def _checks(
 def _model_checks(
     m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None
 ) -> Iterator[Check]:
-    if student is not None and teacher is not None and is_swapped(pair_of(student, teacher), m):
+    if student is not None and teacher is not None and is_swapped(load_pair(student, teacher), m):
         names = f"the map's student is {m.student.model_id}, its teacher {m.teacher.model_id}"
         yield Check("sides", "failed", f"swapped: {names}; give the student first")
         return

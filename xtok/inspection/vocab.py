@@ -15,7 +15,7 @@ from xtok._lib.io import atomic_output, check_output, write
 from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import offsets_of
 from xtok.inspection.describe import describe_side
-from xtok.tokenizers import ModelLike, load_tokenizer, pair
+from xtok.tokenizers import ModelLike, load_pair, load_tokenizer
 from xtok.tokenizers.display import safe_json
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
@@ -117,7 +117,7 @@ def vocab(
         XtokError: if a tokenizer cannot be loaded, or the model has no such token.
     """
     if isinstance(model, Pair) or teacher is not None:
-        both = pair(model, teacher)
+        both = load_pair(model, teacher)
         tokenizer = both.tokenizers[0]
     else:
         both, tokenizer = None, load_tokenizer(model)

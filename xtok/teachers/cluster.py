@@ -15,8 +15,7 @@ from xtok._lib.progress import Progress
 from xtok.errors import XtokError
 from xtok.teachers.parts import PartSummary, ProjectJob, make_part
 from xtok.teachers.translator import Translator
-from xtok.tokenizers import absolute, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import absolute, load_pair, load_tokenizer
 
 WAITING_PER_CORE = 4
 """Shards per core of the cluster that are submitted at a time."""
@@ -188,6 +187,6 @@ def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
                 hint = "use the same files on all nodes, or pin a commit: REPO@REVISION"
                 raise XtokError(problem, hint=hint)
         _translators[key] = Translator(
-            pair_of(*loaded), job.back_map, templates=job.config.templates, num_threads=1
+            load_pair(*loaded), job.back_map, templates=job.config.templates, num_threads=1
         )
     return _translators[key]

@@ -113,7 +113,7 @@ _CONFIG = "tokenizer_config.json"
 _WORD_FILES = ("merges.txt", "vocab.txt")  # GPT-2 and BERT
 
 
-def pair(
+def load_pair(
     student_model: ModelLike | Pair,
     teacher_model: ModelLike | None = None,
     *,
@@ -122,7 +122,7 @@ def pair(
 ) -> Pair:
     """Return two models as a `Pair`, which caches every fact about the two.
 
-    >>> xtok.pair("bytes", "bytes").shape
+    >>> xtok.load_pair("bytes", "bytes").shape
     (256, 256)
 
     Args:

@@ -37,7 +37,7 @@ class Pair:
     """Two vocabularies, their tokenizers if available, and facts about both.
 
     Each fact is computed on first use and cached. The widths are the widths of both models' logits.
-    `xtok.pair` creates a pair from two models, `maps.map_arguments.bind_map` from a map.
+    `xtok.load_pair` creates a pair from two models, `maps.map_arguments.bind_map` from a map.
     """
 
     student: Vocabulary
@@ -52,7 +52,7 @@ class Pair:
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Both tokenizers; a `ValueError` for a pair without tokenizers."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
-            raise ValueError("the pair has no tokenizers: create it with xtok.pair")
+            raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
@@ -144,7 +144,7 @@ class Pair:
         `student_ids` are different ids of text tokens, int64 `[n]`. Spellings are cached.
 
         >>> import numpy as np
-        >>> xtok.pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
+        >>> xtok.load_pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
         [97, 98]
         """
         ids = student_ids.tolist()

@@ -24,8 +24,7 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation.files import ChatRecord
 from xtok.conversation.teacher_side import SideText, for_each_teacher, prompt_of, require_used
 from xtok.errors import naming_template
-from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import NumberedAlignment
@@ -114,7 +113,7 @@ class DistillationCollator:
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
         # For each teacher, the pair of student and teacher.
-        self.pairs: list[Pair] = [pair_of(self.student, teacher) for teacher in self.teachers]
+        self.pairs: list[Pair] = [load_pair(self.student, teacher) for teacher in self.teachers]
         self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
         self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
         self.max_length, self.bos, self.eos = max_length, bos, eos

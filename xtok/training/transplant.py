@@ -26,8 +26,7 @@ from xtok.errors import EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import ModelLike, Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.checkpoint import INDEX, Checkpoint, checkpoint_of, read_header, read_tensor
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
@@ -239,7 +238,7 @@ def _composed(
     new, old = pair.tokenizers
     if not projection.student.is_lower_bound:  # the map can have rows for padding
         new = new.at_width(projection.student.vocab_size)
-    projection, _ = bind_map(projection, pair_of(new, old))
+    projection, _ = bind_map(projection, load_pair(new, old))
     edges: Edges = projection.edges.take(~projection.is_slot)
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 

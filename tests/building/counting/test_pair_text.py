@@ -92,7 +92,7 @@ def test_a_difference_takes_its_chunk_and_no_more(
 ) -> None:
     texts = ["1２34, and 201 steps down to the sea", "1,2", "from the light: ４"]
     path = write_documents(tmp_path / "a.jsonl", texts)
-    both = xtok.pair(composing, byte_level)
+    both = xtok.load_pair(composing, byte_level)
     text = PairText.read(both, path, CountPlan(per_document=True))
     # `２` is 3 bytes, and `４`; the NFKC side spells a byte for each.
     ids = [side.library_ids(texts) for side in both.tokenizers]
@@ -125,7 +125,7 @@ def test_a_space_marker_in_a_text_takes_its_chunk_and_no_more(
     """SentencePiece reads U+2581 as a space, as Gemma's tokenizer does."""
     text = small_tokenizers.ENGLISH
     path = write_documents(tmp_path / "a.jsonl", [text.replace(" the ", " the\u2581", 1), text])
-    both = xtok.pair(sentencepiece, byte_level)
+    both = xtok.load_pair(sentencepiece, byte_level)
     found = PairText.read(both, path)
     assert (found.totals.differing, found.totals.lost_bytes) == (1, 4)
     whole = PairText.read(both, write_documents(tmp_path / "b.jsonl", [text, text]))
@@ -146,7 +146,7 @@ def test_an_unknown_token_takes_its_text_and_no_more(tmp_path: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # type: ignore[no-untyped-call]
     words = from_transformers(fast)
     path = write_documents(tmp_path / "a.jsonl", [" one two three one", " six"])
-    text = PairText.read(xtok.pair(words, words), path)
+    text = PairText.read(xtok.load_pair(words, words), path)
     assert [array.tolist() for array in text.pairs] == [[1 << 32 | 1, 2 << 32 | 2], [2, 1]]
     assert (text.totals.differing, text.totals.lost_bytes) == (2, 10)
 

@@ -66,7 +66,9 @@ def test_the_same_texts_are_drawn_each_time(pair: Pair) -> None:
 
 
 def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
-    found = rows(synthetic_edges(xtok.pair(byte_level, byte_level), num_texts=2000)[0].normalized())
+    found = rows(
+        synthetic_edges(xtok.load_pair(byte_level, byte_level), num_texts=2000)[0].normalized()
+    )
     text_ids = byte_level.table.text_ids.tolist()
     assert sorted(found) == text_ids
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
@@ -110,7 +112,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield advanced.append
 
-    pair = xtok.pair(byte_level, composing)
+    pair = xtok.load_pair(byte_level, composing)
     edges, _ = synthetic_edges(pair, num_texts=len(drawn), progress=progress)
     of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
     assert sum(advanced) == 30
@@ -130,7 +132,7 @@ def test_each_text_is_encoded_once_though_one_side_changes_all(
         return start_encoding(self, texts)
 
     monkeypatch.setattr(TextEncoder, "start_encoding", recorded)
-    synthetic_edges(xtok.pair(byte_level, composing), num_texts=100)
+    synthetic_edges(xtok.load_pair(byte_level, composing), num_texts=100)
     assert sum(text.count("Q") for text in encoded) == 100
 
 
@@ -145,7 +147,9 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
         sides.append(load_tokenizer(f"{tmp_path}/{name}.tiktoken@ ?\\w+|\\s+|[^\\s\\w]+"))
     tracemalloc.start()
     try:
-        edges, unspelled = synthetic_edges(xtok.pair(sides[0], sides[1]), "both", num_texts=300)
+        edges, unspelled = synthetic_edges(
+            xtok.load_pair(sides[0], sides[1]), "both", num_texts=300
+        )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -193,7 +197,7 @@ def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
 @pytest.mark.real
 def test_real_vocabularies_know_how_words_go_on(load_real: Load) -> None:
     llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    found = rows(synthetic_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
+    found = rows(synthetic_edges(xtok.load_pair(llama, qwen), num_texts=20_000)[0].normalized())
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
     for word in (b" the", b" and", " größ".encode(), "です".encode()):
         [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]

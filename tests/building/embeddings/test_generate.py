@@ -85,14 +85,14 @@ def source(use: Use) -> Table:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Pair:
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "th", " the", "the", "abc", width=262)
-    return xtok.pair(byte_ranks(tmp_path / "student.tiktoken", "the", "ab"), teacher)
+    return xtok.load_pair(byte_ranks(tmp_path / "student.tiktoken", "the", "ab"), teacher)
 
 
 @pytest.fixture
 def near(tmp_path: Path) -> Pair:
     """A comma behind a space, and line ends, each with a near-equivalent."""
     student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
-    return xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the"))
+    return xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the"))
 
 
 def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:
@@ -130,7 +130,7 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     tokenizers: Tokenizers, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = (tokenizers[name] for name in sides)
-    projection = generate(xtok.pair(student, teacher))
+    projection = generate(xtok.load_pair(student, teacher))
     projection.check()
     text = student.table.text_ids
     assert np.flatnonzero(projection.row_kind).tolist() == text.tolist()
@@ -142,7 +142,7 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     assert projection.method == "spelling"
     monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
     monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK_ROWS", 3)
-    assert equal_maps(generate(xtok.pair(student, teacher), "spelling"), projection)
+    assert equal_maps(generate(xtok.load_pair(student, teacher), "spelling"), projection)
 
 
 def test_weights_by_spelling(tiny: Pair) -> None:
@@ -379,7 +379,7 @@ def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> N
         np.testing.assert_allclose(vector, expected, atol=1e-6)
     config = GenerateConfig(top_k=5)
     projection = generate(
-        xtok.pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config
+        xtok.load_pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config
     )
     projection.check()
     for token in (b" the", b"e"):  # what is spelled alike is embedded alike
@@ -406,7 +406,7 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) 
         with_layer(tmp_path / side, folder, matrix)
         for side, folder, matrix in zip(("s", "t"), folders, (ours, theirs), strict=True)
     )
-    projection = generate(xtok.pair(student, teacher), "own", GenerateConfig(top_k=3))
+    projection = generate(xtok.load_pair(student, teacher), "own", GenerateConfig(top_k=3))
     counts = projection.reports[0].counts
     assert counts["anchors held out"] == counts["anchors fitted on"] // 9
     assert counts["mean cosine of held-out anchors"] > 0.99
@@ -522,7 +522,7 @@ def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Pa
 def test_a_sentence_model_that_is_damaged(sentence_model: Path, tmp_path: Path) -> None:
     (sentence_model / "modules.json").write_text("{")
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
-        generate(xtok.pair("bytes", "bytes"), f"sentence:{sentence_model}", cache_dir=tmp_path)
+        generate(xtok.load_pair("bytes", "bytes"), f"sentence:{sentence_model}", cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
@@ -531,7 +531,7 @@ def test_a_side_without_texts_has_an_empty_map(
     pair: tuple[str, str], kind: str, sentence_model: Path, tmp_path: Path
 ) -> None:
     model = kind if kind == "spelling" else f"{kind}:{sentence_model}"
-    projection = generate(xtok.pair(*pair), model, cache_dir=tmp_path)
+    projection = generate(xtok.load_pair(*pair), model, cache_dir=tmp_path)
     projection.check()
     assert projection.nnz == 0
 
@@ -556,7 +556,7 @@ def test_the_default_is_the_models_own_embeddings(
     name = "student_to_teacher_generate_top10_own.safetensors"
     assert done.stdout == f"{name}\n"
     assert "own embeddings" in done.stderr
-    assert to_safetensors(generate(xtok.pair(*sides), "own")) == (tmp_path / name).read_bytes()
+    assert to_safetensors(generate(xtok.load_pair(*sides), "own")) == (tmp_path / name).read_bytes()
 
 
 def test_without_weights_on_a_side_the_default_is_spelling(
@@ -574,7 +574,9 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     assert made.method == "spelling"
     assert map_name(made, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
     assert made.history[0]["options"]["embedding_model"] == {"kind": "spelling"}
-    [note] = generate(xtok.pair(model_folders / "student", small / "small-digits")).reports[0].notes
+    [note] = (
+        generate(xtok.load_pair(model_folders / "student", small / "small-digits")).reports[0].notes
+    )
     assert note.startswith("compared by spelling: the teacher small-digits has no")
 
 
@@ -587,7 +589,7 @@ def test_uncached_weights_count_as_missing_if_offline(
     bare = cached_repo(tmp_path, "org/bare", small / "small-digits")
 
     def note(student: str) -> str:
-        pair = xtok.pair(student, "org/whole", offline=True)
+        pair = xtok.load_pair(student, "org/whole", offline=True)
         return generate(pair, offline=True).reports[0].notes[0]
 
     assert "org/bare are not in the local cache" in note("org/bare")
@@ -611,7 +613,7 @@ def test_damaged_weights_are_an_error(
     folder = copied(small / "small-digits", tmp_path / "damaged")
     (folder / file).touch()
     with pytest.raises(EmbeddingError, match="damaged"):
-        generate(xtok.pair(folder, model_folders / "teacher"))
+        generate(xtok.load_pair(folder, model_folders / "teacher"))
 
 
 def test_nemo_rls_command_line(cli: Cli, model_folders: Path, tmp_path: Path) -> None:
@@ -632,7 +634,7 @@ def test_nemo_rls_command_line(cli: Cli, model_folders: Path, tmp_path: Path) ->
 def test_the_same_map_whatever_the_chunks_and_threads(
     model_folders: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = xtok.pair(model_folders / "student", model_folders / "teacher")
+    pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
     embedding = "own" if kind == "own" else f"input:{model_folders / 'student'}"
     config = GenerateConfig(weight_threshold=0.001)
     before, made = torch.get_num_threads(), set()
@@ -645,7 +647,7 @@ def test_the_same_map_whatever_the_chunks_and_threads(
 
 
 def test_the_history_says_what_made_it(model_folders: Path) -> None:
-    pair = xtok.pair(model_folders / "student", model_folders / "teacher")
+    pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
     made = generate(pair, f"input:{model_folders / 'student'}", GenerateConfig(top_k=3))
     [step] = made.history
     assert step["stage"] == "generate"
@@ -676,14 +678,14 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_
     done = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
     fails(done, f"student student: no bytes for 1 id: {empty} ")
     assert os.listdir(tmp_path) == ["student"]
-    assert generate(xtok.pair(*sides)).row_kind[empty] == RowKind.EMPTY
+    assert generate(xtok.load_pair(*sides)).row_kind[empty] == RowKind.EMPTY
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_asked_for_and_absent() -> None:
     for device in ("cuda", "cuda:3"):
         with pytest.raises(EmbeddingError, match=device) as caught:
-            generate(xtok.pair("bytes", "bytes"), config=GenerateConfig(device=device))
+            generate(xtok.load_pair("bytes", "bytes"), config=GenerateConfig(device=device))
         assert caught.value.parameter == "device"
 
 

@@ -59,7 +59,7 @@ def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: 
         path, out = given, tmp_path / "out.parquet"
         if not isinstance(given, Path):
             path = teachers.write_neutral(tmp_path / "a.parquet", given)
-        projected = xtok.project(path, xtok.pair(student, teacher), out, **options)
+        projected = xtok.project(path, xtok.load_pair(student, teacher), out, **options)
         return projected, pyarrow.parquet.read_table(out).to_pylist()
 
     return run
@@ -73,7 +73,9 @@ def refused(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) 
     """Check that a cache is refused, and nothing is left behind; return the error."""
     options.setdefault("back_map", built(teacher, student, BACK_MAP))
     with pytest.raises(XtokError) as error:
-        xtok.project(path, xtok.pair(student, teacher), path.with_name("out.parquet"), **options)
+        xtok.project(
+            path, xtok.load_pair(student, teacher), path.with_name("out.parquet"), **options
+        )
     assert [*path.parent.iterdir()] == [path]
     return error.value
 
@@ -258,7 +260,7 @@ def test_equal_tokenizers_keep_every_row(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     out = tmp_path / ("out.jsonl" if to == "vllm" else "out.parquet")
     config = ProjectConfig(top_k=K, to=to)
-    pair = xtok.pair(byte_level, byte_level)
+    pair = xtok.load_pair(byte_level, byte_level)
     back_map = built(byte_level, byte_level, BACK_MAP)
     projected = xtok.project(path, pair, out, config, back_map=back_map)
     tokens = sum(len(row["input_ids"]) for row in rows)
@@ -502,7 +504,7 @@ def test_distillkit_labels_are_shifted_back(
     masks = []
     for to in formats:
         config, out = ProjectConfig(to=to), tmp_path / to / "out.parquet"
-        xtok.project(path, xtok.pair(digits, byte_level), out, config, back_map=back_map)
+        xtok.project(path, xtok.load_pair(digits, byte_level), out, config, back_map=back_map)
         masks += [np.array(rows.loss_mask).tolist() for rows in read(out, digits)]
     assert masks[0] == masks[1]
     assert sum(masks[0]) >= 3
@@ -573,7 +575,7 @@ def test_masks_of_some_rows_alone(
     plain = [{"messages": None, **row} for row in rows[:3]]
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
     out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
-    pair, config = xtok.pair(digits, byte_level), ProjectConfig(to=to, **BOTH_PLAIN)
+    pair, config = xtok.load_pair(digits, byte_level), ProjectConfig(to=to, **BOTH_PLAIN)
     made = xtok.project(path, pair, out, config, back_map=back_map)
     assert made.documents == 5
     if to == "neutral":
@@ -760,7 +762,7 @@ def test_the_config_of_another_cache_is_not_replaced(
     path = teachers.write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=4096)
     config = tmp_path / "compression_config.yaml"
     before = config.read_bytes()
-    pair, to = xtok.pair(digits, byte_level), ProjectConfig(to="distillkit")
+    pair, to = xtok.load_pair(digits, byte_level), ProjectConfig(to="distillkit")
     with pytest.raises(XtokError, match=str(config)):
         xtok.project(path, pair, tmp_path / "out.parquet", to, back_map=back_map)
     assert config.read_bytes() == before
@@ -846,7 +848,7 @@ def test_a_mask_goes_into_vllms_lines(
     for to in formats:
         out = tmp_path / f"out.{'jsonl' if to == 'vllm' else 'parquet'}"
         xtok.project(
-            path, xtok.pair(digits, byte_level), out, ProjectConfig(to=to), back_map=back_map
+            path, xtok.load_pair(digits, byte_level), out, ProjectConfig(to=to), back_map=back_map
         )
         [found] = read(out, digits)
         masks.append(np.array(found.loss_mask).tolist())

@@ -104,7 +104,7 @@ def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
 
         @cache
         def get(student: str, teacher: str, kind: Kind = "vllm") -> Served:
-            pair = xtok.pair(tokenizers[student], tokenizers[teacher])
+            pair = xtok.load_pair(tokenizers[student], tokenizers[teacher])
             model, notes = Model(tokenizers[teacher], kind), list[str]()
             behind = stack.enter_context(running(model.app))
             url = stack.enter_context(proxied(pair, behind, notes=notes))
@@ -202,7 +202,7 @@ def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: An
 
 @pytest.mark.parametrize("top_k", [255, 256, 257, 300])
 def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
-    pair, ids = xtok.pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
+    pair, ids = xtok.load_pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
     with running(Model(digits, max_logprobs=300).app) as behind, proxied(pair, behind) as url:
         [rows] = prompt_rows(post(url, ids, top_k))
         body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **LOGPROBS}

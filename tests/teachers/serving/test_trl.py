@@ -29,7 +29,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 @pytest.fixture(scope="module")
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
     """The student's tokens have up to three digits, the teacher's one."""
-    pair, model = xtok.pair(byte_level, digits), Model(digits)
+    pair, model = xtok.load_pair(byte_level, digits), Model(digits)
     with running(model.app) as behind, proxied(pair, behind) as url:
         yield pair, model, url
 

@@ -192,7 +192,7 @@ def test_the_loss_is_the_library_s(make_trainer: Make, small: Path, student: str
         rows.append([*first, *last])
         masks.append([0] * len(first) + [1] * len(last))
     teacher_ids, attended = padded(rows), padded([[1] * len(row) for row in rows])
-    alignment = TokenAligner(xtok.pair(ours, theirs)).align(
+    alignment = TokenAligner(xtok.load_pair(ours, theirs)).align(
         inputs["input_ids"], teacher_ids, student_attention_mask=inputs["labels"] != -100,
         teacher_attention_mask=padded(masks),
     )  # fmt: skip

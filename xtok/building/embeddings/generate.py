@@ -52,7 +52,7 @@ def generate(
     Rows of control and unused ids are empty; with embeddings, also rows of partial characters.
     Weights follow NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, normalized.
 
-    >>> xtok.generate(xtok.pair("bytes", "bytes"), "spelling")["a"].entries[0]
+    >>> xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
 
     Args:

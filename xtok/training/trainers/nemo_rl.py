@@ -11,7 +11,7 @@ from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.file import table_digests
 from xtok.maps.map_arguments import bind_map, read_map
-from xtok.tokenizers import pair
+from xtok.tokenizers import load_pair
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import Array
@@ -37,7 +37,7 @@ class NemoTokenAligner(aligner.TokenAligner):
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
     ) -> None:
-        both, path = pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
+        both, path = load_pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
         digests = None if path is None else table_digests(path)
         if path is not None and digests is None:
             _, both = bind_map(read_map(path), both)
