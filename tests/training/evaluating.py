@@ -80,26 +80,26 @@ TRAINERS = {"transformers": transformers_trainer, "gold": gold_trainer}
 def main(small: str, output: str, *names: str) -> None:
     """Write all values of these trainers: by trainer, batch size and number of rows."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    values_by_case: dict[str, Any] = {}
     for name in names:
-        one = TRAINERS[name](Path(small), Path(output) / name)
-        rows = one.eval_dataset
+        trainer = TRAINERS[name](Path(small), Path(output) / name)
+        rows = trainer.eval_dataset
         for size in SIZES:
-            one.args.per_device_eval_batch_size = size
+            trainer.args.per_device_eval_batch_size = size
             for count in range(1, NUM_ROWS + 1):
-                one.eval_dataset = rows.select(range(count))
-                values = one.evaluate()
-                found[f"{name} {size} {count}"] = [values[n] for n in NAMES]
-        one.eval_dataset = Streamed([*rows.select(range(7))])
-        one.args.per_device_eval_batch_size = SIZES[0]
-        values = one.evaluate()
-        found[f"{name} streamed"] = [values[n] for n in NAMES]
+                trainer.eval_dataset = rows.select(range(count))
+                values = trainer.evaluate()
+                values_by_case[f"{name} {size} {count}"] = [values[n] for n in NAMES]
+        trainer.eval_dataset = Streamed([*rows.select(range(7))])
+        trainer.args.per_device_eval_batch_size = SIZES[0]
+        values = trainer.evaluate()
+        values_by_case[f"{name} streamed"] = [values[n] for n in NAMES]
     rank, last = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1
-    one = transformers_trainer(Path(small), Path(output) / "audited")
-    one.audit, one.args.per_device_eval_batch_size = True, 5
+    trainer = transformers_trainer(Path(small), Path(output) / "audited")
+    trainer.audit, trainer.args.per_device_eval_batch_size = True, 5
     if rank == last:  # as if a loader had read the file on rank 0 alone
-        for parameter in one.teachers[0].parameters():
+        for parameter in trainer.teachers[0].parameters():
             parameter.data.normal_(0, 3)
-    one.evaluate()
+    trainer.evaluate()
     if rank == 0:
-        (Path(output) / "found.json").write_text(json.dumps(found))
+        (Path(output) / "values.json").write_text(json.dumps(values_by_case))

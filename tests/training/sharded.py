@@ -104,7 +104,8 @@ def step(
         logits = logits_of(student, batch, heads[0])
         with torch.no_grad():
             theirs = [
-                logits_of(*one) for one in zip(teachers, batch["teachers"], heads[1:], strict=True)
+                logits_of(*teacher_side)
+                for teacher_side in zip(teachers, batch["teachers"], heads[1:], strict=True)
             ]
         terms = objective.terms(logits, theirs, batch, totals)
         getattr(student, "backward", Tensor.backward)(terms.loss * world)

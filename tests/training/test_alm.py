@@ -56,8 +56,8 @@ def test_values_by_hand() -> None:
     teacher = torch.tensor([[[3.0, 3.0], [7.0, 0.0]]])
     targets = torch.tensor([[2, 1, 0]]), torch.tensor([[1, 0]])
     aligned = alignment([[1, 1, -1]], [[1, -1]])
-    found = float(alm(student, teacher, targets, aligned))
-    assert found == pytest.approx(log(4) / 2 + log(4 / 7) / 2, abs=1e-5)
+    forward = float(alm(student, teacher, targets, aligned))
+    assert forward == pytest.approx(log(4) / 2 + log(4 / 7) / 2, abs=1e-5)
     reverse = float(alm(student, teacher, targets, aligned, ALMConfig(reverse_kl=True)))
     assert reverse == pytest.approx(log(1 / 4) / 8 + 7 / 8 * log(7 / 4), abs=1e-5)
     large = float(alm(student.double(), teacher, targets, aligned, ALMConfig(temperature=1e4)))
@@ -88,7 +88,7 @@ def test_gradients(reverse: bool, set_block: SetBlock) -> None:
     torch.testing.assert_close(value_and_gradient(3 * loss(student), student), whole)
 
 
-def test_log_probabilities_of_the_text_in_place_of_logits() -> None:
+def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     student, teacher, targets = sides(2)
     expected = alm(student, teacher, targets, ALIGNED)
     inside = targets[1] >= 0

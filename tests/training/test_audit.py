@@ -81,7 +81,7 @@ def bench(collated_texts: Any) -> Bench:
     return Bench(*collated_texts)
 
 
-def test_one_line_where_all_holds(bench: Bench) -> None:
+def test_an_audit_without_findings_prints_one_line(bench: Bench) -> None:
     before, state = copy.deepcopy(bench.student.state_dict()), torch.get_rng_state()
     audited = bench.audit()
     assert audited.differences == []
@@ -547,7 +547,7 @@ def test_findings_of_all_processes_have_their_ranks(capsys: pytest.CaptureFixtur
     assert Audit.of_processes(audits[1:2]) is audits[1]
 
 
-def test_gradients_behind_a_reentrant_checkpoint_are_not_determined(bench: Bench) -> None:
+def test_gradients_of_a_reentrant_checkpoint_are_not_determined(bench: Bench) -> None:
     [layer] = bench.student.model.layers
     real = layer.forward
     layer.forward = lambda hidden, **options: (
@@ -619,7 +619,7 @@ def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
     assert audited.messages("skipped") == ["ids and masks (the batch has no texts)"]
 
 
-def test_a_teacher_slightly_behind_is_noted(bench: Bench) -> None:
+def test_a_teacher_slightly_worse_than_the_student_is_noted(bench: Bench) -> None:
     width = bench.collate.student.vocabulary.vocab_size
     bench.student = Knowing(width, bench.batch)
     bench.teacher.table.data *= 0.9
@@ -651,7 +651,7 @@ def of_bytes() -> tuple[DistillationCollator, Any]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
+def test_the_audit_accepts_every_architecture(name: str, of_bytes: Any) -> None:
     try:
         config: Any = transformers.AutoConfig.for_model(name, **SIZES)
     except ValueError:
@@ -675,12 +675,12 @@ def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore:.*(not a target|learn to stop|today's date):UserWarning")
 @pytest.mark.parametrize("name", sorted({*chat_families.NAMES} - {"smolvlm"}))  # takes parts only
-def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path) -> None:
+def test_the_audit_accepts_every_template(name: str, small: Path, tmp_path: Path) -> None:
     chat_families.write(name, small / "small-byte-level", tmp_path / name)
     tokenizer = xtok.load_tokenizer(str(tmp_path / name))
     collate = DistillationCollator(tokenizer, tokenizer)
-    found = Bench(collate, prepare(collate([chat_families.CHAT]))).audit()
-    assert found.differences == []
+    report = Bench(collate, prepare(collate([chat_families.CHAT]))).audit()
+    assert report.differences == []
 
 
 @pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])

@@ -32,11 +32,11 @@ def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
 
 def flat(batch: Any) -> dict[str, Any]:
     """Return all tensors of a batch by name."""
-    found = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
     for number, side in enumerate(batch["teachers"]):
-        found |= {f"{number}.{name}": v for name, v in side.items() if torch.is_tensor(v)}
-        found |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
-    return found
+        tensors |= {f"{number}.{name}": v for name, v in side.items() if torch.is_tensor(v)}
+        tensors |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
+    return tensors
 
 
 def assert_same(first: Any, second: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_sample_that_is_cut_has_whole_chunks(
         DistillationCollator(digits, byte_level, max_length=0)
 
 
-def test_prepare_shifts_what_losses_take(collator: DistillationCollator) -> None:
+def test_prepare_shifts_targets_and_alignments(collator: DistillationCollator) -> None:
     batch = collator(TEXTS)
     ready = prepare(collator(TEXTS))
     [side] = ready["teachers"]
@@ -223,9 +223,9 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
         num_workers=1,
         multiprocessing_context=context,
     )
-    found = list(loader)
-    assert len(found) == 3
-    for batch, start in zip(found, (0, 2, 4), strict=True):
+    batches = list(loader)
+    assert len(batches) == 3
+    for batch, start in zip(batches, (0, 2, 4), strict=True):
         assert_same(batch, collator((TEXTS * 2)[start : start + 2]))
 
 
@@ -343,7 +343,7 @@ def test_placeholders_of_predictions_are_not_stored() -> None:
         "topk_ids": [[5], [6, 3, 4, -1, -1], [7]],
         "topk_logprobs": [[0.0], [-0.25, -9999.0, None, -0.5, -0.5], [-9999.0]],
     }
-    [plain], [odd] = (TopKCollator()([one])["teachers"] for one in (STORED[1], row))
+    [plain], [odd] = (TopKCollator()([record])["teachers"] for record in (STORED[1], row))
     assert odd["stored"].top_ids.tolist() == [[[0] * 5, [6, 0, 0, 0, 0], [0] * 5]]
     assert odd["stored"].top_logprobs[0, 1, 0] == plain["stored"].top_logprobs[0, 1, 0]
     assert torch.isneginf(odd["stored"].top_logprobs).sum() == 14

@@ -134,8 +134,8 @@ def test_values_by_hand() -> None:
     teacher[0, 0, [0, 3]] = 0.0  # half goes on with the prefix, and half is in the rest
     teacher[0, 1, [2, 1]] = torch.tensor([3.0, 1.0]).log()
     targets, aligned = (torch.tensor([[4]]), torch.tensor([[0, 2]])), alignment([[1]], [[1, 1]])
-    found = float(csd(student, teacher, INDEX, targets, aligned))
-    assert found == pytest.approx(3 / 8 * log(3) + 0 + 1 / 2 * log(1), abs=1e-6)
+    value = float(csd(student, teacher, INDEX, targets, aligned))
+    assert value == pytest.approx(3 / 8 * log(3) + 0 + 1 / 2 * log(1), abs=1e-6)
 
 
 def test_shared_tokens_by_hand() -> None:
@@ -143,9 +143,9 @@ def test_shared_tokens_by_hand() -> None:
     student = torch.tensor([[[1.0, 2.0, 1.0, 0.0, 4.0, 0, 0, 0, 0, 0]]]).log()
     teacher = torch.tensor([[[2.0, 1.0, 1.0, 2.0, 2.0, 0, 0, 0]]]).log()
     targets, aligned = (torch.tensor([[1]]), torch.tensor([[2]])), alignment([[1]], [[1]])
-    found = float(csd(student, teacher, INDEX, targets, aligned))
+    value = float(csd(student, teacher, INDEX, targets, aligned))
     expected = log(2) / 4 + log(1 / 2) / 8 + log(1) / 8 + log(1) / 2
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert value == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_lowest_id_of_several_is_the_event() -> None:
@@ -271,8 +271,8 @@ def test_tokenizers_from_their_files_to_the_loss(
         assert float(loss.detach()) == 0
         return
     plain = naive(student, teacher, targets, side["shifted"], both, **options)
-    found, expected = (value_and_gradient(x, student) for x in (loss, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    actual, expected = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-8)
 
 
 # Types, extremes and bad input

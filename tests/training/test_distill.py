@@ -63,8 +63,8 @@ def without(setting: list[str], *names: str) -> list[str]:
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt")["student"]
-    return found
+    student: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt")["student"]
+    return student
 
 
 def test_the_student_is_saved_with_its_tokenizer(
@@ -127,7 +127,9 @@ def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: 
     assert again == whole
 
 
-def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: Path) -> None:
+def test_cross_entropy_without_distillation_and_dynamic_scaling(
+    setting: list[str], tmp_path: Path
+) -> None:
     log = run(without(setting, "--teacher", "--map"), tmp_path / "alone", steps=2)
     assert [line["distillation"] for line in log] == [0.0, 0.0]
     log = run(setting, tmp_path / "scaled", "--dynamic-scaling", "--loss=p-kl", steps=2)
@@ -158,11 +160,11 @@ def test_a_cpu_that_is_slow_in_bfloat16(
 
 def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     teacher = [o for o in setting if o.startswith(("--teacher", "--map"))]
-    one = run(setting, tmp_path / "one", steps=1)
+    single = run(setting, tmp_path / "one", steps=1)
     both = [*setting, *teacher]
     weighted = ("--teacher-weight=0.5", "--teacher-weight=2")
     two = run(both, tmp_path / "two", *weighted, steps=1)
-    assert two[0]["distillation"] == pytest.approx(2.5 * one[0]["distillation"], rel=1e-5)
+    assert two[0]["distillation"] == pytest.approx(2.5 * single[0]["distillation"], rel=1e-5)
     mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")  # which only the first has
     assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
 
@@ -198,10 +200,10 @@ def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) ->
         torch.nn.init.zeros_(parameter)  # every token is as likely as any other
     text = "The light reaches 201 steps."
     collate = DistillationCollator(digits, [])
-    found = distill.bits_per_byte(student, [text], collate, 1)
+    bits = distill.bits_per_byte(student, [text], collate, 1)
     num_tokens = len(digits.segment(text.encode()))
     width = digits.vocabulary.vocab_size
-    assert found == pytest.approx(num_tokens * math.log2(width) / len(text), rel=1e-5)
+    assert bits == pytest.approx(num_tokens * math.log2(width) / len(text), rel=1e-5)
 
 
 def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path, capsys: Any) -> None:
@@ -257,10 +259,10 @@ def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_the_teachers(
     setting: list[str], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = [o for o in setting if o.startswith(("--teacher=", "--map="))]
+    of_teacher = [o for o in setting if o.startswith(("--teacher=", "--map="))]
     for more, message in (
-        (one[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
-        (one[1:], "2 of --map for 1 of --teacher"),
+        (of_teacher[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
+        (of_teacher[1:], "2 of --map for 1 of --teacher"),
         (["--teacher-weight=1"] * 3, "3 of --teacher-weight for 1 of --teacher"),
         (["--loss=gold"] * 2, "2 of --loss for 1 of --teacher"),
     ):

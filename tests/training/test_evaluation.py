@@ -37,7 +37,7 @@ def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[s
     assert done.returncode == 0, done.stderr
     rank = f"process {processes - 1}: " * (processes > 1)
     assert f"first batch: {rank}the teacher needs" in done.stderr
-    values: dict[str, list[float]] = json.loads((output / "found.json").read_text())
+    values: dict[str, list[float]] = json.loads((output / "values.json").read_text())
     return values
 
 
@@ -56,10 +56,10 @@ def by_row(small: Path) -> list[tuple[float, ...]]:
             chunks = losses.count_chunks(side["shifted"], starts_only=True)
             targets = batch["targets"], side["targets"]
             alm = losses.alm(logits[0], logits[1], targets, side["shifted"])
-        for values, one, tokenizer in zip(
+        for values, side_inputs, tokenizer in zip(
             logits, (batch, side), (collate.student, *collate.teachers), strict=True
         ):
-            ids = one["targets"][0][:-1]
+            ids = side_inputs["targets"][0][:-1]
             log_p = values[0, :-1].double().log_softmax(-1).gather(1, ids[:, None])
             sums += [-float(log_p.sum()), len(ids), int(tokenizer.table.lengths[ids].sum())]
         rows.append((*sums[:3], float(alm) * chunks, chunks, sums[3], sums[5]))
@@ -80,7 +80,7 @@ def test_each_row_counts_once(
     processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],
     alone: dict[str, list[float]],
 ) -> None:  # fmt: skip
-    found = alone if processes == 1 else evaluated(forks, small, tmp_path, processes)
+    evaluations = alone if processes == 1 else evaluated(forks, small, tmp_path, processes)
     for count in range(1, NUM_ROWS + 1):
         nats, targets, size, alm, chunks, theirs, their_size = map(
             sum, zip(*by_row[:count], strict=True)
@@ -90,8 +90,8 @@ def test_each_row_counts_once(
         expected = [own + distillation, own, distillation, *bits]
         for batch_size in SIZES:
             name = f"transformers {batch_size} {count}"
-            assert found[name] == pytest.approx(expected, rel=1e-5), name
-    assert found["transformers streamed"] == found["transformers 1 7"]
-    gold = {name: values for name, values in found.items() if name.startswith("gold")}
+            assert evaluations[name] == pytest.approx(expected, rel=1e-5), name
+    assert evaluations["transformers streamed"] == evaluations["transformers 1 7"]
+    gold = {name: values for name, values in evaluations.items() if name.startswith("gold")}
     for name, values in gold.items():
         assert values == pytest.approx(alone[name], rel=1e-5), name

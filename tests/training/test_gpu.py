@@ -41,16 +41,16 @@ def same_on_gpu(step: Callable[[torch.device | str], list[torch.Tensor]], most: 
     """Check that a step gives the CPU's tensors on a GPU, and seldom waits for it."""
     expected = step("cpu")
     with pretended_gpu() as fetches:
-        found = step(GPU)
+        actual = step(GPU)
     assert sum(fetches.values()) <= most, fetches
-    for here, there in zip(expected, found, strict=True):
+    for here, there in zip(expected, actual, strict=True):
         torch.testing.assert_close(on_cpu(there), here)
 
 
 """How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
 
 
-def test_what_a_gpu_refuses_and_counts() -> None:
+def test_the_pretended_gpu_rejects_cpu_tensors_and_counts_fetches() -> None:
     with pretended_gpu() as fetches:
         ours = torch.arange(6.0, device=GPU).view(2, 3)
         assert ours.device == GPU
@@ -189,6 +189,6 @@ def test_cosines(dtype: str) -> None:
 
     expected = top("cpu")
     with pretended_gpu():
-        found = top(str(GPU))
-    for here, there in zip(expected, found, strict=True):
+        actual = top(str(GPU))
+    for here, there in zip(expected, actual, strict=True):
         np.testing.assert_allclose(there, here, rtol=1e-6)

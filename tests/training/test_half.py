@@ -61,7 +61,7 @@ def test_float16_training_with_hidden_states_follows_whole_logits(power: int) ->
     targets = torch.randint(0, width, (1, count), generator=generator)
     targets[:, : int(0.9 * count)] = 5
     start = torch.randn(width, 8, generator=generator) * 0.01
-    found = []
+    updates = []
     for kind in ("hidden", "logits"):
         states, weight = hidden.clone().requires_grad_(), torch.nn.Parameter(start.clone())
         optimizer = torch.optim.SGD([weight], lr=1e-3)
@@ -75,8 +75,8 @@ def test_float16_training_with_hidden_states_follows_whole_logits(power: int) ->
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        found.append(float((weight.detach() - start).abs().max()))
-    assert found[0] > max(0.01, 0.9 * found[1])
+        updates.append(float((weight.detach() - start).abs().max()))
+    assert updates[0] > max(0.01, 0.9 * updates[1])
 
 
 def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
@@ -129,7 +129,7 @@ def test_hidden_states_have_finite_gradients_if_whole_logits_have() -> None:
             continue
         if all(bool(torch.isfinite(x).all()) for x in expected):
             trained += 1
-            for found, other in zip(gradients(True), expected, strict=True):
-                assert torch.isfinite(found).all(), seed
-                assert float(found.float().norm()) >= 0.9 * float(other.float().norm()), seed
+            for gradient, other in zip(gradients(True), expected, strict=True):
+                assert torch.isfinite(gradient).all(), seed
+                assert float(gradient.float().norm()) >= 0.9 * float(other.float().norm()), seed
     assert 120 < trained < 180

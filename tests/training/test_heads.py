@@ -86,9 +86,9 @@ def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     assert isinstance(whole, Tensor)
     assert logits.shape == whole.shape
     rows, places = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
-    found, expected = logits.at(rows * ids.shape[1] + places), whole[rows, places].float()
+    actual, expected = logits.at(rows * ids.shape[1] + places), whole[rows, places].float()
     close = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found, expected, rtol=close, atol=close)
+    torch.testing.assert_close(actual, expected, rtol=close, atol=close)
 
 
 def gradients(
@@ -104,12 +104,12 @@ def gradients(
         theirs = [logits_of(*both) for both in zip(teachers, sides[1:], heads[1:], strict=True)]
     terms = loss(logits_of(student, sides[0], heads[0]), theirs)
     terms.loss.backward()
-    found = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
-    return [float(term.detach()) for term in terms], found
+    by_name = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
+    return [float(term.detach()) for term in terms], by_name
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loss_and_gradients_are_those_of_whole_logits(name: str, pair: Pair) -> None:
+def test_loss_and_gradients_equal_those_of_whole_logits(name: str, pair: Pair) -> None:
     batch, index = batch_of(pair), xtok.losses.event_index(xtok.events(*pair.tokenizers))
     sides = [batch, *batch["teachers"]]
     models = [model_named(name, pair.shape[0]), model_named("Gemma2", pair.shape[1])]
@@ -122,8 +122,8 @@ def test_loss_and_gradients_are_those_of_whole_logits(name: str, pair: Pair) -> 
     assert all(heads)
     assert len(notes) == 1
     expected, whole = gradients(loss, models, sides, [None, None])
-    found, hidden = gradients(loss, models, sides, heads)
-    assert found == pytest.approx(expected, rel=1e-6)
+    terms, hidden = gradients(loss, models, sides, heads)
+    assert terms == pytest.approx(expected, rel=1e-6)
     assert hidden.keys() == whole.keys() == dict(models[0].named_parameters()).keys()
     for parameter, gradient in whole.items():
         largest = float(gradient.abs().max())
@@ -177,8 +177,8 @@ def test_ways_of_training(way: str, pair: Pair) -> None:
         heads, _ = find_heads(models, sides, [True, True])
         assert all(heads)
         expected, whole = gradients(loss, models, sides, [None, None])
-        found, hidden = gradients(loss, models, sides, heads)
-    assert found == pytest.approx(expected, rel=1e-2 if "b" in way else 1e-5)
+        terms, hidden = gradients(loss, models, sides, heads)
+    assert terms == pytest.approx(expected, rel=1e-2 if "b" in way else 1e-5)
     assert hidden.keys() == whole.keys()
     for name, gradient in whole.items():
         if way in ("bfloat16", "autocast"):
@@ -357,7 +357,7 @@ def test_on_a_gpu(pair: Pair) -> None:
 
     expected, of_cpu = step("cpu")
     with pretended_gpu():
-        found, of_gpu = step(GPU)
-    assert found == pytest.approx(expected, rel=1e-6)
+        terms, of_gpu = step(GPU)
+    assert terms == pytest.approx(expected, rel=1e-6)
     for name, gradient in of_cpu.items():
         torch.testing.assert_close(on_cpu(of_gpu[name]), gradient, rtol=1e-4, atol=1e-6)

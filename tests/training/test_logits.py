@@ -165,10 +165,10 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
         set_block(at_once)
         monkeypatch.setattr("xtok.training.sparse.CACHED_BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
-            found = value_and_gradients(loss, sides, ours)
-            torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
-        found = value_and_gradients(loss, (logits[0], hidden[1]), [logits[0]])
-        torch.testing.assert_close(found, of_logits, rtol=limit, atol=limit)
+            actual = value_and_gradients(loss, sides, ours)
+            torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
+        actual = value_and_gradients(loss, (logits[0], hidden[1]), [logits[0]])
+        torch.testing.assert_close(actual, of_logits, rtol=limit, atol=limit)
 
 
 LARGE = (2, 24, 300), (2, 30, 400)
@@ -187,7 +187,7 @@ def large(seed: int = 3) -> tuple[Any, EventIndex]:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_in_bfloat16_they_are_no_further_from_float64(reverse: bool) -> None:
+def test_hidden_states_in_bfloat16_are_as_exact_as_logits(reverse: bool) -> None:
     aligned, index = large()
     config = ChunkLossConfig(reverse_kl=reverse)
     own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
@@ -200,9 +200,9 @@ def test_in_bfloat16_they_are_no_further_from_float64(reverse: bool) -> None:
     expected = value_and_gradients(loss, [whole(side) for side in exact], exact[0])
     of_logits = value_and_gradients(loss, [whole(side) for side in low], low[0])
     of_hidden = value_and_gradients(loss, [HiddenLogits(*side) for side in low], low[0])
-    for found, other, right in zip(of_hidden, of_logits, expected, strict=True):
-        assert found.dtype == other.dtype
-        assert float((found - right).norm()) <= 1.02 * float((other - right).norm())
+    for of_states, other, right in zip(of_hidden, of_logits, expected, strict=True):
+        assert of_states.dtype == other.dtype
+        assert float((of_states - right).norm()) <= 1.02 * float((other - right).norm())
 
 
 def own_loss(student: Any, _: Any, targets: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def own_loss(student: Any, _: Any, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "limit"), [("event_kl", 1.05), ("p_kl", 1.05), ("alm", 1.05), ("cross_entropy", 1.3)]
 )
-def test_in_bfloat16_their_error_is_that_of_logits(kind: str, limit: float) -> None:
+def test_gradients_in_bfloat16_are_as_exact_as_those_of_logits(kind: str, limit: float) -> None:
     """Over eight batches; the cross-entropy's is so small that a block's rounded product counts."""
     module, squares = ProjectionModule(random_map(LARGE[0][2], LARGE[1][2])), torch.zeros(2, 2)
     for seed in range(8):
@@ -233,14 +233,17 @@ def test_in_bfloat16_their_error_is_that_of_logits(kind: str, limit: float) -> N
         right = value_and_gradients(kinds[kind], [whole(side) for side in exact], exact[0])[1:]
         ways: list[list[Any]] = [[HiddenLogits(*x) for x in low], [whole(x) for x in low]]
         for number, sides in enumerate(ways):
-            found = value_and_gradients(kinds[kind], sides, low[0])[1:]
+            gradients = value_and_gradients(kinds[kind], sides, low[0])[1:]
             squares[number] += torch.tensor(
-                [float((x - y).norm() / y.norm()) ** 2 for x, y in zip(found, right, strict=True)]
+                [
+                    float((x - y).norm() / y.norm()) ** 2
+                    for x, y in zip(gradients, right, strict=True)
+                ]
             )
     assert float((squares[0] / squares[1]).sqrt().max()) <= limit
 
 
-def test_one_pass_of_several_teachers_and_the_cross_entropy() -> None:
+def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
     """Weights are of each loss; a block of the student's logits is made once for all of them."""
     aligned, index = large()
     generator = torch.Generator().manual_seed(5)
@@ -387,11 +390,11 @@ def test_a_value_in_float32_has_all_its_digits() -> None:
     mask = torch.ones(shape[:2])
     for reverse in (False, True):
         config = SameTokenizerConfig(reverse_kl=reverse)
-        found, exact = (
+        value, exact = (
             float(losses.same_tokenizer_kl(logits[0].to(dtype), logits[1].to(dtype), mask, config))
             for dtype in (torch.float32, torch.float64)
         )
-        assert found == pytest.approx(exact, rel=2e-6)  # 1.2e-6 in one thread
+        assert value == pytest.approx(exact, rel=2e-6)  # 1.2e-6 in one thread
 
 
 def test_error_for_nan_names_the_compared_side() -> None:
@@ -427,8 +430,8 @@ def test_a_pass_of_many_parts() -> None:
         for of_plan in targets
     ]
     torch.testing.assert_close(torch.stack(parts), torch.stack(expected).detach())
-    (found,) = torch.autograd.grad(total, student)
-    torch.testing.assert_close(found, torch.autograd.grad(sum(expected), student)[0])  # type: ignore[arg-type]
+    (gradient,) = torch.autograd.grad(total, student)
+    torch.testing.assert_close(gradient, torch.autograd.grad(sum(expected), student)[0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_gold_is_its_plain_twin(reverse: bool) -> None:
 
 def assert_equal_losses(loss: Tensor, plain: Tensor, student: Tensor) -> None:
     """Compare values and gradients."""
-    found, expected = (value_and_gradient(x, student) for x in (loss, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    actual, expected = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 # Gradients, blocks, and types
@@ -286,8 +286,8 @@ def test_positions_in_no_chunk_take_no_part(name: str) -> None:
     broken[0, 6] = -torch.inf  # rows of -inf, and of nothing but -inf, are common in padding
     broken_teacher[1, 4] = -torch.inf
     broken.requires_grad_()
-    found = value_and_gradient(some_loss(name, broken, broken_teacher), broken)
-    torch.testing.assert_close(found, expected)
+    actual = value_and_gradient(some_loss(name, broken, broken_teacher), broken)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
@@ -392,21 +392,21 @@ def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> Proje
 
 
 def test_gold_pairs_are_the_exact_rows() -> None:
-    found = exact_pairs(map_of([5, 2, 5, 1], [1] * 4, row_kind=np.array([1, 2, 1, 3], np.uint8)))
+    pairs = exact_pairs(map_of([5, 2, 5, 1], [1] * 4, row_kind=np.array([1, 2, 1, 3], np.uint8)))
     # Row 1 is one piece, and row 2 comes too late for token 5.
-    assert found.student_ids.tolist() == [0, 3]
-    assert found.teacher_ids.tolist() == [5, 1]
-    assert found.other_student_ids.tolist() == [1, 2]
-    assert found.other_teacher_ids.tolist() == [0, 2, 3, 4]
-    assert found.widths == (4, 6)
+    assert pairs.student_ids.tolist() == [0, 3]
+    assert pairs.teacher_ids.tolist() == [5, 1]
+    assert pairs.other_student_ids.tolist() == [1, 2]
+    assert pairs.other_teacher_ids.tolist() == [0, 2, 3, 4]
+    assert pairs.widths == (4, 6)
 
 
 def test_heavy_pairs() -> None:
-    found = exact_pairs(GOOD, threshold=0.6)
-    assert (found.student_ids.tolist(), found.teacher_ids.tolist()) == ([0, 2], [3, 5])
+    pairs = exact_pairs(GOOD, threshold=0.6)
+    assert (pairs.student_ids.tolist(), pairs.teacher_ids.tolist()) == ([0, 2], [3, 5])
     contested = map_of([5, 5, 5, 1], [0.7, 0.9, 0.9, 0.6])
-    found = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
-    assert (found.student_ids.tolist(), found.teacher_ids.tolist()) == ([1, 3], [5, 1])
+    pairs = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
+    assert (pairs.student_ids.tolist(), pairs.teacher_ids.tolist()) == ([1, 3], [5, 1])
     slots = replace(contested, scale_slot=np.ones(4, np.uint8))
     assert exact_pairs(slots, threshold=0.6).student_ids.tolist() == []
 
@@ -424,8 +424,10 @@ def test_same_tokenizer_kl() -> None:
     expected = torch.tensor([[[-0.25, 0.25, 0], [0, 0, 0]]])
     torch.testing.assert_close(gradient, expected)
     reverse = replace(config, reverse_kl=True)
-    found = same_tokenizer_kl(student, teacher, mask, reverse)
-    assert float(found.detach()) == pytest.approx(0.5 * log(0.5 / 0.75) + 0.5 * log(2), abs=1e-6)
+    reversed_kl = same_tokenizer_kl(student, teacher, mask, reverse)
+    assert float(reversed_kl.detach()) == pytest.approx(
+        0.5 * log(0.5 / 0.75) + 0.5 * log(2), abs=1e-6
+    )
     with pytest.raises(ValueError, match=r"mask \[1, 3\] must agree"):
         same_tokenizer_kl(student, teacher, torch.ones(1, 3))
 

@@ -62,7 +62,7 @@ def test_gradients() -> None:
     torch.testing.assert_close(project(probs, weights), probs @ dense)
 
 
-def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
+def test_wider_logits_are_padding_and_narrower_logits_are_an_error() -> None:
     module = ProjectionModule(GOOD)
     padded = torch.cat([PROBS, torch.full((2, 3), 0.5)], 1)
     assert torch.equal(module(padded), module(PROBS))
@@ -104,7 +104,7 @@ def test_the_slot_is_free_and_rows_sum_to_one() -> None:
     torch.testing.assert_close(dense, expected)  # row 3: one entry beside its slot
 
 
-def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
+def test_a_learned_projection_reaches_its_target_and_becomes_a_map(tmp_path: Path) -> None:
     learned = ProjectionModule(SLOTTED, learnable=True)
     optimizer = torch.optim.Adam(learned.parameters(), lr=0.3)
     target = torch.tensor([0, 0.9, 0, 0.1, 0, 0])
@@ -112,14 +112,14 @@ def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
         optimizer.zero_grad()
         (learned(torch.eye(4)[:1]) - target).square().sum().backward()
         optimizer.step()
-    found = learned.to_map()
-    found.check()
-    ids, weights = found.row(0)
+    projection = learned.to_map()
+    projection.check()
+    ids, weights = projection.row(0)
     assert ids.tolist() == [3, 1]  # the slot is last, whatever its weight
     assert np.allclose(weights, [0.1, 0.9], atol=1e-3)
-    assert found.row_kind.tolist() == [RowKind.MIXED, 0, 2, 2]
-    assert found.history[-1]["stage"] == "learn"
-    found.save(tmp_path / "learned.safetensors")
+    assert projection.row_kind.tolist() == [RowKind.MIXED, 0, 2, 2]
+    assert projection.history[-1]["stage"] == "learn"
+    projection.save(tmp_path / "learned.safetensors")
     again = ProjectionModule(tmp_path / "learned.safetensors")
     torch.testing.assert_close(again(PROBS), learned(PROBS))
     assert ProjectionModule(GOOD).to_map() is GOOD
@@ -130,10 +130,10 @@ def test_weights_of_0_are_removed_from_the_map() -> None:
     assert learned.logits is not None
     with torch.no_grad():
         learned.logits[learned.is_slot] = -200.0
-    found = learned.to_map()
-    found.check()
-    assert found.row(0)[0].tolist() == [3]
-    assert known(found.scale_slot).tolist() == [0, 0, 0, 0]
+    projection = learned.to_map()
+    projection.check()
+    assert projection.row(0)[0].tolist() == [3]
+    assert known(projection.scale_slot).tolist() == [0, 0, 0, 0]
 
 
 def test_state_dict() -> None:

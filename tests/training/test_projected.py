@@ -49,7 +49,9 @@ def candidates(stored: StoredTopK, width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("top_k", [8, 4096])
-def test_loss_is_0_for_equal_logits_of_one_tokenizer(byte_level: Tokenizer, top_k: int) -> None:
+def test_loss_is_0_for_equal_logits_of_the_same_tokenizer(
+    byte_level: Tokenizer, top_k: int
+) -> None:
     of_teacher, batch, logits = given(byte_level, byte_level, top_k)
     logits[..., 70] = -torch.inf  # a masked token is no candidate
     side = batch["teachers"][0]
@@ -123,22 +125,22 @@ def test_loss_of_a_batch_is_the_sum_of_its_rows(byte_level: Tokenizer, digits: T
     assert totals.tolist() == [int((batch["labels"][:, 1:] >= 0).sum())] * 2
     parts = []
     for i, text in enumerate(TEXTS):
-        one = prepare(collate([text]))
-        sizes = one["input_ids"].shape[1], one["teachers"][0]["input_ids"].shape[1]
+        single = prepare(collate([text]))
+        sizes = single["input_ids"].shape[1], single["teachers"][0]["input_ids"].shape[1]
         mine, theirs = ours[i : i + 1, : sizes[0]], logits[i : i + 1, : sizes[1]]
-        parts.append(objective.terms(mine, [theirs], one, totals).distillation)
+        parts.append(objective.terms(mine, [theirs], single, totals).distillation)
     assert float(sum(parts)) == pytest.approx(float(whole.distillation))
     moved = dict(batch)
     for name in ("input_ids", "attention_mask", "labels"):
         moved[name] = batch[name].clone()
         moved[name][1] = moved[name][1].roll(int((batch["attention_mask"][1] == 0).sum()))
     made, left = of_teacher(logits, batch, side), of_teacher(logits, moved, side)
-    for mask, found in ((batch, made), (moved, left)):
-        assert not found.valid[mask["attention_mask"] == 0].any()
+    for mask, projected in ((batch, made), (moved, left)):
+        assert not projected.valid[mask["attention_mask"] == 0].any()
     for name in vars(made):
         kept = [
-            vars(found)[name][mask["attention_mask"] != 0]
-            for mask, found in ((batch, made), (moved, left))
+            vars(projected)[name][mask["attention_mask"] != 0]
+            for mask, projected in ((batch, made), (moved, left))
         ]
         assert torch.equal(*kept)
 

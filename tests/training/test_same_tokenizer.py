@@ -43,7 +43,7 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
     assert float(loss(*given).detach()) == pytest.approx(0, abs=1e-6)
 
 
-def test_two_templates_cut_at_one_length(digits: Tokenizer) -> None:
+def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
     """Only what both sides still have is compared."""
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROMPT * 3}]
     collate = DistillationCollator(

@@ -60,18 +60,18 @@ def test_heads_of_several_processes(
     for case in cases:
         layout, tied, kind = case.split()
         assert layout in LAYOUTS
-        value, found = torch.load(tmp_path / f"{case}.pt")
+        value, actual = torch.load(tmp_path / f"{case}.pt")
         models = models_of(pair, None, tied=tied == "tied")
         expected, gradients = step(
             models, [batch], objective, objective.count(batch), 1, hidden=False
         )
         low = kind == "bfloat16"
         assert value == pytest.approx(float(expected), rel=3e-2 if low else 1e-6)
-        assert found.keys() == gradients.keys()
+        assert actual.keys() == gradients.keys()
         for name, gradient in gradients.items():
             if low:
-                both = found[name].float().flatten(), gradient.flatten()
+                both = actual[name].float().flatten(), gradient.flatten()
                 assert torch.cosine_similarity(*both, dim=0) > 0.99
             else:
                 close = 2e-6 * float(gradient.abs().max())
-                torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=close)
+                torch.testing.assert_close(actual[name], gradient, rtol=1e-6, atol=close)

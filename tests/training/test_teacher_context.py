@@ -34,7 +34,7 @@ CONTEXT = "Notes on the light: 201 lamps. "
 
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("eos", [True, False])
-def test_a_context_is_read_by_the_teacher_alone(
+def test_only_the_teacher_reads_a_context(
     digits: Tokenizer, byte_level: Tokenizer, sentencepiece: Tokenizer, bos: bool, eos: bool
 ) -> None:
     collator = DistillationCollator(digits, [byte_level, sentencepiece], bos=bos, eos=eos)
@@ -61,7 +61,7 @@ def test_a_context_is_read_by_the_teacher_alone(
     assert first == bos
 
 
-def test_empty_context_changes_nothing(digits: Tokenizer, byte_level: Tokenizer) -> None:
+def test_an_empty_context_has_no_effect(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level, max_length=6)
     for nothing in ("", None, [""], [None]):
         assert_same(collator([{"text": TEXT, "teacher_context": nothing}]), collator([TEXT]))
@@ -215,7 +215,7 @@ def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> No
 
 
 @quietly
-def test_the_same_messages_twice_over_change_nothing(
+def test_teacher_messages_equal_to_the_messages_have_no_effect(
     family: Callable[[str], Tokenizer], digits: Tokenizer
 ) -> None:
     options: Any = {"student_template": "plain", "max_length": 50}
@@ -300,9 +300,9 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
 # What commands say of it
 
 
-def test_a_rendered_file_counts_what_teachers_read(digits: Tokenizer) -> None:
+def test_rendering_counts_the_extra_tokens_of_teachers(digits: Tokenizer) -> None:
     row = {"messages": CHAT, "teacher_messages": [[SYSTEM, *CHAT], None]}
-    chats = [chat_record(one, "line") for one in (row, {"messages": CHAT})]
+    chats = [chat_record(record, "line") for record in (row, {"messages": CHAT})]
     done = render_file(digits, chats, BytesIO(), template="plain")
     own, told = (len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT]))
     assert (done.conversations, done.tokens) == (2, 2 * own)
@@ -326,9 +326,7 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     assert rows == [{"text": "ab", "teacher_context": True}] * 2  # no other column is read
 
 
-def test_a_context_stands_behind_the_bos_that_a_text_has_itself(
-    digits: Tokenizer, byte_level: Tokenizer
-) -> None:
+def test_a_context_follows_the_bos_of_a_text(digits: Tokenizer, byte_level: Tokenizer) -> None:
     [bos] = byte_level.table.roles["bos"]
     text = byte_level.table.control_names[bos] + TEXT
     collator = DistillationCollator(digits, byte_level)

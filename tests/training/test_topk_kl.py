@@ -22,7 +22,7 @@ def plain_topk_kl(
     student: Tensor, ids: Tensor, logprobs: Tensor, rest: Tensor, valid: Tensor
 ) -> Tensor:
     """Token i of a row against the logits at i − 1, one candidate at a time."""
-    found = []
+    losses = []
     for row, token in valid.nonzero().tolist():
         if token == 0:
             continue
@@ -34,8 +34,8 @@ def plain_topk_kl(
                 left[number] = False
         if rest[row, token] > -torch.inf:
             loss = loss + rest[row, token].exp() * (rest[row, token] - q[left].sum().log())
-        found.append(loss)
-    return torch.stack(found).mean()
+        losses.append(loss)
+    return torch.stack(losses).mean()
 
 
 def stored(log_p: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

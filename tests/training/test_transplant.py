@@ -187,7 +187,7 @@ def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path:
     others = np.setdiff1d(np.arange(1200), composed)
     for name in rows:
         assert torch.equal(rows[name][others], rows["pieces"][others])
-    ours = {name: one[composed] for name, one in rows.items()}
+    ours = {name: matrix[composed] for name, matrix in rows.items()}
     torch.testing.assert_close(ours["shrunk"], 0.8 * ours["pieces"] + 0.2 * ours["mean"])
     assert torch.equal(ours["all"], ours["mean"])
     assert (ours["mean"] == ours["mean"][0]).all()
@@ -228,7 +228,7 @@ def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
     assert config_of(tmp_path / "new", "xtok_transplant")["init"] == "map"
 
 
-def test_the_folder_has_what_a_model_needs(model: Path, new: Path, tmp_path: Path) -> None:
+def test_the_folder_has_all_files_of_a_model(model: Path, new: Path, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     source = shutil.copytree(new, tmp_path / "tokenizer")
     (source / "chat_template.jinja").write_text(template)
@@ -414,20 +414,18 @@ def test_the_old_folder_returns_if_the_new_one_cannot_be_renamed(
 
 
 @pytest.mark.parametrize(("stop", "code"), [("SIGTERM", 143), ("SIGKILL", 137), ("SIGINT", 130)])
-def test_killed_in_the_middle(
+def test_a_killed_run_leaves_no_incomplete_folder(
     stop: str, code: int, model: Path, new: Path, tmp_path: Path, forks: Forks
 ) -> None:
     """Nothing is half-written; a run an hour later removes the rest of a run that was killed."""
-    patch = """
-import xtok.training.transplant as module
-before = module._write_settings
-def write(*args):
-    before(*args)
-    os.kill(os.getpid(), stop)
-module._write_settings = write
+    hook = """
+def stop_at_the_second_file(event, args):
+    if event == "open" and str(args[0]).endswith("/generation_config.json") and args[1] == "w":
+        os.kill(os.getpid(), stop)
+sys.addaudithook(stop_at_the_second_file)
 """
     args = ["transplant", str(model), str(new), "-o", "new"]
-    done = killed(patch, stop, args, tmp_path, forks)
+    done = killed(hook, stop, args, tmp_path, forks)
     assert done.returncode in (code, code - 128 - 2 * (code - 128)), done.stderr
     assert not (tmp_path / "new").exists()
     hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -486,7 +484,7 @@ def test_doctor_has_no_finding(model: Path, new: Path, tmp_path: Path) -> None:
     (source / "chat_template.jinja").write_text(CHATML)
     xtok.transplant(model, source, tmp_path / "new")
     diagnosis = xtok.doctor(tmp_path / "new")
-    checks = [check for one in diagnosis.tokenizers for check in one.checks]
+    checks = [check for report in diagnosis.tokenizers for check in report.checks]
     assert [check for check in checks if check.level not in ("ok", "note")] == []
     assert not diagnosis.failed
 

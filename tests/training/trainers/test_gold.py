@@ -173,7 +173,7 @@ def test_the_loss_is_the_library_s(make_trainer: Make, small: Path, student: str
                   uld_teacher_temperature=2.0, uld_distillation_weight=0.5,
                   uld_crossentropy_weight=0.25)  # fmt: skip
     inputs = first_batch(trainer)
-    found = trainer.compute_loss(trainer.model, inputs)
+    loss = trainer.compute_loss(trainer.model, inputs)
     ours, theirs = (load_tokenizer(str(small / name)) for name in (student, "small-byte-level"))
     rows, masks = [], []
     roles = theirs.table.roles
@@ -211,10 +211,10 @@ def test_the_loss_is_the_library_s(make_trainer: Make, small: Path, student: str
     kd = losses.p_kl(student_logits, teacher_logits, module, shifted, config)
     targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=-100)
     own = torch.nn.functional.cross_entropy(student_logits.flatten(0, 1), targets.flatten())
-    assert float(found.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
 
 
-def test_a_row_has_its_own_positions_beside_a_longer_one(make_trainer: Make) -> None:
+def test_padding_does_not_change_the_positions_of_a_row(make_trainer: Make) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     def learned_positions(width: int, *, seed: int) -> Any:
@@ -247,15 +247,15 @@ def test_the_coefficient_of_a_router_s_loss(make_trainer: Make) -> None:
             MixtralConfig(vocab_size=width, router_aux_loss_coef=0.5, **sizes, **heads)
         )
 
-    found = []
+    router_losses = []
     for coefficient in (2.0, 5.0, 0.0):
         trainer = make_trainer(
             model=experts, lmbda=0.0, max_steps=1, router_aux_loss_coef=coefficient
         )
         trainer.train()
-        found.append(logged(trainer, "router"))
-    assert found[1][0] == pytest.approx(2.5 * found[0][0], rel=1e-6)
-    assert not found[2]
+        router_losses.append(logged(trainer, "router"))
+    assert router_losses[1][0] == pytest.approx(2.5 * router_losses[0][0], rel=1e-6)
+    assert not router_losses[2]
 
 
 def test_resuming(make_trainer: Make, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_resuming(make_trainer: Make, tmp_path: Path) -> None:
 
 def test_accumulation_is_exact(make_trainer: Make) -> None:
     """Rows of 2 to 24 targets: the mean of two means would be far from the mean."""
-    found = []
+    runs = []
     for batch_size, steps in ((4, 1), (1, 4)):
         trainer = make_trainer(lmbda=0.0, max_steps=1, optim="sgd", learning_rate=1.0,
                       per_device_train_batch_size=batch_size, uld_crossentropy_weight=1.0,
@@ -285,8 +285,8 @@ def test_accumulation_is_exact(make_trainer: Make) -> None:
         start = weights_of(trainer.model)
         trainer.train()
         end = weights_of(trainer.model)
-        found.append((logged(trainer)[0], {name: end[name] - start[name] for name in start}))
-    (loss, whole), (other_loss, other) = found
+        runs.append((logged(trainer)[0], {name: end[name] - start[name] for name in start}))
+    (loss, whole), (other_loss, other) = runs
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for name, step in whole.items():
         torch.testing.assert_close(other[name], step, rtol=1e-4, atol=1e-6)

@@ -29,9 +29,8 @@ from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
 from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
 from xtok.training.module import ProjectionModule
-from xtok.training.objective import Objective, make_objective
+from xtok.training.objective import make_objective
 from xtok.training.topk_collator import TopKCollator
-from xtok.training.trainers import transformers as hf_integration
 from xtok.training.trainers.transformers import XTokTrainer
 
 # Maps of the recipe train well enough here, and take no time to build.
@@ -118,12 +117,12 @@ class FirstGradients(TrainerCallback):
     """Keeps the gradients of the first optimizer's step."""
 
     def __init__(self) -> None:
-        self.found: dict[str, torch.Tensor] = {}
+        self.by_name: dict[str, torch.Tensor] = {}
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.found:
+        if not self.by_name:
             named = kwargs["model"].named_parameters()
-            self.found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+            self.by_name = {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
 def test_the_loss_is_the_library_s(
@@ -134,14 +133,14 @@ def test_the_loss_is_the_library_s(
     batch = prepare(collator(rows))
     [side] = batch["teachers"]
     with torch.no_grad():
-        found = trainer.compute_loss(trainer.model, collator(rows))
+        loss = trainer.compute_loss(trainer.model, collator(rows))
         student, teacher = (
             model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
             for model, part in ((trainer.model, batch), (trainer.teachers[0], side))
         )
         own = torch.nn.functional.cross_entropy(student.flatten(0, 1), batch["targets"].flatten())
         kd = losses.p_kl(student, teacher, ProjectionModule(projection), side["shifted"])
-    assert float(found) == pytest.approx(float(own + kd), rel=1e-6)
+    assert float(loss) == pytest.approx(float(own + kd), rel=1e-6)
 
 
 def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
@@ -162,20 +161,22 @@ def test_every_loss_trains(make_trainer: Make, loss: LossName) -> None:
     [teacher] = trainer.teachers
     before = weights_of(teacher) if teacher else {}
     trainer.train()
-    found = logged(trainer)
-    assert len(found) == 12
-    assert found[-1] < max(found[0] - 0.005, found[0] / 3)
-    assert logged(trainer, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
+    values = logged(trainer)
+    assert len(values) == 12
+    assert values[-1] < max(values[0] - 0.005, values[0] / 3)
+    assert logged(trainer, "distillation") == pytest.approx(
+        values, abs=1e-3
+    )  # the total is rounded
     after = weights_of(teacher) if teacher else {}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("dynamic_scaling", [False, True])
 @pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
-def test_accumulated_gradients_are_those_of_one_batch(
+def test_accumulated_gradients_equal_those_of_a_large_batch(
     make_trainer: Make, loss: LossName, dynamic_scaling: bool
 ) -> None:
-    found = []
+    runs = []
     for size, steps in ((4, 1), (1, 4)):
         gradients = FirstGradients()
         args = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
@@ -184,8 +185,8 @@ def test_accumulated_gradients_are_those_of_one_batch(
             loss, args | {"max_steps": 1}, combine=combine, callbacks=[gradients]
         )
         trainer.train()
-        found.append((logged(trainer)[0], gradients.found))
-    (first, whole), (other_loss, other) = found
+        runs.append((logged(trainer)[0], gradients.by_name))
+    (first, whole), (other_loss, other) = runs
     assert len(whole) == 12
     assert other_loss == pytest.approx(first, rel=1e-6)
     for name, gradient in whole.items():
@@ -209,24 +210,28 @@ def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Pat
     assert logged(trainer) == pytest.approx(twice, rel=1e-5)
 
 
-def test_a_batch_is_prepared_and_counted_once(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    for module, name in ((hf_integration, "prepare"), (Objective, "count")):
-        real = getattr(module, name)
+def test_a_batch_is_prepared_and_counted_once(make_trainer: Make) -> None:
+    """The loss computes the mean of the same tensors that it counted before."""
+    counted: list[Any] = []
+    computed: list[Any] = []
 
-        def called(*args: Any, real: Any = real, name: str = name) -> Any:
-            calls.append(name)
-            return real(*args)
+    def mean(student: Any, teacher: Any, batch: Any, side: Any) -> torch.Tensor:
+        computed.append(side["shifted"])
+        return losses.alm(student, teacher, (batch["targets"], side["targets"]), side["shifted"])
 
-        monkeypatch.setattr(module, name, called)
+    def count(batch: Any, side: Any) -> int:
+        counted.append(side["shifted"])
+        return losses.count_chunks(side["shifted"], starts_only=True)
+
     args = {"max_steps": 2, "gradient_accumulation_steps": 2, **ONE_ROW}
-    trainer = make_trainer("gold", args, eval_dataset=ROWS[:1])
+    trainer = make_trainer(
+        BatchLoss(mean, count), args, map=None, eval_dataset=ROWS[:1], audit=False
+    )
     trainer.train()
-    assert sorted(calls) == ["count"] * 4 + ["prepare"] * 4
+    assert len(counted) == 4
     trainer.evaluate()
-    assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
+    assert len(counted) == 5
+    assert all(chunks is other for chunks, other in zip(computed, counted, strict=True))
 
 
 def test_bf16_evaluation_and_resuming(
@@ -306,7 +311,7 @@ def test_parts_of_the_loss_are_logged(make_trainer: Make) -> None:
 def test_hidden_states_train_as_whole_logits(
     make_trainer: Make, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:
-    found = []
+    values = []
     for hidden_states in (None, False):
         args = {"learning_rate": 1e-3, **options}
         trainer = make_trainer("alm", args, hidden_states=hidden_states, eval_dataset=ROWS[:2])
@@ -323,12 +328,12 @@ def test_hidden_states_train_as_whole_logits(
         # The first two are the check of the head, at three positions, and the audit.
         assert (set(widths[2:]) == {1}) is (hidden_states is None)
         assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
-        found.append([*logged(trainer), trainer.evaluate()["eval_loss"]])
+        values.append([*logged(trainer), trainer.evaluate()["eval_loss"]])
         assert trainer.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1
-    assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
+    assert values[0] == pytest.approx(values[1], rel=1e-2 if "bf16" in options else 1e-4)
 
 
-def test_heads_are_of_the_model_that_trains(
+def test_heads_are_found_again_if_the_model_is_compiled(
     make_trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An evaluation before has it without what wraps it: a compiled one hides hidden states."""
@@ -434,12 +439,12 @@ def test_invalid_arguments_are_refused(
 
 
 @pytest.mark.parametrize("teachers", [None, []])
-def test_without_teachers_all_else_is_equal(
+def test_a_run_without_teachers_equals_a_collator_without_teachers(
     make_trainer: Make, collator: Collator, tmp_path: Path, teachers: Any
 ) -> None:
     """A run without teachers is that of a collator without any."""
     width = collator.student.vocabulary.vocab_size
-    found = []
+    runs = []
     for collate in (collator, Collator(collator.student, [], student_template="chatml")):
         trainer = XTokTrainer(
             tiny_model(width, seed=0), arguments(tmp_path), collate, teachers=teachers,
@@ -448,9 +453,9 @@ def test_without_teachers_all_else_is_equal(
         trainer.train()
         values = trainer.evaluate()
         assert "eval_teacher_bits_per_byte" not in values
-        found.append([*logged(trainer), values["eval_loss"], values["eval_bits_per_byte"]])
-    assert found[0] == found[1]
-    assert found[0][:3] == logged(trainer, "cross_entropy")
+        runs.append([*logged(trainer), values["eval_loss"], values["eval_bits_per_byte"]])
+    assert runs[0] == runs[1]
+    assert runs[0][:3] == logged(trainer, "cross_entropy")
 
 
 def test_evaluations_log_the_teacher_and_explain_the_loss_once(
@@ -542,7 +547,7 @@ def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_pa
         trainer.train()
 
 
-def test_weights_of_0_train_nothing(make_trainer: Make) -> None:
+def test_weights_that_are_all_0_are_an_error(make_trainer: Make) -> None:
     combine = CombineConfig(distillation_weight=0, cross_entropy_weight=0)
     with pytest.raises(XtokError, match="both 0, so nothing is trained"):
         make_trainer("alm", combine=combine)

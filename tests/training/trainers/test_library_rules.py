@@ -49,18 +49,18 @@ def experts(**options: Any) -> Any:
 
 @pytest.mark.parametrize("hidden_states", [None, False])
 def test_the_loss_of_a_router_is_added(tmp_path: Path, hidden_states: bool | None) -> None:
-    one = trainer(tmp_path, experts(), tiny_model(WIDTH, seed=1), hidden_states=hidden_states)
-    batch = prepare(one.data_collator(ROWS))
+    run = trainer(tmp_path, experts(), tiny_model(WIDTH, seed=1), hidden_states=hidden_states)
+    batch = prepare(run.data_collator(ROWS))
     with torch.no_grad():
         own = experts()(batch["input_ids"], batch["attention_mask"], labels=batch["labels"])
-    one.train()
-    parts = [logged(one, name)[0] for name in ("cross_entropy", "distillation", "router")]
+    run.train()
+    parts = [logged(run, name)[0] for name in ("cross_entropy", "distillation", "router")]
     assert parts[2] == pytest.approx(0.5 * float(own.aux_loss), rel=1e-5)
     assert parts[0] + parts[2] == pytest.approx(float(own.loss), rel=1e-5)
-    assert logged(one)[0] == pytest.approx(sum(parts), rel=1e-5)
+    assert logged(run)[0] == pytest.approx(sum(parts), rel=1e-5)
 
 
-def test_shared_parameters_train_and_nothing_of_the_caller_s_is_changed(tmp_path: Path) -> None:
+def test_shared_parameters_train_and_settings_of_the_caller_stay(tmp_path: Path) -> None:
     student, teacher = tiny_model(WIDTH, seed=0), tiny_model(WIDTH, seed=1, layers=2).train()
     student.model.embed_tokens = teacher.model.embed_tokens
     frozen = teacher.model.norm.weight.requires_grad_(False)
@@ -75,11 +75,11 @@ def test_shared_parameters_train_and_nothing_of_the_caller_s_is_changed(tmp_path
 
 def test_a_student_may_be_its_own_teacher(tmp_path: Path) -> None:
     model = tiny_model(WIDTH, seed=0)
-    one = trainer(tmp_path, model, model)
+    run = trainer(tmp_path, model, model)
     with pytest.warns(UserWarning, match="12 of the student's 12 trainable tensors"):
-        one.train()
-    assert logged(one, "distillation")[0] == pytest.approx(0, abs=1e-6)
-    assert logged(one, "cross_entropy")[0] > 1
+        run.train()
+    assert logged(run, "distillation")[0] == pytest.approx(0, abs=1e-6)
+    assert logged(run, "cross_entropy")[0] > 1
 
 
 def test_evaluation_before_training_is_in_the_trainer_s_precision(tmp_path: Path) -> None:
@@ -107,17 +107,17 @@ class Streamed(IterableDataset[Any]):
 
 def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> None:
     student, teacher = (tiny_model(WIDTH, seed=n) for n in (0, 1))
-    one = trainer(tmp_path, student, teacher, Streamed())
-    config = one.accelerator.dataloader_config
-    loader = DataLoader(Streamed(), batch_size=2, collate_fn=one.data_collator)
-    found = [
+    run = trainer(tmp_path, student, teacher, Streamed())
+    config = run.accelerator.dataloader_config
+    loader = DataLoader(Streamed(), batch_size=2, collate_fn=run.data_collator)
+    loaders = [
         prepare_data_loader(
             loader, num_processes=2, process_index=rank, dispatch_batches=config.dispatch_batches
         )
         for rank in range(2)
     ]
-    ids = [[batch["input_ids"].tolist() for batch in of_rank] for of_rank in found]
-    expected = [one.data_collator(rows)["input_ids"].tolist() for rows in (ROWS[:2], ROWS[2:])]
+    ids = [[batch["input_ids"].tolist() for batch in of_rank] for of_rank in loaders]
+    expected = [run.data_collator(rows)["input_ids"].tolist() for rows in (ROWS[:2], ROWS[2:])]
     assert ids == [[rows] for rows in expected]
     with pytest.raises(XtokError, match="dispatch_batches"):
         trainer(tmp_path, student, teacher, accelerator_config={"dispatch_batches": True})
@@ -126,11 +126,11 @@ def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> N
 def test_the_first_batch_is_audited_once_and_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = []
+    logs = []
     for audit in (True, False):
         student = tiny_model(WIDTH, seed=0, dropout=0.3)
-        one = trainer(tmp_path, student, tiny_model(WIDTH, seed=1), max_steps=3, audit=audit)
-        one.train()
-        found.append(logged(one))
+        run = trainer(tmp_path, student, tiny_model(WIDTH, seed=1), max_steps=3, audit=audit)
+        run.train()
+        logs.append(logged(run))
         assert capsys.readouterr().err.count("first batch: loss 5.5") == audit
-    assert found[0] == found[1]
+    assert logs[0] == logs[1]

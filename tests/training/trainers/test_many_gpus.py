@@ -44,8 +44,8 @@ def options(
 def test_fsdp_2_trains_as_one_process(
     options: list[str], tmp_path: Path, forks: Forks, processes: int, more: list[str]
 ) -> None:
-    one = [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=1"]
-    hf_trainer.main([*one, f"--gradient_accumulation_steps={processes}"])
+    single = [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=1"]
+    hf_trainer.main([*single, f"--gradient_accumulation_steps={processes}"])
     python = str(forks.folder / "python")
     done = subprocess.run(
         [

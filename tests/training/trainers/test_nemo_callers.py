@@ -109,7 +109,7 @@ def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tenso
     assert (both & valid).any()
 
 
-def test_offsets_of_the_draft_change_nothing(
+def test_offsets_of_the_draft_have_no_effect(
     library_tokenizers: tuple[Any, Any], aligner: TokenAligner
 ) -> None:
     """As `_call_text` of its collator calls it, branch xtoken-offset-alignment (e2722b1)."""
@@ -139,9 +139,9 @@ def test_a_table_of_the_draft_is_a_map(library_tokenizers: tuple[Any, Any], tmp_
     models = [from_transformers(tokenizer) for tokenizer in library_tokenizers]
     path = tmp_path / "tables.pt"
     spellings(*models).save(path)
-    found = TokenAligner(*library_tokenizers, str(path))
+    loaded = TokenAligner(*library_tokenizers, str(path))
     ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in library_tokenizers]
-    aligned = found.align(*ids)
+    aligned = loaded.align(*ids)
     assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
     with pytest.raises(XtokError, match="swapped"):
         TokenAligner(*library_tokenizers[::-1], str(path))
