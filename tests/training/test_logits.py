@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -321,6 +322,30 @@ def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetBloc
     with Largest() as largest:  # type: ignore[no-untyped-call]
         loss(*sides).backward()
     assert largest.numbers < max(torch.Size(shape).numel() for shape in shapes)
+
+
+def test_logits_of_some_positions_are_freed_before_the_next_are_computed(
+    set_block: SetBlock,
+) -> None:
+    """Otherwise, a step needs memory for two blocks of logits at once."""
+    aligned, index = large()
+    alive: list[weakref.ref[Tensor]] = []
+    counts = []
+
+    class Watched(HiddenLogits):
+        def at(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+            counts.append(sum(logits() is not None for logits in alive))
+            logits = super().at(positions, dtype)
+            alive.append(weakref.ref(logits))
+            return logits
+
+    student, teacher = (
+        Watched(*head(shape, dtype=torch.float32, seed=n)[0]) for n, shape in enumerate(LARGE)
+    )
+    set_block(4 * LARGE[1][2])
+    losses.event_kl(student, teacher, index, aligned).backward()
+    assert len(counts) > 8
+    assert set(counts) == {0, 1}  # the student's logits while those of the teacher are computed
 
 
 def test_gradients_exist_only_where_required() -> None:

@@ -158,19 +158,30 @@ def _compare(
         for part in plan.parts
         if len(part.positions)
     ]
-    parts = [part for part, _, _ in terms]
-    has_gradient = any(x is not None for x in to)
-    for positions, blocks in _blocks(logits, parts):
-        made, back = logits.at(positions, dtype), None
-        for place, in_block in _with_teachers(parts, blocks, dtype):
-            back = _compare_block(made[place], terms, in_block, has_gradient=has_gradient)
-            if back is not None:
-                back = logits.before_cap(made[place], back)
-                if len(blocks) > 1:
-                    made[place].copy_(back)
-        if back is not None:
-            logits.add(to, positions, back if len(blocks) == 1 else made)
+    for positions, blocks in _blocks(logits, [part for part, _, _ in terms]):
+        _compare_at(logits, terms, positions, blocks, to, dtype)
     return sums
+
+
+def _compare_at(
+    logits: Logits,
+    terms: Sequence[_Term],
+    positions: Tensor,
+    blocks: Sequence[Block],
+    to: Gradients,
+    dtype: torch.dtype,
+) -> None:
+    """Compare at some positions; on return, all logits of these positions are freed."""
+    made, back = logits.at(positions, dtype), None
+    has_gradient = any(x is not None for x in to)
+    for place, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
+        back = _compare_block(made[place], terms, in_block, has_gradient=has_gradient)
+        if back is not None:
+            back = logits.before_cap(made[place], back)
+            if len(blocks) > 1:
+                made[place].copy_(back)
+    if back is not None:
+        logits.add(to, positions, back if len(blocks) == 1 else made)
 
 
 def _compare_block(
