@@ -391,7 +391,7 @@ ERRORS: Errors = {
             "a.parquet: the column 'when' has the type binary, which JSON does not support",
         ),
     ],
-    "build back_map= from the teacher to the student: the teacher is its first model": [
+    "omit back_map=, or build the map from the teacher to the student": [
         (
             lambda: (
                 (

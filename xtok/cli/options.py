@@ -19,7 +19,6 @@ from xtok.cli import console
 from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
 from xtok.config import (
-    BACK_MAP,
     LOSS_INFO,
     MAIN,
     MAP_NAMES,
@@ -33,7 +32,7 @@ from xtok.config import (
     option,
     with_hyphens,
 )
-from xtok.errors import OutputError, XtokError
+from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import bind_map, name_notes, read_map
 from xtok.tokenizers.table import SIDES
@@ -77,27 +76,6 @@ BACK_MAP_FILE = map_option(
     name="map",
     panel=MAIN,
 )
-
-
-def map_to_student(pair: Pair, path: Path | None) -> Path | ProjectionMap:
-    """Return the path of a map from teacher to student, or else build this map once and keep it."""
-    if path is not None:
-        return path
-    notes = list[str]()
-
-    def note(text: str) -> None:
-        notes.append(text)
-        console.print_note(text)
-
-    back, progress = pair.reversed, console.progress_bar
-    try:
-        made: ProjectionMap = xtok.get_map(back, config=BACK_MAP, progress=progress, note=note)
-    except OutputError as error:
-        note(f"the map from the teacher to the student is not kept: {error}")
-        return xtok.build(back, config=BACK_MAP, progress=progress)
-    if not notes:
-        note("built the map from the teacher to the student; later runs reuse it")
-    return made
 
 
 def json_option(keys: str) -> Any:

@@ -6,10 +6,9 @@ from typing import Literal
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
-from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option, map_to_student
+from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option
 from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
-from xtok.errors import XtokError
 
 
 @command
@@ -55,34 +54,23 @@ def project(
     """
     from xtok.teachers.cluster import Cluster
     from xtok.teachers.formats.caches import find_caches
-    from xtok.teachers.project import open_caches
 
-    paths, _ = find_caches(teacher_topk, output, config)  # before models are loaded
+    find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
-    if back_map is None:  # building a map takes longer than the first rows
-        open_caches(paths, pair, config)
     cluster = None
     if engine == "ray":
         trust = models.trust_remote_code
         cluster = Cluster(**models.names(), address=address, trust_remote_code=trust)
-    try:
-        projected = xtok.project(
-            teacher_topk,
-            pair,
-            output,
-            config,
-            back_map=map_to_student(pair, back_map),
-            cluster=cluster,
-            progress=console.progress_bar,
-            note=console.print_note,
-        )
-    except XtokError as error:
-        if error.parameter != "back_map":
-            raise
-        names = " ".join(reversed(models.both()))
-        hint = f"omit {{option}}, or build the map: xtok build {names} --for p-kl "
-        hint += "--target start --top-k 32"
-        raise XtokError(error.message, hint=hint, parameter="back_map") from error
+    projected = xtok.project(
+        teacher_topk,
+        pair,
+        output,
+        config,
+        back_map=back_map,
+        cluster=cluster,
+        progress=console.progress_bar,
+        note=console.print_note,
+    )
     if not json:
         console.print_notes([*projected.sentences, *projected.notes])
     show(projected, lambda done: print_path(done.paths[0]), json=json)

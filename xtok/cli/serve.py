@@ -5,7 +5,7 @@ from pathlib import Path
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
-from xtok.cli.options import BACK_MAP_FILE, Models, Widths, map_to_student
+from xtok.cli.options import BACK_MAP_FILE, Models, Widths
 from xtok.cli.stdout import print_result, result_stream
 from xtok.config import MAIN, ServeConfig, option
 
@@ -36,12 +36,12 @@ def serve(
         print_result(url)
         result_stream().flush()
 
-    pair = models.pair(widths)
     xtok.serve(
-        pair,
+        models.pair(widths),
         teacher_url,
         config,
-        back_map=map_to_student(pair, back_map),
+        back_map=back_map,
+        progress=console.progress_bar,
         note=console.print_note,
         on_ready=on_ready,
     )

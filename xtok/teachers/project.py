@@ -92,7 +92,7 @@ def project(
     output: str | Path,
     config: ProjectConfig | None = None,
     *,
-    back_map: MapLike,
+    back_map: MapLike | None = None,
     cluster: Cluster | None = None,
     progress: Progress = silent,
     note: Note = silent_note,
@@ -107,11 +107,11 @@ def project(
         pair: the student and the teacher (the model of the ids), with their tokenizers.
         output: path ending in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; defaults if None.
-        back_map: a map from the teacher (rows) to the student (columns), or its path; see
-            `xtok.config.BACK_MAP`.
+        back_map: a map from the teacher (rows) to the student (columns), or its path. Default: a
+            map with the options `xtok.config.BACK_MAP`, built once and kept in the cache.
         cluster: a Ray cluster that does the work; this process if None.
-        progress: called for the files.
-        note: called with a sentence on assumptions and on resumed work.
+        progress: called for the files, and for the map if it is built.
+        note: called with a sentence on assumptions, on the map, and on resumed work.
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
@@ -119,7 +119,9 @@ def project(
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    pair, projection = bind_back_map(pair, back_map, note)
+    if back_map is None:  # building a map takes longer than reading the first rows
+        open_caches(paths, pair, config)
+    pair, projection = bind_back_map(pair, back_map, note, progress)
     with ExitStack() as held:
         if config.to == "distillkit":
             held.enter_context(_compression_config(target, pair, config, note))

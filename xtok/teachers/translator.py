@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.progress import Note
+from xtok._lib.progress import Note, Progress, silent
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.alignment.sequences import FlatIds
+from xtok.config import BACK_MAP
 from xtok.conversation import Conversation, ReadBack, read_back
-from xtok.errors import XtokError
+from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges
@@ -33,14 +34,19 @@ Templates = tuple[str | Path | None, str | Path | None]
 """Chat templates of the student and the teacher, as `conversation.render` takes them."""
 
 
-def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, ProjectionMap]:
+def bind_back_map(
+    pair: Pair, back_map: MapLike | None, note: Note, progress: Progress = silent
+) -> tuple[Pair, ProjectionMap]:
     """Return a pair with the widths of its map from teacher to student, and the map.
 
-    The map loses its scale slots, which correspond to no token.
+    None builds the map, or loads it from the cache. The map loses its scale slots, which correspond
+    to no token.
 
     Raises:
         XtokError: if the map belongs to a different pair.
     """
+    if back_map is None:
+        back_map = _default_back_map(pair, note, progress)
     projection = ProjectionMap.of(back_map)
     name = "the map" if projection is back_map else str(back_map)
     try:
@@ -51,13 +57,34 @@ def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, Proj
         problem = f"the map leads from {sides}, expected {expected} (teacher → student)"
         if sides == expected:
             problem = error.message
-        hint = "build {option} from the teacher to the student: the teacher is its first model"
+        hint = "omit {option}, or build the map from the teacher to the student"
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
     if bound_map.enable_scale_trick:
         edges = bound_map.edges.take(~bound_map.is_slot).normalized()
         note(f"{name}: ignoring its {bound_map.is_slot.sum():,} scale slots")
         bound_map = map_of_edges(edges, before=bound_map, scale_slot=None)
     return back.reversed, bound_map
+
+
+def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionMap:
+    from xtok.building.build import build, get_map  # a given map does not need them
+
+    notes = list[str]()
+
+    def record(text: str) -> None:
+        notes.append(text)
+        note(text)
+
+    try:
+        kept: ProjectionMap = get_map(
+            pair.reversed, config=BACK_MAP, progress=progress, note=record
+        )
+    except OutputError as error:
+        note(f"the map from the teacher to the student is not kept: {error}")
+        return build(pair.reversed, config=BACK_MAP, progress=progress)
+    if not notes:
+        note("built the map from the teacher to the student; later runs reuse it")
+    return kept
 
 
 class SharedText(NamedTuple):

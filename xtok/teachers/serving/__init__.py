@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
-from xtok._lib.progress import Note, silent_note
+from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.config import ServeConfig
 from xtok.conversation import render
 from xtok.errors import XtokError, install_hint, naming_template
@@ -29,7 +29,8 @@ def serve(
     teacher_url: str,
     config: ServeConfig | None = None,
     *,
-    back_map: MapLike,
+    back_map: MapLike | None = None,
+    progress: Progress = silent,
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
@@ -44,8 +45,8 @@ def serve(
         pair: the student and the teacher, with their tokenizers.
         teacher_url: the address of a vLLM or SGLang server of the teacher.
         config: the options; the defaults if None.
-        back_map: the map from the teacher (rows) to the student (columns), or its path. `get_map`
-            builds it with the options `xtok.config.BACK_MAP`.
+        back_map: as for `project`.
+        progress: called if the map is built.
         note: called with notes for the user.
         on_ready: called with the server's address once it accepts requests.
 
@@ -59,11 +60,11 @@ def serve(
         from xtok.teachers.serving.server import Proxy, bound, run
         from xtok.teachers.serving.teacher import TeacherServer
     config = ServeConfig.or_default(config)
-    pair, bound_map = bind_back_map(pair, back_map, note)
-    student, teacher = pair.tokenizers
-    _check_teacher_system(config, teacher)
+    _check_teacher_system(config, pair.tokenizers[1])
     own_key = _key(config.api_key, "api_key")
     teacher_key = _key(config.teacher_api_key, "teacher_api_key")
+    pair, bound_map = bind_back_map(pair, back_map, note, progress)
+    student, teacher = pair.tokenizers
 
     async def answer(listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
