@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
 from xtok.cli.tables.alignment import print_alignment
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 
 
@@ -34,6 +34,9 @@ def test_the_two_sides_are_printed_one_above_the_other(
 ) -> None:
     alignment = align(byte_level, digits, " the 2014")
     assert alignment == align(byte_level, digits, b" the 2014")
+    assert alignment == align(load_pair(byte_level, digits), text=" the 2014")
+    with pytest.raises(ValueError, match="give a text or a conversation"):
+        align(byte_level, digits)
     spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
     assert lines_of(alignment) == [

@@ -14,6 +14,8 @@ from conftest import REAL, Cli
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat, written_alike
+from xtok.cli.console import to_json
+from xtok.config import ChatTemplates
 from xtok.conversation import render
 from xtok.conversation.files import chat_record
 from xtok.tokenizers.display import unescape
@@ -184,7 +186,8 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
         place = text.index(message["content"], place) + len(message["content"])
 
 
-def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> None:
+    pair = xtok.load_pair(*[small / "small.model"] * 2)
     (tmp_path / "chat.json").write_text(json.dumps(CHAT), encoding="utf-8")
     (tmp_path / "two.json").write_text(json.dumps([CHAT, CHAT]))
     (tmp_path / "plain.jinja").write_text(TURNS)
@@ -192,6 +195,13 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     args += ["--teacher-chat-template", TURNS + " ", "--chat"]
     data = json.loads(cli(*args, "chat.json", "--json").stdout)
     assert data["num_correct"] > 20
+    templates = ChatTemplates(student_template=TURNS, teacher_template=TURNS + " ")
+    notes: list[str] = []
+    chats: tuple[Any, ...] = tmp_path / "chat.json", CHAT, {"messages": CHAT}
+    for chat in chats:
+        shown = xtok.align(pair, chat=chat, templates=templates, note=notes.append)
+        assert json.loads(to_json(shown)) == data
+    assert "the targets contain no end-of-turn token" in " ".join(notes)
     assert data["student_unaligned"] == data["teacher_unaligned"] - 1 > 0
     assert "the targets contain no end-of-turn token" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.progress import Note
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
+from xtok.config import ChatTemplates
 from xtok.conversation import Conversation
-from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.files import ChatRecord, chat_record, read_conversations
 from xtok.conversation.teacher_side import teachers_chats
 from xtok.conversation.templates import Message
-from xtok.errors import naming_template
+from xtok.errors import XtokError, naming_template
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
+
+ChatLike = str | PathLike[str] | list[Any] | dict[str, Any]
+"""A conversation: the path of its file, a list of messages, or a row with `messages`."""
 
 
 class ChatAlignment(NamedTuple):
@@ -156,29 +162,26 @@ def written_alike(
 
 
 def describe_chat(
-    pair: Pair,
-    chat: ChatRecord,
-    templates: tuple[str | None, str | None] = (None, None),
-    max_comb_len: int = 4,
-) -> tuple[TextAlignment, list[str]]:
-    """Align a conversation, and describe the result as `align` describes a text.
-
-    Args:
-        pair: the student and the teacher, with their tokenizers.
-        chat: a conversation from a file.
-        templates: chat templates of both sides; None is the tokenizer's own.
-        max_comb_len: see `TokenAligner`.
-
-    Returns:
-        the description, and the notes on the conversation and its renderings.
-    """
-    aligner = TokenAligner(pair, max_comb_len)
+    aligner: TokenAligner, pair: Pair, chat: ChatLike, templates: ChatTemplates, note: Note
+) -> TextAlignment:
+    """Align a conversation, and describe the result; see `align`."""
+    record = _only_chat(Path(chat)) if isinstance(chat, str | PathLike) else chat_record(chat, "it")
     ours, theirs, alignment = align_chat(
-        aligner, pair, chat, student_template=templates[0], teacher_template=templates[1]
-    )
+        aligner, pair, record,
+        student_template=templates.student_template, teacher_template=templates.teacher_template,
+    )  # fmt: skip
+    for text in dict.fromkeys((*record.notes, *ours.notes, *theirs.notes)):
+        note(text)
     ids = ours.ids.tolist(), theirs.ids.tolist()
-    notes = dict.fromkeys((*chat.notes, *ours.notes, *theirs.notes))
-    return describe_alignment(aligner, pair, *ids, alignment=alignment), [*notes]
+    return describe_alignment(aligner, pair, *ids, alignment=alignment)
+
+
+def _only_chat(path: Path) -> ChatRecord:
+    record, *others = read_conversations(path)
+    if others:
+        hint = "give a file with one conversation"
+        raise XtokError(f"{path} has {1 + len(others)} conversations", hint=hint)
+    return record
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:

@@ -1,31 +1,62 @@
-"""Alignment of one text."""
+"""Alignment of one text or conversation."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from xtok._lib.progress import Note, silent_note
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
+from xtok.config import ChatTemplates
 from xtok.tokenizers import ModelLike, load_pair
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import utf8_text
+
+if TYPE_CHECKING:
+    from xtok.alignment.chats import ChatLike
 
 
 def align(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    text: str | bytes,
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    text: str | bytes | None = None,
     *,
+    chat: ChatLike | None = None,
+    templates: ChatTemplates | None = None,
     max_comb_len: int = 4,
+    note: Note = silent_note,
 ) -> TextAlignment:
-    r"""Tokenize one text like both models, and align the tokens.
-
-    Invalid UTF-8 is spelled by bytes, as in the middle of a longer text.
+    r"""Tokenize a text or a conversation like both models, and align the tokens.
 
     >>> xtok.align("bytes", "bytes", "né").student_tokens
     ('n', '\\xc3', '\\xa9')
 
+    Args:
+        student_model: the student, or the pair.
+        teacher_model: the teacher.
+        text: the text. Invalid UTF-8 is spelled by bytes, as in the middle of a longer text.
+        chat: a conversation instead: its messages, a row with `messages`, or the path of a file
+            with one conversation, as for `render_file`. Each side's chat template renders it.
+        templates: chat templates to use instead of the tokenizers' own.
+        max_comb_len: as for `TokenAligner`.
+        note: called with each note on the conversation.
+
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
+        XtokError: if the conversation cannot be read or rendered.
+        ValueError: for both a text and a conversation, or neither.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
+    if text is not None and chat is None:
+        return _aligned_text(aligner, pair, text)
+    if chat is None or text is not None:
+        raise ValueError("give a text or a conversation")
+    from xtok.alignment.chats import describe_chat  # a text does not need it
+
+    return describe_chat(aligner, pair, chat, ChatTemplates.or_default(templates), note)
+
+
+def _aligned_text(aligner: TokenAligner, pair: Pair, text: str | bytes) -> TextAlignment:
     if isinstance(text, bytes):
         decoded = utf8_text(text)
         if decoded is None:

@@ -49,22 +49,13 @@ def align(
     models.both()
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
-    if chat is None:
-        if text and os.path.isfile(text):
-            console.print_notes([f"{text} is aligned as text; to read the file: --file {text}"])
-        data = _text(text, file)
-        alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
-    else:
-        # imported only here: a text does not need them
-        from xtok.alignment.chats import describe_chat
-        from xtok.conversation.files import read_conversations
-
-        record, *others = read_conversations(chat)
-        if others:
-            hint = "give a file with one conversation"
-            raise XtokError(f"{chat} has {1 + len(others)} conversations", hint=hint)
-        alignment, notes = describe_chat(models.pair(), record, templates.templates, max_comb_len)
-        console.print_notes(notes)
+    if text and os.path.isfile(text):
+        console.print_note(f"{text} is aligned as text; to read the file: --file {text}")
+    data = None if chat else _text(text, file)
+    alignment = xtok.align(
+        models.pair(), text=data, chat=chat, templates=templates, max_comb_len=max_comb_len,
+        note=console.print_note,
+    )  # fmt: skip
     show(alignment, print_alignment, json=json)
 
 
