@@ -124,7 +124,7 @@ def read(name: str | None, *, is_stored: bool = False) -> Any:
 
 def collator_of(options: Any) -> Any:
     """Return the collator for stored predictions, or for a student and its teachers."""
-    if losses.loss_named(options.loss).is_stored:
+    if losses.loss_spec(options.loss).is_stored:
         return TopKCollator(max_length=options.max_length)
     return DistillationCollator(
         load_tokenizer(options.student),
@@ -145,10 +145,10 @@ def shard(teacher: Any, config: Any) -> None:
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     options, teachers, config = parsed(argv)
-    row = losses.loss_named(options.loss)
-    if row.map and options.teacher and not options.map:
+    spec = losses.loss_spec(options.loss)
+    if spec.map and options.teacher and not options.map:
         raise XtokError(
-            f"the loss {options.loss} requires {row.map.name}",
+            f"the loss {options.loss} requires {spec.map.name}",
             hint="build it, and give its path with {option}",
             parameter="map",
         )
@@ -167,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         ),
         hidden_states=False if options.logits else None,
         audit=options.audit,
-        train_dataset=read(options.dataset, is_stored=row.is_stored),
-        eval_dataset=read(options.eval_dataset, is_stored=row.is_stored),
+        train_dataset=read(options.dataset, is_stored=spec.is_stored),
+        eval_dataset=read(options.eval_dataset, is_stored=spec.is_stored),
     )
     os.makedirs(config.output_dir, exist_ok=True)
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]

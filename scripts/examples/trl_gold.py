@@ -73,7 +73,7 @@ def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     options, config = parsed(argv)
-    kind = losses.loss_named(options.loss).map
+    kind = losses.loss_spec(options.loss).map
     if kind and not options.map:
         raise SystemExit(f"--loss {options.loss} requires {kind.name}: give it as --map")
     tokenizer = AutoTokenizer.from_pretrained(options.student)

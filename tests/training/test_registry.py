@@ -21,14 +21,14 @@ from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.registry import (
     LOSSES,
-    loss_named,
+    loss_spec,
     make_loss,
 )
 
 
 def test_the_table() -> None:
     assert set(LOSSES) == {*get_args(LossName)}
-    kinds = {name: row.map.of_file.KIND if row.map else None for name, row in LOSSES.items()}
+    kinds = {name: row.map.file_type.KIND if row.map else None for name, row in LOSSES.items()}
     assert kinds == {name: info.map for name, info in LOSS_INFO.items()}
     projected = {name for name, kind in kinds.items() if kind == "map"}
     mapped = {name for name, kind in kinds.items() if kind}
@@ -184,7 +184,7 @@ def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> N
 
 def test_both_spellings_of_a_name(pair: Pair) -> None:
     for name in LOSSES:
-        assert loss_named(name.replace("-", "_")) is LOSSES[name]  # type: ignore[arg-type]
+        assert loss_spec(name.replace("-", "_")) is LOSSES[name]  # type: ignore[arg-type]
     with pytest.raises(XtokError, match="an event map"):
         make_loss("event_kl")  # type: ignore[arg-type]
     assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
-from xtok.training.losses.registry import BatchLoss, loss_named, make_loss
+from xtok.training.losses.registry import BatchLoss, loss_spec, make_loss
 from xtok.training.module import ProjectionModule
 
 LossArgument = LossName | BatchLoss
@@ -213,7 +213,7 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
 
 
 def _check_sides(name: LossName, pair: Pair | None) -> None:
-    is_stored = loss_named(name).is_stored
+    is_stored = loss_spec(name).is_stored
     if is_stored is not (pair is None):
         need = "stored predictions" if is_stored else "a model as its teacher"
         hint = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
@@ -227,8 +227,8 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
 
 
 def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str) -> Any:
-    kind = loss_named(name).map
-    if kind is None or pair is None:
+    required = loss_spec(name).map
+    if required is None or pair is None:
         return None
     if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
@@ -236,9 +236,9 @@ def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )
-    any_map = kind.of_file.of(any_map)
+    any_map = required.file_type.of(any_map)
     of_file = any_map.map if isinstance(any_map, ProjectionModule) else any_map
-    if not isinstance(of_file, kind.of_file):
+    if not isinstance(of_file, required.file_type):
         return None
     bind_map(of_file, pair)
-    return kind.on_device(any_map).to(device)
+    return required.on_device(any_map).to(device)

@@ -81,62 +81,64 @@ class BatchLoss:
         return Plan((), 1, work_dtype(mean), learned=one, value=mean.detach())
 
 
-class LossInput(NamedTuple):
-    """A kind of map that a loss requires."""
+class RequiredMap(NamedTuple):
+    """The kind of map that a loss requires."""
 
-    of_file: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
-    of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
-    to_torch: Callable[[Any], Any]  # `of_file` to `of_device`
+    file_type: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
+    device_type: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
+    to_device_type: Callable[[Any], Any]
 
     @property
     def name(self) -> str:
         """Name with an article, such as "an event map"."""
-        return MAP_NAMES[self.of_file.KIND]
+        return MAP_NAMES[self.file_type.KIND]
 
     def on_device(self, any_map: Any) -> Any:
         """Return a map or a file's map in its form on a device; None for other types."""
-        any_map = self.of_file.of(any_map)
-        if isinstance(any_map, self.of_file):
-            any_map = self.to_torch(any_map)
-        return any_map if isinstance(any_map, self.of_device) else None
+        any_map = self.file_type.of(any_map)
+        if isinstance(any_map, self.file_type):
+            any_map = self.to_device_type(any_map)
+        return any_map if isinstance(any_map, self.device_type) else None
 
 
-MAP = LossInput(ProjectionMap, ProjectionModule, ProjectionModule)
-EVENTS = LossInput(EventMap, EventIndex, event_index)
-SPELLINGS = LossInput(SpellingMap, SpellingIndex, spelling_index)
+MAP = RequiredMap(ProjectionMap, ProjectionModule, ProjectionModule)
+EVENTS = RequiredMap(EventMap, EventIndex, event_index)
+SPELLINGS = RequiredMap(SpellingMap, SpellingIndex, spelling_index)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedLoss:
-    """A row of the table."""
+class LossSpec:
+    """The definition of a loss: its plan, its inputs and its options."""
 
     # Takes `ChunkedLogits`, the map if required, and the config; with stored predictions, the
-    # student's logits and these.
+    # student's logits and the predictions.
     plan: Callable[..., Plan]
-    config: Any = None  # a dataclass of options
-    map: LossInput | None = None
+    config: Any = None  # the class of its options
+    map: RequiredMap | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
     count: Callable[[Any, TargetIds, Chunks], int] = lambda map, targets, chunks: chunks.total
-    prepared: Callable[[Any], Any] = lambda on_device: on_device
+    prepare_map: Callable[[Any], Any] = lambda on_device: on_device
 
 
-class _TableLoss(BatchLoss):
+class _ConfiguredLoss(BatchLoss):
+    """A loss of `LOSSES` with its map on the device and its options."""
+
     takes_hidden = True
 
-    def __init__(self, row: NamedLoss, on_device: Any, config: Any) -> None:
-        self.row, self.map, self.config = row, on_device, config
+    def __init__(self, spec: LossSpec, on_device: Any, config: Any) -> None:
+        self.spec, self.map, self.config = spec, on_device, config
 
     def count(self, batch: Batch, side: Batch) -> int:
-        if self.row.is_stored:
+        if self.spec.is_stored:
             return int(side["stored"].valid[:, 1:].sum())
         chunks = chunks_in(side, self.config.kind, batch["targets"].device)
-        return self.row.count(self.map, (batch["targets"], side.get("targets")), chunks)
+        return self.spec.count(self.map, (batch["targets"], side.get("targets")), chunks)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
-        if self.row.is_stored:
-            return self.row.plan(student_logits, side["stored"])
-        logprobs = side.get("teacher_logprobs") if self.row.takes_logprobs else None
+        if self.spec.is_stored:
+            return self.spec.plan(student_logits, side["stored"])
+        logprobs = side.get("teacher_logprobs") if self.spec.takes_logprobs else None
         if teacher_logits is None and logprobs is None:
             hint = "pass a teacher model; for alm, its log-probabilities are enough"
             raise XtokError("the teacher and its predictions are missing", hint=hint)
@@ -146,7 +148,7 @@ class _TableLoss(BatchLoss):
             student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs
         )
         maps = [] if self.map is None else [self.map]
-        return self.row.plan(both, *maps, config=self.config)
+        return self.spec.plan(both, *maps, config=self.config)
 
 
 def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
@@ -163,23 +165,23 @@ def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> Ex
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
-LOSSES: dict[LossName, NamedLoss] = {
-    "p-kl": NamedLoss(plan=plan_p_kl, config=PKLConfig, map=MAP, prepared=_warn_if_unfit),
-    "event-kl": NamedLoss(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
-    "csd": NamedLoss(plan=plan_csd, config=CSDConfig, map=SPELLINGS, count=count_completed),
-    "alm": NamedLoss(plan=plan_alm, config=ALMConfig, takes_logprobs=True),
-    "gold": NamedLoss(plan=plan_gold, config=GoldConfig, map=MAP, prepared=_exact_pairs),
-    "h-kl": NamedLoss(
+LOSSES: dict[LossName, LossSpec] = {
+    "p-kl": LossSpec(plan=plan_p_kl, config=PKLConfig, map=MAP, prepare_map=_warn_if_unfit),
+    "event-kl": LossSpec(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
+    "csd": LossSpec(plan=plan_csd, config=CSDConfig, map=SPELLINGS, count=count_completed),
+    "alm": LossSpec(plan=plan_alm, config=ALMConfig, takes_logprobs=True),
+    "gold": LossSpec(plan=plan_gold, config=GoldConfig, map=MAP, prepare_map=_exact_pairs),
+    "h-kl": LossSpec(
         plan=plan_gold, config=GoldConfig, map=MAP,
-        prepared=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
+        prepare_map=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "same-tokenizer": NamedLoss(plan=plan_event_kl, config=SameTokenizerConfig),
-    "topk-kl": NamedLoss(plan=plan_topk_kl, is_stored=True),
+    "same-tokenizer": LossSpec(plan=plan_event_kl, config=SameTokenizerConfig),
+    "topk-kl": LossSpec(plan=plan_topk_kl, is_stored=True),
 }  # fmt: skip
 
 
-def loss_named(name: LossName) -> NamedLoss:
-    """Return a loss's row of the table; `event_kl` and `event-kl` are equivalent."""
+def loss_spec(name: LossName) -> LossSpec:
+    """Return the definition of a loss; `event_kl` and `event-kl` are equivalent."""
     return LOSSES[loss_name(name, LossName)]
 
 
@@ -199,17 +201,17 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
         XtokError: if a required map is missing.
         ValueError: if the loss does not exist, or the config belongs to another loss.
     """
-    row, name = loss_named(name), loss_name(name, LossName)
-    if config is not None and (row.config is None or not isinstance(config, row.config)):
-        expected = row.config.__name__ if row.config else "no config"
+    spec, name = loss_spec(name), loss_name(name, LossName)
+    if config is not None and (spec.config is None or not isinstance(config, spec.config)):
+        expected = spec.config.__name__ if spec.config else "no config"
         raise ValueError(f"{name} expects {expected}, not {type(config).__name__}")
-    if config is None and row.config:
-        config = row.config()
+    if config is None and spec.config:
+        config = spec.config()
     on_device = None
-    if row.map:
-        on_device = row.map.on_device(map)
+    if spec.map:
+        on_device = spec.map.on_device(map)
         if on_device is None:
             hint = "pass one for each teacher, as map= of the trainer or of make_loss"
-            raise XtokError(f"{name} requires {row.map.name}", hint=hint)
-        on_device = row.prepared(on_device)
-    return _TableLoss(row, on_device, config)
+            raise XtokError(f"{name} requires {spec.map.name}", hint=hint)
+        on_device = spec.prepare_map(on_device)
+    return _ConfiguredLoss(spec, on_device, config)

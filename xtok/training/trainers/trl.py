@@ -20,7 +20,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.registry import BatchLoss, loss_named
+from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
 
@@ -156,8 +156,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
 def _options(loss: LossArgument, temperature: float) -> Any:
     if isinstance(loss, BatchLoss):
         return None
-    row = loss_named(loss)
-    return row.config and row.config(temperature=temperature)
+    spec = loss_spec(loss)
+    return spec.config and spec.config(temperature=temperature)
 
 
 _TEACHER_SIDE = "xtok_teacher_side"
