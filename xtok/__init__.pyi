@@ -26,6 +26,7 @@ from .building.spellings import spellings as spellings
 from .cli.page import report as report
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
+from .config import InspectConfig as InspectConfig
 from .config import MultitokenConfig as MultitokenConfig
 from .config import ProjectConfig as ProjectConfig
 from .config import ServeConfig as ServeConfig

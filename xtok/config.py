@@ -387,6 +387,46 @@ BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 
 
 @dataclass(frozen=True, kw_only=True)
+class InspectConfig(Config):
+    """Options of `inspect`: the part of a map to show, by default an overview."""
+
+    panel = "List rows, worst first"
+    num_examples: int | None = option(
+        None,
+        "Number of example rows. Default: 5, evenly spread; for a comparison, the 10 that differ "
+        "most.",
+        min=0,
+        panel="Options",
+    )
+    classes: bool = option(
+        False,
+        "Show rows and teacher tokens by class: digits, punctuation, scripts …",
+        flag=True,
+        panel="Options",
+    )
+    worst: int | None = option(
+        None,
+        "List this many rows, those with the lowest maximum weight first. Default for a class "
+        "or kind: 20.",
+        min=1,
+    )
+    token_class: str | None = option(
+        None,
+        "List only rows of this class of tokens: digits, han, punctuation, …",
+        name="class",
+        metavar="CLASS",
+    )
+    kind: str | None = option(
+        None, "List only rows of this kind: pieces, exact, empty, …", metavar="KIND"
+    )
+
+    @property
+    def is_list(self) -> bool:
+        """Whether rows are listed, worst first."""
+        return bool(self.worst or self.token_class or self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
     """Options of `generate`."""
 

@@ -18,11 +18,10 @@ from naive import rows_of_map
 import xtok
 from xtok.building.counting.pair_text import PairText
 from xtok.cli.tables.inspection import print_inspection
-from xtok.config import BuildConfig, SortCutConfig
+from xtok.config import BuildConfig, InspectConfig, SortCutConfig
 from xtok.inspection.compare import compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
-from xtok.inspection.inspect import InspectConfig
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair

@@ -18,10 +18,9 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.tables.inspection import print_inspection
-from xtok.config import option
+from xtok.config import InspectConfig, option
 from xtok.conversation.texts import check_texts
 from xtok.inspection.explain import find_ids
-from xtok.inspection.inspect import InspectConfig
 
 
 @command
