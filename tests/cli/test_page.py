@@ -140,7 +140,7 @@ def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]
     report = plain.report
     levels = [finding.level for finding in report.findings]
     assert 3 <= len(levels) <= 6
-    assert levels == sorted(levels, key=["bad", "care", "note", "good"].index)
+    assert levels == sorted(levels, key=["bad", "usable", "note", "good"].index)
     assert {finding.place for finding in report.findings} <= {"pair", "classes"}
     assert report.evaluation is None
     assert report.pair.text is None

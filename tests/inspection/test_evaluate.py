@@ -344,9 +344,9 @@ def test_evaluate_on_the_command_line(
     judged = printed_json(cli(*line, "--json", "--quiet"))
     assert judged["measures"][0]["group"] == "corpus.jsonl"
     [verdict] = judged["verdicts"]
-    level = {"good": "good", "care": "usable", "bad": "bad"}[verdict["level"]]
     shown = " ".join(works(cli(*line)).stdout.split())
-    assert shown.endswith(f"a.safetensors is {level}: {verdict['reason']} ({verdict['numbers']})")
+    words = "a.safetensors is {level}: {reason} ({numbers})"
+    assert shown.endswith(words.format_map(verdict))
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
 
@@ -366,8 +366,8 @@ def measured(**closed: float | None) -> MapMeasures:
     ("figures", "loss", "empty", "level", "words"),
     [
         ({"over_chunks": 0.7}, "p-kl", 0, "good", "m is good: it closes 70% of the gap"),
-        ({"over_chunks": 0.3}, "p-kl", 0, "care", "m is usable: it closes 30% of the gap"),
-        ({"over_chunks": -0.15}, "p-kl", 0, "care", "m is usable: it is about as good as"),
+        ({"over_chunks": 0.3}, "p-kl", 0, "usable", "m is usable: it closes 30% of the gap"),
+        ({"over_chunks": -0.15}, "p-kl", 0, "usable", "m is usable: it is about as good as"),
         (
             {"over_chunks": -0.3},
             "p-kl",
@@ -409,7 +409,7 @@ def test_the_verdict_where_the_recipe_is_the_best_map() -> None:
     assert map_verdict(worse).level == "bad"
 
 
-@pytest.mark.parametrize(("leak", "level"), [(0.017, "good"), (0.03, "care"), (0.06, "bad")])
+@pytest.mark.parametrize(("leak", "level"), [(0.017, "good"), (0.03, "usable"), (0.06, "bad")])
 def test_the_verdict_of_an_event_map(leak: float, level: str) -> None:
     m = EventMapMeasures(
         name="e", group="all", documents=1, starts=9, leak=leak, shared_leak=0.1, student_bits=5,

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
-Grade = Literal["bad", "care", "note", "good"]
+Grade = Literal["bad", "usable", "note", "good"]
 
 Result: TypeAlias = tuple[Level, str]
 """The result of a comparison, and its sentence."""

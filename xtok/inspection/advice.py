@@ -144,7 +144,7 @@ def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
     if verdict is not None and verdict.level == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
-        return "care", _sentence("; ".join(problems))
+        return "usable", _sentence("; ".join(problems))
     rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
     measured = "" if verdict is None else f"; {verdict.reason}"
     level: Grade = "good" if verdict is None else verdict.level
@@ -161,13 +161,13 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
         of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
-        return "care", f"{of_all} have no exact counterpart: they are compared by rank."
+        return "usable", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
         return ("note", f"It compares {rows} of equal bytes; text shows how often this is wrong.")
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
-    return "good" if leak <= MOST_LEAK else "care", why
+    return "good" if leak <= MOST_LEAK else "usable", why
 
 
 def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
@@ -176,7 +176,7 @@ def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
         return "bad", f"{few} have an entry of at least {H_KL_THRESHOLD}, which makes a pair."
     if not exact:
         pairs = f"{percent(heavy, 0)} of the rows have an entry of at least {H_KL_THRESHOLD}"
-        return "care", f"No rows of equal bytes; {pairs}."
+        return "usable", f"No rows of equal bytes; {pairs}."
     return gold
 
 

@@ -77,13 +77,12 @@ class Verdict:
     """Whether a map is good on a text, and why."""
 
     name: str  # of the map
-    level: Grade  # good, care (usable) or bad
+    level: Grade  # good, usable or bad
     reason: str
     numbers: str  # the measures behind the verdict
 
     def __str__(self) -> str:
-        level = "usable" if self.level == "care" else self.level
-        return f"{self.name} is {level}: {self.reason} ({self.numbers})"
+        return f"{self.name} is {self.level}: {self.reason} ({self.numbers})"
 
 
 def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) -> Verdict:
@@ -110,8 +109,8 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
         (closed >= GOOD_CLOSED, "good", gap),
         # Gold and H-KL need exact rows, which are no better than the recipe.
         (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),
-        (closed < -LEAST_CLOSED, "care", f"it is about as good as X-Token's recipe; {usual}"),
-        (True, "care", f"{gap}; {usual}"),
+        (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {usual}"),
+        (True, "usable", f"{gap}; {usual}"),
     ]
     level, reason = next((level, reason) for holds, level, reason in rules if holds)
     return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
@@ -119,7 +118,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
     """Judge an event map by its leak over all text."""
-    level: Grade = "good" if m.leak <= GOOD_LEAK else "care" if m.leak <= MOST_LEAK else "bad"
+    level: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is usual, more than {percent(MOST_LEAK, 0)} is too much"
     numbers = f"keeps {percent(m.kept)} of the bits"

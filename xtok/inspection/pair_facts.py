@@ -63,7 +63,7 @@ class TextFacts:
     def grade(self) -> Grade:
         """Grade of the share of text that the two sides spell differently."""
         share = 0.0 if self.left_out is None else self.left_out.share
-        return "bad" if share > 0.05 else "care" if share > 0.005 else "note"
+        return "bad" if share > 0.05 else "usable" if share > 0.005 else "note"
 
 
 @dataclass(frozen=True, kw_only=True)

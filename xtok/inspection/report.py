@@ -25,7 +25,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair
 
-_GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
+_GRADES: tuple[Grade, ...] = "bad", "usable", "note", "good"
 
 BUILT_IN = (
     ("English", "en", "In 1872 the lighthouse keeper's daughter rowed out to the wreck."),
@@ -211,7 +211,7 @@ def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
     of_special = empty.pop("control", 0)
     of_text = sum(empty.values())
     total = of_text + of_special
-    level: Grade = "bad" if share > MOST_EMPTY else "care" if of_text else "note"
+    level: Grade = "bad" if share > MOST_EMPTY else "usable" if of_text else "note"
     in_text = f" ({percent(share, 2)} of the text)" if share and of_text else ""
     of_tokens = f"{of_text:,} of text tokens{in_text}, {of_special:,} of special tokens"
     words = f"of the rows are empty: {of_tokens}"
@@ -231,5 +231,5 @@ def _unreached(d: Description) -> Finding:
     level: Grade = "note" if share >= 0.01 else "good"
     words = "of the teacher's tokens are in no row: the map never predicts them"
     if share >= 0.5 and "counted" not in d.rows_by_kind:
-        level, words = "care", f"{words}; a counted map reaches more"
+        level, words = "usable", f"{words}; a counted map reaches more"
     return Finding(level, number, f"{words}.", "classes")

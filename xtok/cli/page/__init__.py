@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MARKS = {
     "good": ("✓", "fits", "good"),
     "note": ("i", "note", "note"),
-    "care": ("!", "with care", "check"),
+    "usable": ("!", "usable", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
 """For each level, a sign and the words for a loss and for a finding."""
