@@ -113,17 +113,17 @@ def test_changed_bytes_of_a_sealed_file_are_detected(tmp_path: Path) -> None:
     write_sealed(path, [b"some ", b"bytes"], "about it")
     whole = path.read_bytes()
 
-    def found(data: bytes, about: str = "about it") -> bytes | None:
+    def reread(data: bytes, about: str = "about it") -> bytes | None:
         path.write_bytes(data)
         return read_sealed(path, about)
 
-    assert found(whole) == b"some bytes"
-    assert found(whole, "something else") is None
+    assert reread(whole) == b"some bytes"
+    assert reread(whole, "something else") is None
     for place in range(len(whole)):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
-        assert found(bytes(flipped)) is None
-    assert [name for name in DAMAGES if found(DAMAGES[name](whole))] == ["none"]
+        assert reread(bytes(flipped)) is None
+    assert [name for name in DAMAGES if reread(DAMAGES[name](whole))] == ["none"]
     path.unlink()
     assert read_sealed(path, "about it") is None
 

@@ -67,10 +67,10 @@ def test_values_have_their_lines(
     monkeypatch.setattr(of_files, "SHARD_BYTES", shard_bytes)
     path = tmp_path / "a.txt"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n [2]\r\n \n\xef\xbb\xbfnull\n"\xe6\xb0\xb4"')
-    found = values(path)
-    assert [line.value for line in found] == [{"a": 1}, [2], None, "水"]
-    assert [str(line.place) for line in found] == [f"{path}, line {n}" for n in (1, 3, 5, 6)]
-    assert found[-1].read == path.stat().st_size
+    parsed = values(path)
+    assert [line.value for line in parsed] == [{"a": 1}, [2], None, "水"]
+    assert [str(line.place) for line in parsed] == [f"{path}, line {n}" for n in (1, 3, 5, 6)]
+    assert parsed[-1].read == path.stat().st_size
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)

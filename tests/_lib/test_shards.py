@@ -109,10 +109,10 @@ def test_json_shards_together_are_the_file(
     path.write_text(lines, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
-        found = shards(path)
-        assert [d for s in found for d in documents_of(s)] == documents
-    assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
-    assert sum(s.size for s in found) == path.stat().st_size
+        parts = shards(path)
+        assert [d for s in parts for d in documents_of(s)] == documents
+    assert len(parts) == max(1, -(-path.stat().st_size // shard_bytes))
+    assert sum(s.size for s in parts) == path.stat().st_size
 
 
 @given(
@@ -128,13 +128,13 @@ def test_text_shards_together_are_the_file(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
         patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
-        found = [documents_of(s) for s in shards(path)]
-    documents = [d for part in found for d in part]
+        documents_by_shard = [documents_of(s) for s in shards(path)]
+    documents = [d for part in documents_by_shard for d in part]
     assert "".join(documents) == text
     assert all(documents)
     # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
     assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
-    parts = ["".join(part) for part in found if part]
+    parts = ["".join(part) for part in documents_by_shard if part]
     assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
 
 
@@ -143,11 +143,11 @@ def test_batches_report_the_bytes_read(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": c * 60_000}) + "\n" for c in "abcdefghij"))
-    found = list(read_batches(shards(path)))
-    consumed = [batch.consumed for batch in found]
+    batches = list(read_batches(shards(path)))
+    consumed = [batch.consumed for batch in batches]
     assert consumed == sorted(consumed)
     assert consumed[-1] == path.stat().st_size
-    assert [len(batch.texts) for batch in found] == [2] * 5
+    assert [len(batch.texts) for batch in batches] == [2] * 5
 
 
 def test_line_numbers_in_a_shard_are_those_of_the_file(

@@ -49,8 +49,8 @@ def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path
         done = xtok.project(path, pair, out, config, back_map=back_map)
         if to == "vllm":
             return json.loads(out.read_text()), done
-        [found] = pyarrow.parquet.read_table(out).to_pylist()
-        return {n: v for n, v in found.items() if n not in ("id", "text")}, done
+        [student_row] = pyarrow.parquet.read_table(out).to_pylist()
+        return {n: v for n, v in student_row.items() if n not in ("id", "text")}, done
 
     return run
 
@@ -96,14 +96,14 @@ def test_placeholder_log_probabilities_are_ignored(
 ) -> None:
     plain, before = projected(kind, answer_of(row, kind))
     changed = own_unknown(row, kind, 9, value)
-    found, done = projected(kind, changed)
+    projected_row, done = projected(kind, changed)
     assert done.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
     assert done.teacher_is_bound
-    owns = found["realized_logprob"]
+    owns = projected_row["realized_logprob"]
     assert owns.count(None) >= plain["realized_logprob"].count(None)
     lines, _ = projected(kind, changed, "vllm")
     values = [e["logprob"] for of in rows_of_vllm(lines) for e in (of or {}).values()]
-    values += [v for of in (owns, *found["topk_logprobs"]) for v in of if v is not None]
+    values += [v for of in (owns, *projected_row["topk_logprobs"]) for v in of if v is not None]
     assert min(values) > -100
 
 
@@ -152,7 +152,7 @@ def test_rows_of_the_next_token_are_found_whatever_their_number(
 
 @pytest.mark.parametrize("length", [6, 11])
 @pytest.mark.parametrize("kind", ["neutral", "distillkit"])
-def test_a_few_rows_of_the_next_token_behind_an_empty_one(
+def test_a_few_rows_of_the_next_token_after_an_empty_row(
     kind: str, length: int, row: Row, digits: Tokenizer, byte_level: Tokenizer, back_map: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -250,7 +250,7 @@ def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> No
     assert "position 5: " in error_of(lambda: projected("sglang", torn))
 
 
-def test_candidates_and_the_own_token_sum_to_one_at_most(row: Row, projected: Any) -> None:
+def test_candidates_and_the_own_token_sum_to_at_most_1(row: Row, projected: Any) -> None:
     value = answer_of(row, "neutral")
     value["realized_logprob"] = [None] + [-0.01] * (len(row["input_ids"]) - 1)
     for place, token in enumerate(row["input_ids"][1:], start=1):
@@ -302,11 +302,11 @@ def test_project_logprobs_leaves_out_placeholders(
     assert plain.valid.all()
     for place, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
         odd = [*values[:place], value, *values[place + 1 :]]
-        found = xtok.project_logprobs(aligner, ours, theirs, odd, **given)
-        assert 0 < (~found.valid).sum() < 6
-        assert not found.valid[0 if place == 0 else -1]
-        assert np.array_equal(found.logprobs[found.valid], plain.logprobs[found.valid])
-        assert not found.logprobs[~found.valid].any()
+        result = xtok.project_logprobs(aligner, ours, theirs, odd, **given)
+        assert 0 < (~result.valid).sum() < 6
+        assert not result.valid[0 if place == 0 else -1]
+        assert np.array_equal(result.logprobs[result.valid], plain.logprobs[result.valid])
+        assert not result.logprobs[~result.valid].any()
     assert math.isclose(plain.logprobs.sum(), -len(theirs))
 
 
@@ -358,7 +358,7 @@ def bfloat16(logprobs: Any) -> Any:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
-def test_true_rows_of_any_teacher_are_taken() -> None:
+def test_valid_rows_of_any_teacher_are_accepted() -> None:
     """Also flat ones, which meet the bound, and as half precision stores them."""
     for seed in range(100):
         text, ids, logprobs, _ = teacher_rows(seed, k=(4, 8, 20, 64)[seed % 4])
@@ -393,7 +393,7 @@ def test_impossible_rows_are_refused(name: str) -> None:
     assert refused >= 95
 
 
-def test_documents_are_compared_one_by_one() -> None:
+def test_each_document_is_compared_separately() -> None:
     """Of 12, one is of the next token; and none holds so few rows that chance may say so."""
     made = [teacher_rows(seed) for seed in range(12)]
     bad = list(made)

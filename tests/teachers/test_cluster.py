@@ -90,7 +90,7 @@ def test_the_command_projects_on_a_cluster(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_users_mistake_comes_back_as_one(
+def test_an_error_of_the_user_keeps_its_message_on_a_cluster(
     stored: list[Row], back: Pair, back_map: Path, there: Cluster, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_node_without_xtok() -> None:
     )
 
 
-def test_a_lost_node_changes_nothing(
+def test_the_output_is_the_same_after_the_loss_of_a_node(
     nodes: Any, stored: list[Row], back: Pair, back_map: Path, there: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -201,7 +201,7 @@ def test_no_server_at_the_address() -> None:
             cluster.connect(Ray, address)
 
 
-def test_an_error_without_words_is_named() -> None:
+def test_an_error_without_a_message_is_named_by_its_class() -> None:
     class Ray:
         @staticmethod
         def init(**options: object) -> None:

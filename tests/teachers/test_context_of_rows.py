@@ -30,9 +30,9 @@ def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any
     """Return the student's row of a teacher's one."""
     cache, output = write_neutral(folder / "a.parquet", [row]), folder / "b.parquet"
     xtok.project(cache, pair, output, ProjectConfig(**options), back_map=back_map)
-    [found] = pyarrow.parquet.read_table(output).to_pylist()
+    [read_row] = pyarrow.parquet.read_table(output).to_pylist()
     output.unlink()
-    done: Row = found
+    done: Row = read_row
     return done
 
 
@@ -44,7 +44,7 @@ def shifted(row: Row, ids: list[int], places: list[int]) -> Row:
     return made
 
 
-def told_of(row: Row) -> list[tuple[list[int], list[float], float | None]]:
+def predictions_of(row: Row) -> list[tuple[list[int], list[float], float | None]]:
     names = "topk_ids", "topk_logprobs", "realized_logprob"
     return [*zip(*(row[name] for name in names), strict=True)]
 
@@ -60,11 +60,11 @@ def test_the_predictions_of_a_text_go_onto_the_students_row(
     places = [-1, *range(1 + len(context), len(row["input_ids"]))]
     usual = shifted(row, [bos, *text], places)
     more = {**row, "text": CONTEXT + TEXT, "student_text": TEXT}
-    found = projected(tmp_path, back, back_map, more)
+    student_row = projected(tmp_path, back, back_map, more)
     expected = projected(tmp_path, back, back_map, {**usual, "text": TEXT})
-    assert found["input_ids"] == expected["input_ids"]
-    assert told_of(found) == told_of(expected)
-    assert all(found["topk_ids"][1:])
+    assert student_row["input_ids"] == expected["input_ids"]
+    assert predictions_of(student_row) == predictions_of(expected)
+    assert all(student_row["topk_ids"][1:])
 
 
 def test_token_across_the_context_has_no_prediction(
@@ -73,10 +73,10 @@ def test_token_across_the_context_has_no_prediction(
     teacher = back.tokenizers[1]
     whole, end = "The keeper lit 201 lamps.", "eper lit 201 lamps."
     row = predicted(teacher.encode(whole).ids.tolist(), len(teacher.table), 8)
-    found = projected(tmp_path, back, back_map, {**row, "text": whole, "student_text": end})
+    student_row = projected(tmp_path, back, back_map, {**row, "text": whole, "student_text": end})
     student = back.tokenizers[0]
-    assert found["input_ids"] == student.encode(end).ids.tolist()
-    assert found["topk_ids"][-1]
+    assert student_row["input_ids"] == student.encode(end).ids.tolist()
+    assert student_row["topk_ids"][-1]
 
 
 def test_only_the_answers_of_a_conversation_have_predictions(
@@ -84,20 +84,22 @@ def test_only_the_answers_of_a_conversation_have_predictions(
 ) -> None:
     student, teacher = back.tokenizers
     templates: Any = {"student_template": TURNS, "teacher_template": TURNS}
-    told, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (TOLD, CHAT))
-    row = predicted(told.ids.tolist(), len(teacher.table), 8)
+    rendered, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (TOLD, CHAT))
+    row = predicted(rendered.ids.tolist(), len(teacher.table), 8)
     size = len(plain.ids) - int(np.flatnonzero(plain.assistant_mask)[0])
-    places = [-1] * (len(plain.ids) - size) + list(range(len(told.ids) - size, len(told.ids)))
+    places = [-1] * (len(plain.ids) - size) + list(
+        range(len(rendered.ids) - size, len(rendered.ids))
+    )
     usual = shifted(row, plain.ids.tolist(), places)
     more = {**row, "messages": TOLD, "student_messages": CHAT}
-    found = projected(tmp_path, back, back_map, more, **templates)
+    student_row = projected(tmp_path, back, back_map, more, **templates)
     expected = projected(tmp_path, back, back_map, {**usual, "messages": CHAT}, **templates)
     ours = xtok.render(student, CHAT, template=TURNS)
-    assert found["input_ids"] == ours.ids.tolist()
-    assert found["loss_mask"] == ours.assistant_mask.tolist()
-    assert any(found["topk_ids"])
+    assert student_row["input_ids"] == ours.ids.tolist()
+    assert student_row["loss_mask"] == ours.assistant_mask.tolist()
+    assert any(student_row["topk_ids"])
     for ids, other, is_target in zip(
-        found["topk_ids"], expected["topk_ids"], ours.assistant_mask, strict=True
+        student_row["topk_ids"], expected["topk_ids"], ours.assistant_mask, strict=True
     ):
         assert ids == (other if is_target else [])
 

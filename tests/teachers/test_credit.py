@@ -48,43 +48,43 @@ def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
 def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> None:
     """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
     row = {4: 0.5, 5: 0.3, 3: 0.15}
-    found = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*padded([row])))
+    shares = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*padded([row])))
     # Of 0.05, the two other tokens, `0` and `1`, have all.
-    assert np.exp(found.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
-    assert found.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
+    assert np.exp(shares.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
+    assert shares.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
     projector = Projector(xtok.load_pair(*sides), map_of({}, *sides[::-1]))
     rows = top_k([[1, 5]], [{}, row], None)
     realized = projector.project(rows, *flat([[1, 3, 4]]), 9).realized_logprob
     assert np.isnan(realized[0])
-    assert realized[1:].tolist() == found.logprobs.tolist()
+    assert realized[1:].tolist() == shares.logprobs.tolist()
 
 
 def test_the_rest_is_shared_by_all_other_tokens(credit: Credit) -> None:
     """0.2 for `0`, `1`, `2` and `20`, two of which begin with `2`; the token is no candidate."""
     topk = [[1, -1]], [[math.log(0.5), -math.inf]]
-    found = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*topk))
-    assert np.exp(found.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
+    shares = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*topk))
+    assert np.exp(shares.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
 
 
 def test_without_candidates_shares_are_equal(credit: Credit) -> None:
     none = np.zeros((3, 0), np.int64), np.zeros((3, 0))
     padding = np.zeros((3, 2), np.int64), np.full((3, 2), -9999.0)
     for topk in (none, padding):
-        found = credit([1, 3, 4, 2], [1, 5, 2], [-1.0, -4.0, -2.0], credit=PrefixCredit(*topk))
-        assert found.logprobs.tolist() == [-1, -2, -2, -2]
+        shares = credit([1, 3, 4, 2], [1, 5, 2], [-1.0, -4.0, -2.0], credit=PrefixCredit(*topk))
+        assert shares.logprobs.tolist() == [-1, -2, -2, -2]
 
 
-def test_what_is_impossible_is_finite_where_the_sum_is(credit: Credit) -> None:
-    """A token that hardly can be, and one that cannot: all that is left of nothing."""
+def test_shares_are_finite_if_their_sum_is(credit: Credit) -> None:
+    """After a certain token, no probability is left for the others; shares stay finite."""
     topk = padded([{3: 0.5, 1: 0.5}])
     for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
-        found = credit([3, 4], [5], [logprob], credit=PrefixCredit(*topk))
-        assert found.logprobs.tolist() == pytest.approx(expected or [-math.inf] * 2, abs=1e-3)
+        shares = credit([3, 4], [5], [logprob], credit=PrefixCredit(*topk))
+        assert shares.logprobs.tolist() == pytest.approx(expected or [-math.inf] * 2, abs=1e-3)
 
 
 @settings(max_examples=150)
 @given(st.data(), words, words)
-def test_shares_are_those_of_the_plain_twin(
+def test_shares_match_the_plain_twin(
     data: st.DataObject, ours: list[bytes], theirs: list[bytes]
 ) -> None:
     """Sums are kept, bit for bit; every token of a chunk has a finite share, at most 0."""
@@ -122,7 +122,7 @@ def test_shares_are_those_of_the_plain_twin(
         assert projected.logprobs[places].astype(np.float64).sum() == total
 
 
-def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
+def test_equal_tokenizers_keep_their_log_probabilities(byte_level: Tokenizer) -> None:
     ids = byte_level.segment(b"The keeper lit 201 lamps.")
     logprobs = -np.random.default_rng(0).exponential(3, len(ids)).astype(np.float32)
     topk = np.array(ids)[:, None], logprobs[:, None]
@@ -184,11 +184,11 @@ def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[
         rows.append(dict(zip(ids, (draw.dirichlet(np.ones(16)) * 0.9).tolist(), strict=False)))
     given_rows = top_k([t], rows, None)
     projector = Projector(pair, map_of({}, teacher, student))
-    found = projector.project(given_rows, *flat([s]), 16).realized_logprob
+    realized = projector.project(given_rows, *flat([s]), 16).realized_logprob
     chunks = naive.common_boundaries([student.table[i] for i in s], [teacher.table[i] for i in t])
     assert sum(len(places) > 1 for places, _ in chunks) > 3
     for places, theirs in chunks[1:]:
-        assert np.isfinite(found[places]).all()
-        assert (found[places] <= 0).all()
+        assert np.isfinite(realized[places]).all()
+        assert (realized[places] <= 0).all()
         total = given_rows.realized_logprob[theirs].sum(dtype=np.float64)
-        assert found[places].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)
+        assert realized[places].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)

@@ -41,10 +41,10 @@ def ids(text: str, *tokens: int) -> list[int]:
     return [*text.encode(), *tokens]
 
 
-def shares(found: ProjectedLogprobs) -> tuple[list[float], list[bool]]:
-    assert found.logprobs.dtype == np.float32
-    assert found.valid.dtype == np.bool_
-    return found.logprobs.tolist(), found.valid.tolist()
+def shares(projected: ProjectedLogprobs) -> tuple[list[float], list[bool]]:
+    assert projected.logprobs.dtype == np.float32
+    assert projected.valid.dtype == np.bool_
+    return projected.logprobs.tolist(), projected.valid.tolist()
 
 
 Project = Callable[..., ProjectedLogprobs]
@@ -246,7 +246,7 @@ def test_valid_tokens(project: Project, s: Any, t: Any, options: Any, valid: lis
 # Texts that part
 
 
-def test_texts_that_part_are_an_error_with_the_place(project: Project) -> None:
+def test_different_texts_are_an_error_with_their_position(project: Project) -> None:
     with pytest.raises(XtokError, match=r'byte 4, .*"12", .*"7"') as error:
         project(ids("é: 12"), ids("é: 7"), [-1.0] * 5)
     assert error.value.parameter == "partial"

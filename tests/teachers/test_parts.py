@@ -151,7 +151,7 @@ def test_damaged_parts_are_made_anew(
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
-def test_parts_know_their_job_without_its_file(
+def test_parts_contain_their_job(
     run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
 ) -> None:
     (stopped / "job.json").unlink()
@@ -341,7 +341,7 @@ Path.replace = replacing
 """
 
 
-def test_a_run_killed_before_its_first_part_binds_no_other(
+def test_a_run_killed_before_its_first_part_does_not_block_the_output(
     command: list[str], run: Run, whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     code = IN_THE_THIRD_PART.replace("000002", "000000")
@@ -380,7 +380,7 @@ def goes_on(done: Done, note: str, whole: bytes, folder: Path) -> None:
     assert names(folder) == {"a.parquet", "out.parquet", "whole.parquet"}
 
 
-def test_two_runs_of_one_output(
+def test_a_second_run_with_the_same_output_is_an_error(
     cli: Cli, command: list[str], run: Run, whole: bytes, tmp_path: Path
 ) -> None:
     """Of the second, while the first has all parts but no output."""
@@ -393,7 +393,7 @@ def test_two_runs_of_one_output(
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
-def test_two_runs_that_share_a_file_beside_their_outputs(run: Run, tmp_path: Path) -> None:
+def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> None:
     """DistillKit's config: it is there from the start, and of all outputs beside it."""
     folder = tmp_path / "made"
     ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"

@@ -47,13 +47,13 @@ def shares(ids: Sequence[int]) -> st.SearchStrategy[dict[int, float]]:
 def documents(draw: st.DrawFn, tokens: Sequence[bytes]) -> list[tuple[list[int], list[Row]]]:
     """Texts as tokens, none for the last or all followed by an end of text, and predictions."""
     text_ids = range(1, len(tokens) + 1)
-    found = []
+    documents_drawn = []
     for _ in range(draw(st.integers(1, 3))):
         ids = draw(st.lists(st.sampled_from(text_ids), min_size=1, max_size=6))
         ids += draw(st.sampled_from([[], [END]]))
         rows: list[Row] = [draw(shares([END, *text_ids])) for _ in ids]
-        found.append((ids, [{}, *rows[1:]]))
-    return found
+        documents_drawn.append((ids, [{}, *rows[1:]]))
+    return documents_drawn
 
 
 def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> list[int]:
@@ -62,9 +62,9 @@ def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> 
     return student.segment(text) + [END] * (ids[-1] == END)
 
 
-def assert_equal_topk(one: TopK, other: TopK) -> None:
+def assert_equal_topk(first: TopK, other: TopK) -> None:
     """All arrays are equal, bit for bit."""
-    arrays: Any = zip(one, other, strict=True)
+    arrays: Any = zip(first, other, strict=True)
     for a, b in arrays:
         assert a.dtype == b.dtype
         assert a.tobytes() == b.tobytes()
@@ -110,12 +110,10 @@ def test_rows_match_the_naive_projection(
         Projector(xtok.load_pair(student, teacher), back_map, threads, along_path=along_path)
         for threads in (2, 1)
     )
-    found = projector.project(predictions, *flat(spellings), 99)
-    for one in (projector, again):  # what a projector has seen, and its threads, change nothing
-        assert_equal_topk(one.project(predictions, *flat(spellings), 99), found)
-    best = [
-        sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of_topk(found)
-    ]
+    topk = projector.project(predictions, *flat(spellings), 99)
+    for either in (projector, again):  # what a projector has seen, and its threads, change nothing
+        assert_equal_topk(either.project(predictions, *flat(spellings), 99), topk)
+    best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of_topk(topk)]
     cut = projector.project(predictions, *flat(spellings), 2)
     assert [list(row.items()) for row in rows_of_topk(cut)] == [row[:2] for row in best]
 
@@ -135,9 +133,9 @@ def test_rows_match_the_naive_projection(
             is_aligned = int(ends[place]) in starts
             expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
         begin += len(ids)
-    for row, want in zip(rows_of_topk(found), expected, strict=True):
+    for row, want in zip(rows_of_topk(topk), expected, strict=True):
         assert_close(row, want)
-    for of in (found, cut):
+    for of in (topk, cut):
         rests = np.exp(of.rest_logprob.astype(np.float64))
         for row, rest in zip(rows_of_topk(of), rests, strict=True):
             assert not row or sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
@@ -145,7 +143,7 @@ def test_rows_match_the_naive_projection(
 
 @settings(max_examples=100, phases=QUICK)
 @given(st.data(), words, words, st.integers(0, 6))
-def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
+def test_rows_of_a_bigram_teacher_are_exact_at_common_starts(
     data: st.DataObject, ours: list[bytes], theirs: list[bytes], seed: int
 ) -> None:
     """Given the best of all maps, of the truth for each token, a row at a common beginning is true.
@@ -169,10 +167,10 @@ def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
         ids.append(int(rng.choice(list(row), p=list(row.values()))))
     rows: list[Row] = [{}, *(model.rows[t] for t in ids[:-1])]
     spelling = spelled(student, ids, tokens)
-    found = projected((student, teacher), back, ids, rows, spelling)
+    topk = projected((student, teacher), back, ids, rows, spelling)
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
-    for s, row in zip(spelling, rows_of_topk(found), strict=True):
+    for s, row in zip(spelling, rows_of_topk(topk), strict=True):
         place = begins.index(start) if start in begins else 0
         if place and place < len(ids):
             assert_close(row, model.begins(ids[place - 1], spell, longest))
@@ -209,27 +207,27 @@ def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: P
     candidates, realized = np.array([257, 299, 97], np.int32), np.array([nan, shares[0]], "f4")
     given = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
     projector = Projector(xtok.load_pair(student, teacher), xtok.build(teacher, student, PLAIN))
-    found = projector.project(given, ids, bounds, 3)
-    assert found.ids.tolist() == [257, 97]
-    assert np.exp(found.logprobs) == pytest.approx([0.5, 0.1])
-    assert np.exp(found.rest_logprob[1]) == pytest.approx(0.4)
+    topk = projector.project(given, ids, bounds, 3)
+    assert topk.ids.tolist() == [257, 97]
+    assert np.exp(topk.logprobs) == pytest.approx([0.5, 0.1])
+    assert np.exp(topk.rest_logprob[1]) == pytest.approx(0.4)
 
 
-def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> None:
+def test_realized_tokens_have_the_probability_of_their_bytes() -> None:
     """`abb` is two tokens of the teacher's; `a` and `ab` begin and end within them."""
     sides = small([*LETTERS, b"abb"]), small([*LETTERS, b"ab", b"ba"])
     tokens = sides[1].table.tokens()
     a, b, ab, ba = (tokens.index(x) for x in (b"a", b"b", b"ab", b"ba"))
     rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
-    found = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
-    assert rows_of_topk(found)[0] == {}
-    assert_close(rows_of_topk(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
-    assert_close(rows_of_topk(found)[2], {2: 1.0})
-    assert_close(rows_of_topk(found)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
-    assert np.exp(found.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
-    assert found.valid.tolist() == [False, True, True, True]
-    assert np.exp(found.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
+    topk = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
+    assert rows_of_topk(topk)[0] == {}
+    assert_close(rows_of_topk(topk)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
+    assert_close(rows_of_topk(topk)[2], {2: 1.0})
+    assert_close(rows_of_topk(topk)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
+    assert np.exp(topk.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
+    assert topk.valid.tolist() == [False, True, True, True]
+    assert np.exp(topk.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
 
 
 def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -> None:
@@ -242,8 +240,8 @@ def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -
     assert student.segment(b"c!(a") == [*b"c!(a"]
     assert student.segment(b"(a") == [256]
     rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
-    found = projected((student, teacher), {}, [c, both, a], rows, [*b"c!(a"])
-    assert_close(rows_of_topk(found)[2], {ord("("): 1.0})
+    topk = projected((student, teacher), {}, [c, both, a], rows, [*b"c!(a"])
+    assert_close(rows_of_topk(topk)[2], {ord("("): 1.0})
 
 
 def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
@@ -251,11 +249,11 @@ def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
     student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
     b, ab, ac = (teacher.table.tokens().index(x) for x in (b"b", b"ab", b"ac"))
     rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]
-    found = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
+    topk = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
     # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
     total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
-    assert_close(rows_of_topk(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
-    assert np.exp(found.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
+    assert_close(rows_of_topk(topk)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
+    assert np.exp(topk.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 
 def test_rows_are_not_valid_where_the_texts_differ() -> None:
@@ -264,8 +262,8 @@ def test_rows_are_not_valid_where_the_texts_differ() -> None:
     text, other = b"a" * 20 + b"b" * 20, b"a" * 20 + b"c" + b"b" * 20
     ids = [teacher.segment(text)[0]] * 19 + teacher.segment(b"ab") + teacher.segment(b"b" * 19)
     rows: list[Row] = [{}, *({1: 0.5, 2: 0.5} for _ in ids[1:])]
-    found = projected((student, teacher), {1: {1: 1.0}}, ids, rows, student.segment(other))
-    assert np.flatnonzero(~found.valid).tolist() == [0, 19, 20, 21]
+    topk = projected((student, teacher), {1: {1: 1.0}}, ids, rows, student.segment(other))
+    assert np.flatnonzero(~topk.valid).tolist() == [0, 19, 20, 21]
 
 
 def test_renormalized_predictions_have_no_rest() -> None:
@@ -274,9 +272,9 @@ def test_renormalized_predictions_have_no_rest() -> None:
     unknown = predictions._replace(rest_logprob=np.full(3, np.nan, np.float32))
     back = {1: {1: 1.0}, 2: {2: 1.0}}
     projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
-    found = projector.project(unknown, *flat([[1, 1, 1]]), 9)
-    assert np.isnan(found.rest_logprob).all()
-    assert [*map(sorted, rows_of_topk(found))] == [[], [3], [2]]
+    topk = projector.project(unknown, *flat([[1, 1, 1]]), 9)
+    assert np.isnan(topk.rest_logprob).all()
+    assert [*map(sorted, rows_of_topk(topk))] == [[], [3], [2]]
 
 
 def test_maps_of_other_pairs_are_refused() -> None:
@@ -289,7 +287,7 @@ def test_maps_of_other_pairs_are_refused() -> None:
 @pytest.mark.parametrize(
     "names", [("llama3.tiktoken", "qwen.tiktoken"), ("mistral-v3.model", "llama3.tiktoken")]
 )
-def test_a_seam_that_no_token_reaches_over_changes_nothing(
+def test_spellings_are_independent_at_a_seam_that_no_token_crosses(
     names: tuple[str, str], load_real: Callable[[str], Tokenizer]
 ) -> None:
     """Of two tokens in a row, where their bytes are neighbours in no token of the student's."""
@@ -314,7 +312,7 @@ def test_a_seam_that_no_token_reaches_over_changes_nothing(
         ("mistral-v3.model", "llama3.tiktoken"),
     ],
 )
-def test_shortcut_gives_the_result_of_spelling(
+def test_the_shortcut_equals_spelling(
     names: tuple[str, str], load_real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = map(load_real, names)

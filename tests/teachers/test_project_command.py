@@ -146,8 +146,8 @@ def test_columns_that_json_lacks(
         done = cli("project", "a.parquet", *models, "-o", "out.jsonl", "--to", "vllm", "-q")
         fails(done, f"a.parquet: the column 'when' has the type {kind}")
         works(cli("project", "a.parquet", *models, "-o", "out.parquet"))
-        found = pyarrow.parquet.read_table(tmp_path / "out.parquet")["when"]
-        assert found.to_pylist() == [value] * len(table)
+        column_written = pyarrow.parquet.read_table(tmp_path / "out.parquet")["when"]
+        assert column_written.to_pylist() == [value] * len(table)
         (tmp_path / "out.parquet").unlink()
         assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
 
@@ -190,8 +190,8 @@ def test_row_groups_of_bounded_size(
     monkeypatch.setattr(project, "CANDIDATES_PER_GROUP", 1000)  # a text has some 40 tokens
     xtok.project(path, back, paths[1], config, back_map=back_map)
     assert [pyarrow.parquet.read_metadata(path).num_row_groups for path in paths] == [1, 3]
-    one, some = map(pyarrow.parquet.read_table, paths)
-    assert one.equals(some)
+    single, some = map(pyarrow.parquet.read_table, paths)
+    assert single.equals(some)
     monkeypatch.setattr(project, "MAX_LIST_LENGTH", 500)
     with pytest.raises(XtokError, match="47 tokens"):
         xtok.project(path, back, paths[1], config, back_map=back_map)

@@ -71,9 +71,9 @@ def answers(*lines: object) -> object:
 
 
 def checked(path: str) -> object:
-    found = open_cache(Path(path))
-    rows = [of for shard in found.shards for of, _ in read_cache(found, shard)]
-    return [found.check(one, bytes_pair().teacher) for one in rows]
+    cache = open_cache(Path(path))
+    rows = [of for shard in cache.shards for of, _ in read_cache(cache, shard)]
+    return [cache.check(documents, bytes_pair().teacher) for documents in rows]
 
 
 def compressed(config: str | None) -> object:

@@ -45,7 +45,7 @@ Project = Callable[..., tuple[Projected, list[Row]]]
 
 @pytest.fixture
 def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
-    """Project rows, or a cache; return what is told, and the rows of the output."""
+    """Project rows, or a cache; return the report and the rows of the output."""
 
     def run(
         given: Any, student: Tokenizer = digits, teacher: Tokenizer = byte_level, **options: Any
@@ -110,8 +110,8 @@ def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Do
     ]
 
 
-def neutral(found: list[Documents]) -> list[Row]:
-    return [row for rows in found for row in neutral_format.table(rows).to_pylist()]
+def neutral(parts: list[Documents]) -> list[Row]:
+    return [row for rows in parts for row in neutral_format.table(rows).to_pylist()]
 
 
 KINDS = (
@@ -121,14 +121,14 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_formats_hold_the_same(
+def test_all_formats_give_the_same_rows(
     kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     path = write(tmp_path, kind, rows, byte_level.vocabulary.vocab_size)
     assert open_cache(path).kind == kind.partition(",")[0]
-    found = neutral(read(path, byte_level))
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
-    for row in found:
+    read_rows = neutral(read(path, byte_level))
+    assert [{name: row[name] for name in rows[0]} for row in read_rows] == rows
+    for row in read_rows:
         assert row["rest_logprob"][0] is row["realized_logprob"][0] is None
         own = [
             dict(zip(ids, logprobs, strict=True))[token]
@@ -139,10 +139,12 @@ def test_all_formats_hold_the_same(
         assert row["rest_logprob"][1:] == pytest.approx([math.log(r) for r in rests], rel=1e-4)
 
 
-def test_one_answer_of_several(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    found = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
-    assert [row["id"] for row in found] == [f"all-{n}" for n in range(len(rows))]
-    assert [row["topk_ids"] for row in found] == [row["topk_ids"] for row in rows]
+def test_a_batch_of_prompts_in_the_same_answer(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    read_rows = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
+    assert [row["id"] for row in read_rows] == [f"all-{n}" for n in range(len(rows))]
+    assert [row["topk_ids"] for row in read_rows] == [row["topk_ids"] for row in rows]
 
 
 def test_large_row_groups_come_in_pieces(
@@ -154,9 +156,9 @@ def test_large_row_groups_come_in_pieces(
     assert len(sizes) > 10
     assert max(sizes) < 8000
     lines = write(tmp_path, "vllm", rows * 50, 0)
-    found = read(lines, byte_level, candidates=4000)
-    assert len(found[0].topk.ids) < 8000
-    assert len(neutral(found)) == 300
+    parts = read(lines, byte_level, candidates=4000)
+    assert len(parts[0].topk.ids) < 8000
+    assert len(neutral(parts)) == 300
 
 
 def test_distillkits_approximation() -> None:
@@ -170,10 +172,10 @@ def test_distillkits_approximation() -> None:
     values = np.frombuffer(data, np.uint8)
     ids = np.array(teachers.packed([f"{i:09b}" for i in (299, 0, 7, 256)]), np.uint8)
     both = [(np.array([0, len(a)]), a) for a in (ids, values)]
-    found = decompressed_rows(both[0], both[1], config, "here")
-    assert found[0].tolist() == [[299, 0, 7, 256]]
+    candidates = decompressed_rows(both[0], both[1], config, "here")
+    assert candidates[0].tolist() == [[299, 0, 7, 256]]
     # −1.5, then deltas −0.5, −0.25 + 0.125, −0.75 − 0.25
-    assert found[1].tolist() == [[-1.5, -2.0, -2.125, -3.125]]
+    assert candidates[1].tolist() == [[-1.5, -2.0, -2.125, -3.125]]
     with pytest.raises(XtokError, match=r"here: .*too short"):
         decompressed_rows(both[0], both[1], config._replace(exact_k=4), "here")
 
@@ -198,8 +200,8 @@ def rounded(values: Any) -> Any:
 
 def test_axolotls_columns() -> None:
     """Row i of token i + 1, renormalized, each entry with its mask; `DataCollatorForKD`, 0.19."""
-    found = axolotl.table(STORED, TO).to_pydict()
-    assert rounded([found[name] for name in found]) == [
+    columns = axolotl.table(STORED, TO).to_pydict()
+    assert rounded([columns[name] for name in columns]) == [
         ["a", None],
         [[5, 6, 7], [4, 8]],
         [[1, 1, 1], [1, 1]],
@@ -208,7 +210,7 @@ def test_axolotls_columns() -> None:
         [[[-0.4055, -1.0986], [0.0, -1e9], [-1e9, -1e9]], [[-1e9, -1e9], [-1e9, -1e9]]],
         [[[1, 1], [1, 0], [0, 0]], [[0, 0], [0, 0]]],
     ]
-    assert list(found)[1:] == [
+    assert list(columns)[1:] == [
         *("input_ids", "attention_mask", "labels"),
         *("target_token_ids", "target_logprobs", "target_mask"),
     ]
@@ -224,9 +226,9 @@ def test_axolotls_columns_of_unlikely_candidates() -> None:
 
 def test_distillkits_columns() -> None:
     """Row i of token i + 1, as they are; what its trainer masks row i by is `labels[i]`."""
-    found = distillkit.table(STORED, TO).to_pydict()
-    found = {name: rounded(values) for name, values in found.items()}
-    assert found == {
+    columns = distillkit.table(STORED, TO).to_pydict()
+    columns = {name: rounded(values) for name, values in columns.items()}
+    assert columns == {
         "id": ["a", None],
         "input_ids": [[5, 6, 7], [4, 8]],
         "labels": [[5, 6, -100], [-100, -100]],
@@ -265,8 +267,8 @@ def test_equal_tokenizers_keep_every_row(
     projected = xtok.project(path, pair, out, config, back_map=back_map)
     tokens = sum(len(row["input_ids"]) for row in rows)
     assert (projected.student_tokens, projected.targets) == (tokens, tokens - len(rows))
-    found = neutral(read(out, byte_level))
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    written = neutral(read(out, byte_level))
+    assert [{name: row[name] for name in rows[0]} for row in written] == rows
 
 
 # What is refused
@@ -342,12 +344,12 @@ def test_renormalized_values_have_no_rest(
     rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
     notes: list[str] = []
-    projected, found = project(renormalized(rows), note=notes.append)
+    projected, written = project(renormalized(rows), note=notes.append)
     assert projected.mean_rest is None
     assert "the rest is unknown" in notes[0]
     schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
     assert schema.metadata[b"normalized"] == b"topk"
-    assert all(v is None for row in found for v in row["rest_logprob"])
+    assert all(v is None for row in written for v in row["rest_logprob"])
 
 
 @pytest.mark.parametrize("kind", ["neutral", "vllm"])
@@ -431,8 +433,8 @@ def test_text_and_other_columns_come_along(
     for row in rows:
         row["score"] = [0.5, 1.0]
         row["loss_mask"] = [i > 3 for i in range(len(row["input_ids"]))]
-    _, found = project(rows)
-    for row, given in zip(found, rows, strict=True):
+    _, written = project(rows)
+    for row, given in zip(written, rows, strict=True):
         assert [row[name] for name in ("id", "text", "score")] == [
             given["id"],
             given["text"],
@@ -443,7 +445,7 @@ def test_text_and_other_columns_come_along(
         starts = np.cumsum([0, *map(len, map(digits.table.__getitem__, row["input_ids"][:-1]))])
         assert row["loss_mask"] == (starts >= begin).tolist()
     without = [{name: row[name] for name in ("id", *teachers.NAMES)} for row in rows]
-    assert [row["topk_ids"] for row in project(without)[1]] == [row["topk_ids"] for row in found]
+    assert [row["topk_ids"] for row in project(without)[1]] == [row["topk_ids"] for row in written]
 
 
 @pytest.mark.parametrize(
@@ -466,13 +468,13 @@ def test_a_mask_goes_with_a_text_that_a_side_changes(
         start = int(ends[-1]) - len(" lit lamps")
         row["loss_mask"] = [bool(start < end <= start + len(targets)) for end in ends]
         back_map = built(teacher, student, BACK_MAP)
-        _, [found] = project([row], student, teacher, back_map=back_map)
-        kept = zip(found["input_ids"], found["loss_mask"], strict=True)
+        _, [student_row] = project([row], student, teacher, back_map=back_map)
+        kept = zip(student_row["input_ids"], student_row["loss_mask"], strict=True)
         assert b"".join(student.table[i] for i, is_kept in kept if is_kept) == targets.encode()
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_mask_beside_answers(
+def test_lines_of_vllm_and_sglang_have_masks(
     kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     """A line's `loss_mask` or `labels` say what Parquet's do; rows without are targets."""
@@ -485,12 +487,12 @@ def test_a_mask_beside_answers(
     answers: list[dict[str, Any]] = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
     lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
     path = teachers.write_lines(tmp_path / "a.jsonl", lines)
-    [found] = read(path, byte_level)
-    assert found.loss_mask is not None
-    bounds = found.topk.bounds
-    assert found.loss_mask[: bounds[2]].tolist() == [*masks[0], *masks[1]]
-    assert found.loss_mask[bounds[2] :].all()
-    assert not {"loss_mask", "labels"} & found.columns.keys()
+    [documents] = read(path, byte_level)
+    assert documents.loss_mask is not None
+    bounds = documents.topk.bounds
+    assert documents.loss_mask[: bounds[2]].tolist() == [*masks[0], *masks[1]]
+    assert documents.loss_mask[bounds[2] :].all()
+    assert not {"loss_mask", "labels"} & documents.columns.keys()
 
 
 def test_distillkit_labels_are_shifted_back(
@@ -520,9 +522,9 @@ def test_a_mask_of_control_tokens(
         for tokenizer in (byte_level, digits)
     )
     mask = [*[True] * (len(ids) - 2), False, False]
-    _, [found] = project([{**predicted(byte_level, ids), "loss_mask": mask}])
-    assert found["input_ids"] == ours
-    assert found["loss_mask"] == [*[True] * (len(ours) - 2), False, False]
+    _, [student_row] = project([{**predicted(byte_level, ids), "loss_mask": mask}])
+    assert student_row["input_ids"] == ours
+    assert student_row["loss_mask"] == [*[True] * (len(ours) - 2), False, False]
 
 
 TAGGED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
@@ -541,10 +543,10 @@ def test_conversations_are_rendered_on_both_sides(
     ours = xtok.render(digits, teachers.CHAT, template=templates["student_template"])
     row = predicted(byte_level, theirs.ids.tolist())
     chats = [{"id": "a", "messages": teachers.CHAT, **row}, {"id": "b", "messages": None, **row}]
-    _, [found, plain] = project(chats, **templates)
-    assert found["input_ids"] == ours.ids.tolist()
-    assert found["loss_mask"] == ours.assistant_mask.tolist()
-    has_target = [bool(ids) for ids in found["topk_ids"]]
+    _, [rendered, plain] = project(chats, **templates)
+    assert rendered["input_ids"] == ours.ids.tolist()
+    assert rendered["loss_mask"] == ours.assistant_mask.tolist()
+    has_target = [bool(ids) for ids in rendered["topk_ids"]]
     within = np.zeros(len(ours.ids), bool)
     for span in ours.message_spans:
         assert span.content is not None
@@ -558,12 +560,12 @@ def test_conversations_are_rendered_on_both_sides(
         **{name: row[name][:-6] for name in teachers.NAMES},
     }
     _, [short] = project([cut], **templates)
-    assert short["input_ids"] == found["input_ids"]
+    assert short["input_ids"] == rendered["input_ids"]
     assert 0 < sum(map(bool, short["topk_ids"])) < sum(has_target)
 
 
 @pytest.mark.parametrize("to", ["neutral", "axolotl", "distillkit", "vllm"])
-def test_masks_of_some_rows_alone(
+def test_only_rows_with_messages_have_a_mask(
     to: CacheFormat, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -588,29 +590,29 @@ def test_masks_of_some_rows_alone(
 def test_conversations_are_recovered_from_ids(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """As if their messages were told; where they break off, so does the student's text."""
+    """As if the row had its messages; where they break off, so does the student's text."""
     row = predicted(
         byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
     )
     cut = {name: row[name][:-6] for name in teachers.NAMES}
     other = {name: row[name][1:] for name in teachers.NAMES}  # without its first control token
     other["topk_ids"][0], other["topk_logprobs"][0] = [], []
-    unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
-    _, [told, alone, short, spelled] = project(
+    unknown = [{"id": "a", "messages": None, **predictions} for predictions in (row, cut, other)]
+    _, [with_messages, without, short, spelled] = project(
         [{"id": "a", "messages": teachers.CHAT, **row}, *unknown],
         teacher_template="chatml",
         student_template=TAGGED,
     )
-    assert {**alone, "messages": told["messages"]} == told
-    assert 10 < len(short["input_ids"]) < len(told["input_ids"])
-    assert text_of(digits, told).startswith(text_of(digits, short))
+    assert {**without, "messages": with_messages["messages"]} == with_messages
+    assert 10 < len(short["input_ids"]) < len(with_messages["input_ids"])
+    assert text_of(digits, with_messages).startswith(text_of(digits, short))
     assert short["loss_mask"][-1]
     assert b"<user>" not in text_of(digits, spelled)
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("has_messages", [True, False])
 def test_a_mask_leaves_out_turns_of_a_conversation(
-    told: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
+    has_messages: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As the response mask of a rollout: of a student's turn, its own template's end as well."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
@@ -619,17 +621,17 @@ def test_a_mask_leaves_out_turns_of_a_conversation(
     assert turn is not None
     last = theirs.assistant_mask & (theirs.bounds[:-1] >= turn.bytes[0])
     row = {**predicted(byte_level, theirs.ids.tolist()), "loss_mask": last.tolist()}
-    row["messages"] = [*teachers.CHAT, *later] if told else None
+    row["messages"] = [*teachers.CHAT, *later] if has_messages else None
     templates = {"teacher_template": "chatml", "student_template": TAGGED}
     for template in (TAGGED, TAGGED.replace("<|im_end|>", ".\n")):
         templates["student_template"] = template
         ours = xtok.render(digits, [*teachers.CHAT, *later], template=template)
-        _, [found] = project([row], **templates)
-        assert found["input_ids"] == ours.ids.tolist()
+        _, [student_row] = project([row], **templates)
+        assert student_row["input_ids"] == ours.ids.tolist()
         our_turn = ours.message_spans[3].whole
         assert our_turn is not None
         expected = ours.assistant_mask & (np.arange(len(ours.ids)) >= our_turn.tokens[0])
-        assert found["loss_mask"] == expected.tolist()
+        assert student_row["loss_mask"] == expected.tolist()
         assert (ours.assistant_mask & ~expected).any()
 
 
@@ -670,12 +672,14 @@ def test_a_teacher_with_two_bos_is_noted(
     assert bos is not None
     row = predicted(byte_level, [bos, bos, *byte_level.encode_batch([TEXTS[0]])[0]])
     notes: list[str] = []
-    _, [found] = project([{**row, **({"text": TEXTS[0]} if has_text else {})}], note=notes.append)
+    _, [student_row] = project(
+        [{**row, **({"text": TEXTS[0]} if has_text else {})}], note=notes.append
+    )
     [note] = [note for note in notes if "bos token twice" in note]
     assert "1 of the first 1 rows" in note
     if has_text:
         library = digits.library(TEXTS[0])["input_ids"]
-        assert found["input_ids"] == library
+        assert student_row["input_ids"] == library
 
 
 def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
@@ -713,11 +717,13 @@ def test_a_space_before_the_text(
     bos, eos = (teacher.table.roles[role][0] for role in ("bos", "eos"))
     row = predicted(teacher, [bos, *ids, eos])
     back_map = built(teacher, student, BACK_MAP)
-    _, [found] = project([{"id": "a", "text": text, **row}], student, teacher, back_map=back_map)
-    assert found["input_ids"][1:-1] == ours
-    assert found["input_ids"][-1] == student.table.roles["eos"][0]
-    assert all(found["topk_ids"][-5:])
-    assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
+    _, [student_row] = project(
+        [{"id": "a", "text": text, **row}], student, teacher, back_map=back_map
+    )
+    assert student_row["input_ids"][1:-1] == ours
+    assert student_row["input_ids"][-1] == student.table.roles["eos"][0]
+    assert all(student_row["topk_ids"][-5:])
+    assert sum(map(bool, student_row["topk_ids"])) > len(student_row["topk_ids"]) / 2
 
 
 def test_a_space_that_both_put_before_the_text(sentencepiece: Tokenizer, project: Project) -> None:
@@ -725,9 +731,9 @@ def test_a_space_that_both_put_before_the_text(sentencepiece: Tokenizer, project
     text = "The lighthouse stands on the last rock"
     [ids] = sentencepiece.encode_batch([text])
     row = predicted(sentencepiece, ids)
-    _, [found] = project([{"id": "a", "text": text, **row}], sentencepiece, sentencepiece)
-    assert found["input_ids"] == row["input_ids"]
-    assert found["topk_ids"] == row["topk_ids"]
+    _, [student_row] = project([{"id": "a", "text": text, **row}], sentencepiece, sentencepiece)
+    assert student_row["input_ids"] == row["input_ids"]
+    assert student_row["topk_ids"] == row["topk_ids"]
 
 
 def test_a_text_that_begins_and_ends_with_special_tokens(
@@ -740,9 +746,9 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
     [ids] = byte_level.encode_batch([text])
     assert ids[0] == ids[-1] == eos
     for own in (ids, [eos, *ids], [eos, *ids, eos]):
-        _, [found] = project([{"id": "a", "text": text, **predicted(byte_level, own)}])
-        assert text_of(digits, found) == b"The lighthouse"
-        assert found["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
+        _, [student_row] = project([{"id": "a", "text": text, **predicted(byte_level, own)}])
+        assert text_of(digits, student_row) == b"The lighthouse"
+        assert student_row["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
 
 
 def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
@@ -750,9 +756,9 @@ def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_p
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
     full = teachers.vllm_answer(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
     for lines in ([empty], [full, empty]):
-        _, found = project(teachers.write_lines(tmp_path / "a.jsonl", lines))
-        assert [row["id"] for row in found] == [line["id"] for line in lines]
-        assert found[-1]["input_ids"] == found[-1]["topk_ids"] == []
+        _, written = project(teachers.write_lines(tmp_path / "a.jsonl", lines))
+        assert [row["id"] for row in written] == [line["id"] for line in lines]
+        assert written[-1]["input_ids"] == written[-1]["topk_ids"] == []
 
 
 def test_the_config_of_another_cache_is_not_replaced(
@@ -779,25 +785,25 @@ def test_the_first_token_has_no_prediction(
     """Also where the teacher has a BOS before it, and the student has none."""
     ids = [sentencepiece.table.roles["bos"][0], *sentencepiece.segment("The lighthouse")]
     assert "bos" not in ranks.table.roles
-    _, [found] = project([{"id": "a", **predicted(sentencepiece, ids)}], ranks, sentencepiece)
-    assert found["topk_ids"][0] == []
-    assert found["rest_logprob"][0] is None
-    assert any(found["topk_ids"])
+    _, [student_row] = project([{"id": "a", **predicted(sentencepiece, ids)}], ranks, sentencepiece)
+    assert student_row["topk_ids"][0] == []
+    assert student_row["rest_logprob"][0] is None
+    assert any(student_row["topk_ids"])
 
 
 def test_bits_per_byte_of_the_teacher(
     rows: list[Row], byte_level: Tokenizer, project: Project
 ) -> None:
     """−log₂ of its own tokens, a byte."""
-    found, _ = project(rows)
+    report, _ = project(rows)
     nats = num_bytes = 0.0
     for row in rows:
         for token, ids, logprobs in list(zip(*map(row.get, teachers.NAMES), strict=True))[1:]:
             nats -= dict(zip(ids, logprobs, strict=True))[token]
             num_bytes += len(byte_level.table[token])
-    assert found.teacher_bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)
-    assert not found.teacher_is_bound
-    assert found.notes == ()
+    assert report.teacher_bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)
+    assert not report.teacher_is_bound
+    assert report.notes == ()
 
 
 # What a file says of itself
@@ -831,13 +837,13 @@ def test_padding_is_not_text(
         first, last = masks if side == "right" else masks[::-1]
         padded["attention_mask"] = first + last
     path = write(tmp_path, kind, [padded], 1280)
-    [found] = read(path, byte_level)
-    assert found.topk.token_ids.tolist() == row["input_ids"]
-    assert found.topk.valid.tolist() == [False] + [True] * (size - 1)
-    assert neutral([found])[0]["topk_ids"] == row["topk_ids"]
+    [documents] = read(path, byte_level)
+    assert documents.topk.token_ids.tolist() == row["input_ids"]
+    assert documents.topk.valid.tolist() == [False] + [True] * (size - 1)
+    assert neutral([documents])[0]["topk_ids"] == row["topk_ids"]
 
 
-def test_a_mask_goes_into_vllms_lines(
+def test_masks_are_written_to_vllms_lines_and_read_again(
     rows: list[Row], digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """And comes back from them."""
@@ -850,8 +856,8 @@ def test_a_mask_goes_into_vllms_lines(
         xtok.project(
             path, xtok.load_pair(digits, byte_level), out, ProjectConfig(to=to), back_map=back_map
         )
-        [found] = read(out, digits)
-        masks.append(np.array(found.loss_mask).tolist())
+        [documents] = read(out, digits)
+        masks.append(np.array(documents.loss_mask).tolist())
     assert masks[0] == masks[1]
     assert 0 < sum(masks[0]) < len(masks[0])
 
@@ -889,7 +895,7 @@ DISTILLKIT: dict[str, tuple[bool, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", DISTILLKIT)
-def test_distillkits_rows_are_those_of_its_config(
+def test_distillkits_config_contradicts_the_rows(
     name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     compressed, changes, words = DISTILLKIT[name]

@@ -83,28 +83,28 @@ def mutate(value: Any, generator: random.Random) -> None:
 def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> list[Row] | None:
     """Read and project a cache; return what was read, as a neutral one, or None for an error."""
     try:
-        found = read(path, tokenizer)
-        for rows in found:
+        parts = read(path, tokenizer)
+        for rows in parts:
             project_documents(translator, rows, K)
     except XtokError as error:
         is_one_line = str(path.parent) in error.message and "\n" not in str(error)
         if not is_one_line:
             raise
         return None
-    return [row for rows in found for row in neutral.table(rows).to_pylist()]
+    return [row for rows in parts for row in neutral.table(rows).to_pylist()]
 
 
-def equal_rows(found: Row, ids: Any, rows: Any) -> bool:
+def equal_rows(neutral_row: Row, ids: Any, rows: Any) -> bool:
     """Whether a neutral row has these ids, and these log-probabilities by candidate."""
     theirs = [
         dict(zip(*pair, strict=True))
-        for pair in zip(found["topk_ids"], found["topk_logprobs"], strict=True)
+        for pair in zip(neutral_row["topk_ids"], neutral_row["topk_logprobs"], strict=True)
     ]
     known = [{i: lp for i, lp in row.items() if lp is not None and lp >= -1e3} for row in rows]
     if known and ids and known[0] == {ids[0]: 0.0}:  # nothing predicts a first token
         known[0] = {}
     ours = [{i: float(np.float32(lp)) for i, lp in row.items()} for row in known]
-    return {type(i) for i in ids} <= {int} and (found["input_ids"], theirs) == (ids, ours)
+    return {type(i) for i in ids} <= {int} and (neutral_row["input_ids"], theirs) == (ids, ours)
 
 
 def rows_of_answer(answer: Row) -> tuple[Any, Any]:
@@ -148,12 +148,15 @@ def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_p
             damaged[generator.randrange(len(data))] = generator.randrange(256)
             data = bytes(damaged)
         path.write_bytes(data)
-        found = predictions(path, byte_level, translator)
-        if found is None:
+        read_rows = predictions(path, byte_level, translator)
+        if read_rows is None:
             refused += 1
         else:
-            told = [rows_of_answer(json.loads(line)) for line in data.splitlines()]
-            assert all(equal_rows(row, *one) for row, one in zip(found, told, strict=True)), seed
+            written = [rows_of_answer(json.loads(line)) for line in data.splitlines()]
+            assert all(
+                equal_rows(row, *ids_and_rows)
+                for row, ids_and_rows in zip(read_rows, written, strict=True)
+            ), seed
     assert RUNS / 3 < refused < RUNS
 
 
@@ -218,13 +221,16 @@ def test_parquet(
             data = bytearray(path.read_bytes())
             data[generator.randrange(len(data))] = generator.randrange(256)
             path.write_bytes(data)
-        found = predictions(path, byte_level, translator)
-        if found is None:
+        read_rows = predictions(path, byte_level, translator)
+        if read_rows is None:
             refused += 1
         else:
-            given = schema.to_pylist() if seed % 5 else found
-            told = [(row["input_ids"], rows_of_neutral(row)) for row in given]
-            assert all(equal_rows(row, *one) for row, one in zip(found, told, strict=True)), seed
+            given = schema.to_pylist() if seed % 5 else read_rows
+            written = [(row["input_ids"], rows_of_neutral(row)) for row in given]
+            assert all(
+                equal_rows(row, *ids_and_rows)
+                for row, ids_and_rows in zip(read_rows, written, strict=True)
+            ), seed
     assert RUNS / 3 < refused < RUNS
 
 
@@ -258,10 +264,10 @@ def test_configs(
                 config["exact_k"] = 2
             text = yaml.safe_dump(config) if value != "\ud800" else "d: \ud800"
             (tmp_path / "compression_config.yaml").write_text(text, errors="surrogatepass")
-            found = predictions(path, byte_level, translator)
-            refused += found is None
-            if found and config["exact_k"] == K:
-                stored = [{name: row[name] for name in teachers.NAMES} for row in found]
+            read_rows = predictions(path, byte_level, translator)
+            refused += read_rows is None
+            if read_rows and config["exact_k"] == K:
+                stored = [{name: row[name] for name in teachers.NAMES} for row in read_rows]
                 assert stored == given, (name, value)
     assert refused > 300
 
@@ -269,7 +275,7 @@ def test_configs(
 # What each of these once did: pass, or end in a traceback.
 
 
-def told(path: Path, tokenizer: Tokenizer) -> str:
+def message_of(path: Path, tokenizer: Tokenizer) -> str:
     with pytest.raises(XtokError) as error:
         read(path, tokenizer)
     assert error.value.message.startswith(str(path))
@@ -301,11 +307,11 @@ def test_lines(
     """Each is named by its number, blank ones counted."""
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{json.dumps(teachers.vllm_answer(rows[0]))}\n\n{line}\n")
-    found = told(path, byte_level)
-    assert found.startswith((", line 4: ", ", line 4, position 1: "))
-    assert word in found
+    message = message_of(path, byte_level)
+    assert message.startswith((", line 4: ", ", line 4, position 1: "))
+    assert word in message
     path.write_text(f"{line}\n")
-    assert told(path, byte_level).startswith((found.replace("4", "1", 1), ": no Parquet"))
+    assert message_of(path, byte_level).startswith((message.replace("4", "1", 1), ": no Parquet"))
 
 
 def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +319,7 @@ def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(answers, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
-    assert "line 1: more than 1 MiB" in told(path, byte_level)
+    assert "line 1: more than 1 MiB" in message_of(path, byte_level)
 
 
 def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:

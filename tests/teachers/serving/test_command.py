@@ -58,7 +58,7 @@ def command(
         process.communicate()
 
 
-def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
+def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
     keys: Any = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
@@ -113,7 +113,9 @@ def waiting(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer, number: int) -> None:
+def test_a_second_signal_ends_the_server_at_once(
+    small: Path, digits: Tokenizer, number: int
+) -> None:
     with waiting(small, digits) as (process, response):
         process.send_signal(number)
         time.sleep(0.5)

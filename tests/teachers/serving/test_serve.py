@@ -116,11 +116,11 @@ def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
 def own(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
     """Return the value of each token after the first; it must be the first in its row."""
     assert rows[0] is None
-    found = []
+    logprobs = []
     for i, row in zip(ids[1:], rows[1:], strict=True):
         assert next(iter(row)) == str(i)
-        found.append(row[str(i)]["logprob"])
-    return found
+        logprobs.append(row[str(i)]["logprob"])
+    return logprobs
 
 
 def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) -> None:
@@ -157,13 +157,13 @@ def test_sums_of_chunks_equal_the_teachers(
     [asked] = served.model.asked
     assert b"".join(theirs.table[i] for i in asked) == b"".join(ours.table[i] for i in ids)
     values = [math.nan] * (not bos) + own([*bos, *ids], rows)
-    told = [math.nan, *served.model.own(asked)]
+    teacher_values = [math.nan, *served.model.own(asked)]
     start_of = len(asked) - len(asked[1:]) if theirs.table.lengths[asked[0]] == 0 else 0
     seen = 0
-    for one in xtok.TokenAligner(served.pair).pairs(ids, asked[start_of:]):
-        (a, b), (c, d) = one.student_tokens, one.teacher_tokens
+    for chunk in xtok.TokenAligner(served.pair).pairs(ids, asked[start_of:]):
+        (a, b), (c, d) = chunk.student_tokens, chunk.teacher_tokens
         if a or bos:
-            expected = sum(told[start_of + c : start_of + d])
+            expected = sum(teacher_values[start_of + c : start_of + d])
             assert sum(values[a:b]) == pytest.approx(expected, abs=1e-5)
         seen += b - a
     assert seen == len(ids)
@@ -180,8 +180,8 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
     for i, row, values in zip(ids[1:], rows[1:], served.model.logprobs(ids), strict=True):
         best = values.topk(7)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        told = {str(i): float(values[i]), **{str(j): value for j, value in pairs}}
-        assert {j: entry["logprob"] for j, entry in row.items()} == told
+        values_of_row = {str(i): float(values[i]), **{str(j): value for j, value in pairs}}
+        assert {j: entry["logprob"] for j, entry in row.items()} == values_of_row
         if kind == "vllm":
             assert row[str(i)]["rank"] == int((values >= values[i]).sum())
 
@@ -210,10 +210,10 @@ def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int)
     if top_k == 255:
         check_rows(ids, rows, top_k, 256)
     for row, best in zip(rows[1:], answer["meta_info"]["input_top_logprobs"][1:], strict=True):
-        for found in (sorted(map(int, row)), sorted(i for _, i, _ in best)):
-            assert len({*found}) == len(found)
-            assert {*found} <= {*range(256)}
-            assert len(found) in {min(top_k, 256), min(top_k + 1, 256)}
+        for candidates in (sorted(map(int, row)), sorted(i for _, i, _ in best)):
+            assert len({*candidates}) == len(candidates)
+            assert {*candidates} <= {*range(256)}
+            assert len(candidates) in {min(top_k, 256), min(top_k + 1, 256)}
 
 
 def test_sglangs_answer(start: Start) -> None:
@@ -428,9 +428,9 @@ def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) 
     served = start("byte_level", "digits", "sglang")
     body = {"input_ids": [5, 6, 7], "return_logprob": True, "logprob_start_len": 0}
     plain = served.post("/generate", **body)
-    found = served.post("/generate", **body, input_logprob_temperature=value)
-    assert {**found["meta_info"], "id": ""} == {**plain["meta_info"], "id": ""}
-    assert "temperature" not in json.dumps(found)
+    with_temperature = served.post("/generate", **body, input_logprob_temperature=value)
+    assert {**with_temperature["meta_info"], "id": ""} == {**plain["meta_info"], "id": ""}
+    assert "temperature" not in json.dumps(with_temperature)
 
 
 def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
@@ -506,13 +506,13 @@ def test_conversations_are_read_by_the_teachers_template(
     [asked] = model.asked
     assert 'xtok_sequences_total{chat="true"} 1.0' in metrics
     assert asked == theirs[: len(asked) if isinstance(end, int) else None]
-    values, told = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
+    values, teacher_values = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
     for n, message in enumerate(messages[: 3 if isinstance(end, int) else None]):
         # the sum over a message and its end of turn equals the teacher's
         words = message["content"].encode()
         sums = [
             sum(numbers[a:b])
-            for side, of, numbers in ((student, ids, values), (teacher, asked, told))
+            for side, of, numbers in ((student, ids, values), (teacher, asked, teacher_values))
             for a, b in [span_of(side, of, words)]
         ]
         assert sums[0] == pytest.approx(sums[1], abs=1e-4), n
@@ -534,14 +534,16 @@ SYSTEM = "There are 201 steps and one lamp."
 
 @pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be brief."}]])
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_a_teacher_has_a_system_text_of_its_own(
+def test_only_the_teacher_has_a_system_text(
     pair: Pair, model: Model, template: Path, before: list[dict[str, str]], kind: str
 ) -> None:
     """The response contains only the student's tokens; the sums equal the teacher's."""
     student, teacher = pair.tokenizers
     ids = render(student, [*before, *CHAT], template="chatml").ids.tolist()
-    told = render(teacher, [{"role": "system", "content": SYSTEM}, *CHAT], template=template).ids
-    expected, both = told.tolist(), ("chatml", template)
+    rendered = render(
+        teacher, [{"role": "system", "content": SYSTEM}, *CHAT], template=template
+    ).ids
+    expected, both = rendered.tolist(), ("chatml", template)
     if kind == "text":
         ids = student.encode(TEXT).ids.tolist()
         expected = teacher.table.roles["bos"][:1]
@@ -699,15 +701,15 @@ def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
         begun(url, digits)
 
 
-def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: Tokenizer) -> None:
+def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenizer) -> None:
     """One note after a restart; an error at startup."""
     model, notes = Model(digits, "sglang"), list[str]()
     with running(model.app) as behind, proxied(pair, behind, notes=notes) as url:
         model.gives = 20
         for _ in range(2):
             assert post(url, [5, 6, 7]).status_code == 200
-        told = f"the server at {behind} returns 20 candidates per token, although 64 were requested"
-        assert notes == [told]
+        note = f"the server at {behind} returns 20 candidates per token, although 64 were requested"
+        assert notes == [note]
     _, notes = begin(pair, model)
     assert " returns 20 candidates per token; for more: remove the limit" in notes[0]
     model.gives = 19
@@ -818,7 +820,7 @@ def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
         assert "/v1/completions returned more than 1 MiB" in refused(post(url, [5, 6, 7]), 502)
 
 
-def test_a_teacher_that_is_away_again_while_it_is_checked(
+def test_a_teacher_that_disappears_during_its_check(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any) -> str:
@@ -885,7 +887,9 @@ ODD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("answer", "words"), ODD)
-def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, words: str) -> None:
+def test_unusable_answers_of_the_teacher_are_errors(
+    digits: Tokenizer, answer: Any, words: str
+) -> None:
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
     async def ask(url: str) -> None:
@@ -926,7 +930,7 @@ def test_texts_of_tokens_with_other_types(digits: Tokenizer, odd: bytes) -> None
     assert raised.value.parameter == "teacher_url"
 
 
-def test_a_client_that_leaves_frees_its_place(pair: Pair, model: Model) -> None:
+def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: Model) -> None:
     with running(model.app) as behind, proxied(pair, behind, concurrency=1) as url:
         model.delay = 60.0
         with pytest.raises(httpx.ReadTimeout):

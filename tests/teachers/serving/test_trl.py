@@ -53,20 +53,20 @@ def test_the_client(served: tuple[Pair, Model, str]) -> None:
     client = VLLMClient(base_url=url, connection_timeout=20)
     assert client.model == pair.student.model_id
     prompts = [5, 1]
-    found = client.get_sequence_logprobs(sequences, prompts, top_logprobs=8, chunk_size=1)
+    scores = client.get_sequence_logprobs(sequences, prompts, top_logprobs=8, chunk_size=1)
     for n, (ids, prompt) in enumerate(zip(sequences, prompts, strict=True)):
-        assert found["actual_token_ids"][n] == [[i] for i in ids[prompt:]]
-        values = torch.tensor(found["logprobs"][n])
+        assert scores["actual_token_ids"][n] == [[i] for i in ids[prompt:]]
+        values = torch.tensor(scores["logprobs"][n])
         assert values.shape == (len(ids) - prompt, 8)
         assert torch.isfinite(values).all()
-        assert torch.isfinite(torch.tensor(found["actual_logprobs"][n])).all()
+        assert torch.isfinite(torch.tensor(scores["actual_logprobs"][n])).all()
     answer = httpx.post(
         f"{url}/v1/completions", json={"prompt": sequences, "prompt_logprobs": 8}, timeout=60
     ).json()
     for n, (ids, prompt) in enumerate(zip(sequences, prompts, strict=True)):
         rows = answer["choices"][n]["prompt_logprobs"]
         own = [[rows[m][str(ids[m])]["logprob"]] for m in range(prompt, len(ids))]
-        assert found["actual_logprobs"][n] == own
+        assert scores["actual_logprobs"][n] == own
 
 
 @pytest.mark.parametrize(("beta", "top_k"), [(1.0, 1), (0.0, 8), (0.5, 1)])
