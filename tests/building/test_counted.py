@@ -146,9 +146,9 @@ def test_ignored_ids_are_not_counted(
     for initial in (None, base):
         projection = made(pair, [corpus], config, initial)
         projection.check()
-        for one in (projection, reapply_exact(projection)):
-            assert one.row_kind[s] == RowKind.EMPTY
-            assert not (one.teacher_ids == t).any()
+        for checked in (projection, reapply_exact(projection)):
+            assert checked.row_kind[s] == RowKind.EMPTY
+            assert not (checked.teacher_ids == t).any()
     assert (base.row_kind[s], (base.teacher_ids == t).any()) == (RowKind.PIECES, True)
 
 
@@ -194,7 +194,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
 # The command
 
 
-def test_the_command_writes_what_it_read(
+def test_the_command_records_its_text(
     cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")

@@ -77,7 +77,7 @@ def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
     assert first == sorted(first)
 
 
-def test_tokens_of_one_side_only_share_one_event() -> None:
+def test_unlinked_tokens_share_the_last_event() -> None:
     # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
     joined = connected(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
@@ -194,7 +194,7 @@ FILES: list[Any] = [
 
 
 @pytest.mark.parametrize(("make", "kind", "parts"), FILES)
-def test_the_same_inputs_give_the_same_file_and_it_all_back(
+def test_event_maps_are_deterministic_and_survive_their_file(
     to_pieces: Pair, tmp_path: Path, make: Any, kind: str, parts: str
 ) -> None:
     result, again = (make(*to_pieces.tokenizers) for _ in range(2))
@@ -248,9 +248,9 @@ def test_two_event_maps_are_measured_side_by_side(
     listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
     assert len(listed) == len(classes)
     for name, starts, shared, *shown in listed:
-        one, two = of_class["bytes", name], of_class["one", name]
-        assert (starts, shared) == (f"{one.starts:,}", f"{one.reference:.2%}")
-        assert shown == [f"{one.loss:.2%}", f"{two.loss:.2%}"]
+        by_bytes_row, merged_row = of_class["bytes", name], of_class["one", name]
+        assert (starts, shared) == (f"{by_bytes_row.starts:,}", f"{by_bytes_row.reference:.2%}")
+        assert shown == [f"{by_bytes_row.loss:.2%}", f"{merged_row.loss:.2%}"]
 
 
 def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def askers(small: Path, tmp_path: Path, forks: Forks) -> Askers:
 # Many processes
 
 
-def test_sixteen_processes_build_one_map(askers: Askers) -> None:
+def test_sixteen_processes_build_a_map_once(askers: Askers) -> None:
     group = askers.start(16, delay=0.5)
     assert exit_codes(group) == [0] * 16
     assert len(askers.told("builds")) == 1
@@ -130,7 +130,7 @@ def test_sixteen_processes_build_one_map(askers: Askers) -> None:
     assert askers.left_nothing_else()
 
 
-def test_when_the_builder_is_killed_the_next_one_builds(askers: Askers) -> None:
+def test_another_process_builds_if_the_builder_is_killed(askers: Askers) -> None:
     """At once, though nobody has reaped it: a zombie holds no lock."""
     doomed = askers.start(1, delay=1000, reap=False)
     askers.until(lambda: len(askers.told("builds")) == 1)
@@ -300,7 +300,7 @@ def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: 
         xtok.ProjectionModule(built, learnable=True).to_map(),
         ProjectionMap.load(saved, preserve_last=False),
     ]
-    assert [one.recipe for one in others] == [None] * 6
+    assert [changed.recipe for changed in others] == [None] * 6
     why = "it contains no recipe: an earlier version or another command made it"
     assert difference(others[0], pieces_to_digits, usual) == why
 

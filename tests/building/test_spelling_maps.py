@@ -72,7 +72,7 @@ def test_canonical_id_is_shared(sentencepiece: Tokenizer) -> None:
     assert byte in m.left_out("student")["another id has the same bytes"].tolist()
 
 
-def test_special_tokens_of_one_role_are_shared(to_pieces: Pair) -> None:
+def test_special_tokens_of_the_same_role_are_shared(to_pieces: Pair) -> None:
     m, (ours, theirs) = xtok.spellings(to_pieces), to_pieces.tables
     shared = zip(*(ids.tolist() for ids in m.shared), strict=True)
     special = {ours.name(s): theirs.name(t) for s, t in shared if not ours[s]}
@@ -213,7 +213,7 @@ def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
 # What commands say of them
 
 
-def test_inspect_shows_what_is_spelled_and_left_out(
+def test_inspect_counts_spelled_and_omitted_tokens(
     long_tokens: SpellingMap, cli: Cli, tmp_path: Path
 ) -> None:
     long_tokens.save(tmp_path / "m.safetensors")
@@ -231,7 +231,7 @@ def test_inspect_shows_what_is_spelled_and_left_out(
     fails(cli("inspect", "m.safetensors", "--classes"), "spelling map")
 
 
-def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
+def test_verify_counts_spelled_and_omitted_tokens(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
     m = xtok.spellings(xtok.load_pair(student, "null:5"))
     checks = {check.name: (check.level, check.message) for check in verify(m).checks}
@@ -242,7 +242,9 @@ def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
         assert checks[f"{side} spelled"] == ("ok", told)
 
 
-def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
+def test_doctor_counts_spelled_and_omitted_tokens(
+    sentencepiece: Tokenizer, byte_level: Tokenizer
+) -> None:
     student, teacher = known(known(doctor(sentencepiece, byte_level).pair).spellings)
     m = xtok.spellings(xtok.load_pair(sentencepiece, byte_level))
     assert student.shared == teacher.shared == len(m.shared[0])

@@ -60,7 +60,7 @@ def test_weights_of_the_forward_pass(tiny: Pair) -> None:
     assert row(projection, 260) == [(0x32, 1.0)]
 
 
-def test_the_reverse_pass_adds_what_begins_with_the_token(tiny: Pair) -> None:
+def test_the_reverse_pass_adds_tokens_that_start_with_the_token(tiny: Pair) -> None:
     both = multitoken(tiny, NO_SLOT)
     both.check()
     # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
@@ -86,7 +86,7 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
     assert np.flatnonzero(known(pinned.scale_slot)).tolist() == [259, 260]
 
 
-def test_the_slot_is_one_of_the_top_k(tiny: Pair) -> None:
+def test_the_slot_counts_toward_top_k(tiny: Pair) -> None:
     two = multitoken(tiny, MultitokenConfig(top_k=2))
     two.check()
     assert row(two, 260) == [(0x32, 0.833333), (263, 0.166667)]
@@ -158,7 +158,7 @@ def test_special_tokens_by_role_or_not_at_all(to_pieces: Pair) -> None:
     assert row(reapply_exact(off, special_tokens="roles"), bos) == row(roles, bos)
 
 
-def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
+def test_omitted_tokens_are_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
     [report] = multitoken(xtok.load_pair(byte_level, ranks)).reports
     assert report.stage == "multitoken"
     special = len(table_of(byte_level).control_names)
@@ -245,7 +245,7 @@ def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Toke
     assert projection.is_slot.sum() == 2
 
 
-def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:
+def test_build_reports_the_finished_map(student: Tokenizer, teacher: Tokenizer) -> None:
     """One report, of the finished map: its rows, its slots; no stage on the way is counted."""
     built = xtok.build(student, teacher)
     [report] = built.reports
@@ -258,7 +258,7 @@ def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> N
     assert f"scale slots on {len(on_slots)} teacher id" in slots
 
 
-def test_a_map_without_tokens_takes_those_given(tiny: Pair) -> None:
+def test_a_map_without_tokens_accepts_the_given_tokenizers(tiny: Pair) -> None:
     full = multitoken(tiny)
     sides = {name: replace(getattr(full, name), table=None) for name in SIDES}
     bare = replace(full, **sides)

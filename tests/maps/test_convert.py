@@ -20,8 +20,8 @@ from xtok.tokenizers.table import SIDES
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    [found] = nemo_overrides(GOOD, Path("map.pt"), "h-kl")
-    assert shlex.split(found.partition(": ")[2]) == [
+    [line] = nemo_overrides(GOOD, Path("map.pt"), "h-kl")
+    assert shlex.split(line.partition(": ")[2]) == [
         f"teachers.0.projection_matrix_path={tmp_path}/map.pt",
         "loss_fn.gold_loss=true",
         "loss_fn.xtoken_loss=true",
@@ -37,12 +37,12 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )  # fmt: skip
 def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
-    [found] = nemo_overrides(GOOD, Path(path))
-    [word] = shlex.split(found.partition(": ")[2])
+    [line] = nemo_overrides(GOOD, Path(path))
+    [word] = shlex.split(line.partition(": ")[2])
     assert word == f"teachers.0.projection_matrix_path={value}"
 
 
-def test_a_map_without_tokens_takes_those_of_its_pair(
+def test_a_map_without_tokens_accepts_its_tokenizers(
     pair: Pair, map_to_digits: ProjectionMap, tmp_path: Path
 ) -> None:
     sides = {name: replace(getattr(map_to_digits, name), table=None) for name in SIDES}

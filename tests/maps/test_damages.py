@@ -132,7 +132,7 @@ DAMAGES += [("is not a valid map", pt_bytes(value)) for value in INVALID_PT]
 
 
 @pytest.mark.parametrize(("message", "data"), DAMAGES)
-def test_a_damaged_file_is_named_with_what_is_wrong(
+def test_an_error_names_the_damaged_file_and_the_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, data: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -290,8 +290,8 @@ def hostile() -> Iterator[tuple[str, bytes]]:
     offsets = {**shape, "data_offsets": [0, 2**42]}
     yield "offsets of 2^42", with_header({**HEADER, "weights": offsets})
     yield "a header of 2^60 bytes", (2**60).to_bytes(8, "little") + CONTENT
-    for what, one in (("lists", b"[],"), ("strings", b'"ab",')):
-        many = b'{"a":[' + one * ((MAX_HEADER - 100) // len(one)) + b"0]}"
+    for what, element in (("lists", b"[],"), ("strings", b'"ab",')):
+        many = b'{"a":[' + element * ((MAX_HEADER - 100) // len(element)) + b"0]}"
         yield what, with_header(many, b"")
     names = b",".join(b'"%x":[]' % i for i in range(1 << 18))
     yield "names", with_header(b"{" + names + b"}", b"")
@@ -305,7 +305,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(("what", "data"), [pytest.param(*h, id=h[0]) for h in hostile()])
-def test_a_hostile_file_takes_no_memory(tmp_path: Path, what: str, data: bytes) -> None:
+def test_a_hostile_file_needs_little_memory(tmp_path: Path, what: str, data: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(XtokError):
@@ -369,9 +369,9 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         return zipped({**members(TINY_PT), **huge}, zipfile.ZIP_DEFLATED)
 
     def expanded() -> bytes:
-        one, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+        id_zero, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
         shape = (1_000_000, 1000)
-        return pt_bytes({"indices": one.expand(shape), "likelihoods": weight.expand(shape)})
+        return pt_bytes({"indices": id_zero.expand(shape), "likelihoods": weight.expand(shape)})
 
     def outside() -> bytes:
         """A compressed sparse matrix whose rows begin far outside of it."""
@@ -396,8 +396,11 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
 
     def blocks() -> bytes:
         """A block without strides."""
-        block, one = torch.ones(1, 1, 1).expand(1, 7000, 7000), torch.zeros(1, dtype=torch.int64)
-        parts = torch.tensor([0, 1]), one, block
+        block, id_zero = (
+            torch.ones(1, 1, 1).expand(1, 7000, 7000),
+            torch.zeros(1, dtype=torch.int64),
+        )
+        parts = torch.tensor([0, 1]), id_zero, block
         return pt_bytes(torch.sparse_bsr_tensor(*parts, (7000, 7000), check_invariants=False))
 
     yield "dicts without end", shared
@@ -455,7 +458,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
+def test_memory_for_a_pt_is_limited_by_the_size_of_the_file(
     tmp_path: Path,
 ) -> None:
     expected: list[int] = []

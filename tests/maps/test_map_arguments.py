@@ -62,7 +62,7 @@ def test_error_for_swapped_sides(
         bind_map(same, own_pair)
 
 
-def test_maps_without_tokens_take_those_of_another(map_to_digits: xtok.ProjectionMap) -> None:
+def test_maps_without_tokens_accept_those_of_another_map(map_to_digits: xtok.ProjectionMap) -> None:
     m = map_to_digits
     bare = replace(m, teacher=replace(m.teacher, table=None))
     maps, pair, names = bind_maps([bare, m])

@@ -37,7 +37,7 @@ each_suffix = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 # The safetensors format
 
 
-def test_the_file_holds_what_the_guide_says() -> None:
+def test_the_file_has_the_layout_of_the_guide() -> None:
     data = mapfile.to_safetensors(TINY)
     tensors = load_tensors(data)
     assert {name: (t.dtype.name, t.tolist()) for name, t in tensors.items()} == {
@@ -84,7 +84,7 @@ def test_golden_digest_of_a_tiny_map() -> None:
 
 
 @each_suffix
-def test_maps_come_back_without_loss_and_are_the_same_bytes_under_any_name(
+def test_maps_are_read_back_without_loss_under_any_name(
     tmp_path: Path, to_pieces: Pair, suffix: str
 ) -> None:
     as_far_off_as_a_sum_may_be = np.array([0, 0, 9e-5, 0, 0, 0, -9e-5], np.float32)
@@ -102,7 +102,7 @@ def test_maps_come_back_without_loss_and_are_the_same_bytes_under_any_name(
         assert loaded.reports == ()
 
 
-def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_writing_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
     path, plain = tmp_path / "map.safetensors", tmp_path / "plain"
     path.write_bytes(b"old")
     TINY.save(path)
@@ -113,7 +113,7 @@ def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "other"), [(".pt", ".safetensors"), (".safetensors", ".pt")])
-def test_a_file_is_known_by_its_contents(tmp_path: Path, suffix: str, other: str) -> None:
+def test_the_contents_of_a_file_decide_its_format(tmp_path: Path, suffix: str, other: str) -> None:
     TINY.save(tmp_path / f"a{suffix}")
     renamed = (tmp_path / f"a{suffix}").rename(tmp_path / f"a{other}")
     assert equal_maps(ProjectionMap.load(renamed), TINY)
@@ -166,13 +166,13 @@ def nemo(projection: ProjectionMap) -> dict[str, Any]:
     return loaded
 
 
-def test_rows_that_another_tool_changed_beside_what_xtok_wrote(tmp_path: Path) -> None:
+def test_rows_changed_by_another_tool_override_the_metadata(tmp_path: Path) -> None:
     """NeMo-RL's tools copy the key that they do not know, with the kinds of the rows before."""
-    found = nemo(TINY)
+    content = nemo(TINY)
     emptied, filled = 2, 5
-    found["indices"][[emptied, filled]], found["likelihoods"][[emptied, filled]] = -1, 0.0
-    found["indices"][filled, 0], found["likelihoods"][filled, 0] = 1, 1.0
-    read = read_pt(tmp_path, found)
+    content["indices"][[emptied, filled]], content["likelihoods"][[emptied, filled]] = -1, 0.0
+    content["indices"][filled, 0], content["likelihoods"][filled, 0] = 1, 1.0
+    read = read_pt(tmp_path, content)
     assert read.row_kind[emptied] == RowKind.EMPTY
     assert read.row_kind[filled] != RowKind.EMPTY
     assert read.row(filled)[0].tolist() == [1]
@@ -180,10 +180,10 @@ def test_rows_that_another_tool_changed_beside_what_xtok_wrote(tmp_path: Path) -
 
 
 def test_the_layout_of_a_map_with_slots() -> None:
-    found = nemo(TINY)
-    assert found["indices"].dtype == torch.int64
-    assert found["likelihoods"].dtype == torch.float32
-    rows = zip(found["indices"].tolist(), found["likelihoods"].tolist(), strict=True)
+    content = nemo(TINY)
+    assert content["indices"].dtype == torch.int64
+    assert content["likelihoods"].dtype == torch.float32
+    rows = zip(content["indices"].tolist(), content["likelihoods"].tolist(), strict=True)
     assert list(rows) == [
         ([0, -1, -1, -1], [1, 0, 0, 0]),  # a role: exact
         ([1, -1, -1, -1], [1, 0, 0, 0]),  # exact
@@ -192,14 +192,17 @@ def test_the_layout_of_a_map_with_slots() -> None:
         ([-1, -1, -1, -1], [0, 0, 0, 0]),
         ([0, -1, -1, -1], [0, 0, 0, 0]),  # the last row, empty: one id of weight 0
     ]
-    assert " ".join(found) == (
+    assert " ".join(content) == (
         "indices likelihoods student_model_id teacher_model_id enable_scale_trick xtok"
     )
-    assert (found["student_model_id"], found["teacher_model_id"]) == ("org/student", "org/teacher")
-    assert found["enable_scale_trick"] is True
+    assert (content["student_model_id"], content["teacher_model_id"]) == (
+        "org/student",
+        "org/teacher",
+    )
+    assert content["enable_scale_trick"] is True
 
 
-def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: Path) -> None:
+def test_a_single_entry_of_an_inexact_row_has_a_weight_below_1(tmp_path: Path) -> None:
     single = replace(
         TINY,
         student_ids=np.array([0, 1, 2, 3], np.int32),
@@ -210,10 +213,10 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
         top_k=1,
     )
     single.check()
-    found, below = nemo(single), 1 - 2**-24
-    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, -1], [1, -1], [-1, -1], [0, -1]]
+    content, below = nemo(single), 1 - 2**-24
+    assert content["indices"].tolist() == [[0, -1], [1, -1], [2, -1], [1, -1], [-1, -1], [0, -1]]
     weights = [[1, 0], [1, 0], [below, 0], [below, 0], [0, 0], [0, 0]]
-    assert found["likelihoods"].tolist() == weights
+    assert content["likelihoods"].tolist() == weights
     # As `build --for p-kl` counts them: none is an exact pair, and all come back.
     counted = replace(single, row_kind=np.array([3, 5, 5, 5, 0, 0], np.uint8))
     assert nemo(counted)["likelihoods"][:, 0].tolist() == [below, below, below, below, 0, 0]
@@ -221,7 +224,7 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
         assert equal_maps(load_bytes(to_nemo(projection), tmp_path), projection)
 
 
-def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> None:
+def test_a_weight_that_rounds_to_1_in_a_larger_row_is_restored(tmp_path: Path) -> None:
     """Such rows are counted and cosines: 1 − 10⁻⁹ is 1 in float32."""
     below = 1 - 2**-24
     rounded = replace(
@@ -232,12 +235,12 @@ def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> N
         row_kind=np.array([4, 4, 0, 0, 0, 0], np.uint8),
         scale_slot=None,
     )
-    found = nemo(rounded)
-    assert found["likelihoods"][:2, 0].tolist() == [below, below]
-    assert found["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
+    content = nemo(rounded)
+    assert content["likelihoods"][:2, 0].tolist() == [below, below]
+    assert content["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
     assert equal_maps(load_bytes(to_nemo(rounded), tmp_path), rounded)
-    del found["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
-    counts = read_pt(tmp_path, found).reports[-1].counts
+    del content["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
+    counts = read_pt(tmp_path, content).reports[-1].counts
     assert counts == {"files changed by another program": 1}
 
 
@@ -275,7 +278,7 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: boo
     assert equal_maps(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), projection)
 
 
-def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> None:
+def test_a_slot_with_the_id_of_another_entry_is_merged(tmp_path: Path) -> None:
     value = {
         "indices": torch.tensor([[2, 3, 3], [1, -1, 1]]),
         "likelihoods": torch.tensor([[0.5, 0.2, 0.3], [0.8, 0, 0.2]]),
@@ -426,9 +429,9 @@ def test_a_map_is_read_from_a_pipe(tmp_path: Path, write: Any) -> None:
 
 
 def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:
-    found = nemo(TINY)
-    found["likelihoods"][3] = torch.tensor([0.25, 1.5, 0, 0.25])
-    again = read_pt(tmp_path, found)
+    content = nemo(TINY)
+    content["likelihoods"][3] = torch.tensor([0.25, 1.5, 0, 0.25])
+    again = read_pt(tmp_path, content)
     again.check()
     ids, weights = again.row(3)
     assert (ids.tolist(), weights.tolist()) == ([2, 1, 3], [0.75, 0.125, 0.125])

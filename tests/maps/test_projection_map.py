@@ -64,8 +64,8 @@ def test_to_torch_is_the_same_matrix() -> None:
         (replace(GOOD, top_k=1), "more than top_k=1"),
     ],
 )
-def test_check_names_what_is_broken(broken: ProjectionMap, message: str) -> None:
-    """The other invariants are in `test_what_is_wrong_is_named` of verify, which has the same."""
+def test_check_names_the_broken_invariant(broken: ProjectionMap, message: str) -> None:
+    """The other invariants are in `test_failed_checks_name_the_damage` of verify."""
     with pytest.raises(ValueError, match=message):
         broken.check()
 
@@ -74,12 +74,12 @@ edges = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 
 
 
 @given(edges)
-def test_row_operations_agree_with_plain_ones(found: list[tuple[int, int, int]]) -> None:
+def test_row_operations_match_plain_loops(entries: list[tuple[int, int, int]]) -> None:
     rows: dict[int, dict[int, int]] = {}
-    for s, t, w in found:
+    for s, t, w in entries:
         row = rows.setdefault(s, {})
         row[t] = row.get(t, 0) + w
-    s_ids, t_ids, weights = np.array(found, np.int64).reshape(-1, 3).T
+    s_ids, t_ids, weights = np.array(entries, np.int64).reshape(-1, 3).T
     added = sum_duplicates(Edges(s_ids, t_ids, weights.astype(np.float64)))
     assert list(zip(*(a.tolist() for a in added), strict=True)) == [
         (s, t, w) for s in sorted(rows) for t, w in sorted(rows[s].items())
@@ -94,32 +94,32 @@ def test_row_operations_agree_with_plain_ones(found: list[tuple[int, int, int]])
     ]
 
 
-def test_order_puts_last_behind() -> None:
-    found = Edges(np.array([0, 0, 0]), np.array([5, 1, 2]), np.array([0.6, 0.2, 0.2]))
-    assert map_order(found).tolist() == [0, 1, 2]
-    assert map_order(found, np.array([True, False, False])).tolist() == [1, 2, 0]
+def test_map_order_puts_the_slot_last() -> None:
+    row = Edges(np.array([0, 0, 0]), np.array([5, 1, 2]), np.array([0.6, 0.2, 0.2]))
+    assert map_order(row).tolist() == [0, 1, 2]
+    assert map_order(row, np.array([True, False, False])).tolist() == [1, 2, 0]
 
 
-def test_order_is_that_of_numbers_for_any_sign_of_weights() -> None:
+def test_map_order_compares_negative_and_tiny_weights() -> None:
     weights = np.array([-1, -0.0, 0, -2, 1e-40, np.inf])
-    found = Edges(np.array([1, 1, 1, 0, 1, 1]), np.array([5, 4, 3, 2, 1, 0]), weights)
-    assert map_order(found).tolist() == [3, 5, 4, 2, 1, 0]
+    unordered = Edges(np.array([1, 1, 1, 0, 1, 1]), np.array([5, 4, 3, 2, 1, 0]), weights)
+    assert map_order(unordered).tolist() == [3, 5, 4, 2, 1, 0]
 
 
 def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     weights = GOOD.weights.copy()
-    found = replace(GOOD, weights=weights)
-    found.check()
+    projection = replace(GOOD, weights=weights)
+    projection.check()
     weights[0] = 0.5
     with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
-        found.check()
+        projection.check()
 
 
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=40),
     twice=st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)),
 )
-def test_one_id_twice_in_any_row_is_found(sizes: list[int], twice: tuple[int, int]) -> None:
+def test_a_repeated_id_in_any_row_is_an_error(sizes: list[int], twice: tuple[int, int]) -> None:
     """Whatever the rows' sizes."""
     rows = {
         i: [(t, (size - t) * 2 / (size * (size + 1))) for t in range(size)]

@@ -85,13 +85,13 @@ def own(tokenizer: Tokenizer, role: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_roles_of_small_ones(all_small: dict[str, Tokenizer], name: str) -> None:
+def test_roles_of_small_tokenizers(all_small: dict[str, Tokenizer], name: str) -> None:
     _check_roles(all_small[name])
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", FETCHED)
-def test_roles_of_fetched_ones(load_real: Callable[[str], Tokenizer], name: str) -> None:
+def test_roles_of_real_tokenizers(load_real: Callable[[str], Tokenizer], name: str) -> None:
     """`test_hf_folder.py` has the folders."""
     _check_roles(load_real(name))
 
@@ -108,7 +108,7 @@ def _check_roles(tokenizer: Tokenizer) -> None:
     assert library_differences(tokenizer, [TEXT]) == []
 
 
-def test_pairs_of_small_ones(all_small: dict[str, Tokenizer]) -> None:
+def test_pairs_of_small_tokenizers(all_small: dict[str, Tokenizer]) -> None:
     for student, teacher in itertools.product(all_small.values(), repeat=2):
         pair = xtok.load_pair(student, teacher)
         _check_pair(pair)
@@ -116,7 +116,7 @@ def test_pairs_of_small_ones(all_small: dict[str, Tokenizer]) -> None:
 
 
 @pytest.mark.real
-def test_pairs_of_fetched_ones(
+def test_pairs_of_real_tokenizers(
     load_real: Callable[[str], Tokenizer], hub_folder: Callable[[str], Path]
 ) -> None:
     fetched = [*map(load_real, FETCHED), *(load_tokenizer(hub_folder(name)) for name in NAMES)]

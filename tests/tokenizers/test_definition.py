@@ -39,8 +39,8 @@ def to(name: str, value: Any) -> Change:
 
 def flag(name: str, token: str, value: bool) -> Change:
     def change(document: Document) -> None:
-        [one] = [t for t in document["added_tokens"] if t["content"] == token]
-        one[name] = value
+        [entry] = [t for t in document["added_tokens"] if t["content"] == token]
+        entry[name] = value
 
     return change
 
@@ -151,7 +151,7 @@ def test_every_change_of_a_tokenizer_json(
 def in_another_order(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: in_another_order(value[name]) for name in sorted(value, reverse=True)}
-    return [in_another_order(one) for one in value] if isinstance(value, list) else value
+    return [in_another_order(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", ["small-byte-level", "small-digits", "small-hf"])
@@ -169,7 +169,7 @@ def test_digest_does_not_depend_on_the_order_of_keys(
     assert wide.definition_sha256 == before.definition_sha256
 
 
-def test_what_was_loaded_by_transformers(small: Path) -> None:
+def test_tokenizers_loaded_by_transformers(small: Path) -> None:
     """Padding and truncation, which calls leave behind, are no part of the definition."""
     from transformers import AutoTokenizer
 

@@ -43,7 +43,7 @@ def test_rows_of_a_batch(byte_level: Tokenizer, ids: Sequence[int], shown: str) 
     assert not shown or f"is {shown}, expected AutoTokenizer's [" in told[0]
 
 
-def test_a_text_with_its_own_bos_gets_no_second_one(byte_level: Tokenizer) -> None:
+def test_a_text_that_starts_with_bos_gets_no_second_bos(byte_level: Tokenizer) -> None:
     text = f"<|begin_of_text|>{TEXT}"
     assert library_differences(byte_level, [text], [[BOS, THE, SH, IP]]) == []
 

@@ -50,7 +50,7 @@ def test_a_folder_encodes_as_transformers(
     check_encoding(tokenizer, library, data.draw(pieces.map("".join)))
 
 
-def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path: Path) -> None:
+def test_a_decomposed_character_changes_only_its_own_bounds(small: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
     think = tokenizer.table.canonical_ids()[b"<think>"]
     text = "<think>cafe\u0301<think> hi"
@@ -80,7 +80,7 @@ def test_bounds_of_text_that_a_normalizer_shortens_or_lengthens(
         ("''", '"', "a'' b", ["a", "''", " b"]),
     ],
 )
-def test_a_run_that_a_normalizer_replaces_by_one_token(
+def test_a_normalizer_replaces_a_run_of_characters_by_one_token(
     small: Path, tmp_path: Path, pattern: str, content: str, text: str, pieces: list[str]
 ) -> None:
     normalizer = {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
@@ -92,9 +92,9 @@ def test_a_run_that_a_normalizer_replaces_by_one_token(
 
 
 def test_bounds_of_ids_between_spaces_of_several_bytes() -> None:
-    found = load_tokenizer("null").encode("1\u00a025\u30003")
-    assert found.ids.tolist() == [1, 25, 3]
-    assert found.bounds.tolist() == [0, 3, 8, 9]
+    encoding = load_tokenizer("null").encode("1\u00a025\u30003")
+    assert encoding.ids.tolist() == [1, 25, 3]
+    assert encoding.bounds.tolist() == [0, 3, 8, 9]
 
 
 @pytest.mark.parametrize("strips", [False, True])
@@ -170,6 +170,6 @@ def test_half_a_surrogate_pair_is_an_error(request: pytest.FixtureRequest, kind:
         for wrong in ("ok\ud800bad", "\udc00"):
             with pytest.raises(XtokError, match=r"text 1, .*surrogate"):
                 call(["two boats", wrong])
-    for one in (tokenizer.encode, tokenizer.segment):
+    for method in (tokenizer.encode, tokenizer.segment):
         with pytest.raises(XtokError, match="surrogate"):
-            one("ok\ud800bad")
+            method("ok\ud800bad")

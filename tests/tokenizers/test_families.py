@@ -93,7 +93,7 @@ def test_a_rank_file_with_an_empty_token(small: Path, tmp_path: Path) -> None:
         ("gpt2", {}, "save_pretrained"),
     ],
 )
-def test_tokenizers_without_a_fast_one(
+def test_slow_tokenizers_are_an_error(
     model_type: str, config: dict[str, object], hint: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))

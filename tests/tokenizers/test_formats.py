@@ -292,7 +292,7 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
 # WordPiece and Unigram
 
 
-def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
+def test_word_piece_reports_its_changes_of_text(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(word_piece(tmp_path, lowercase=True)))
     table = table_of(tokenizer)
     ids = table.canonical_ids()
@@ -302,9 +302,9 @@ def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
     assert spelled(tokenizer, b" cats") == [b" cat", b"s"]
     assert spelled(tokenizer, b" the, cat") == [b" the", b",", b" cat"]
     assert b"".join(spelled(tokenizer, b"the")) == b"the"
-    found = dict(tokenizer.text_changes)
-    assert "lowercase" in found["BertNormalizer"]
-    assert "drops whitespace" in found["WordPiece"]
+    changes = dict(tokenizer.text_changes)
+    assert "lowercase" in changes["BertNormalizer"]
+    assert "drops whitespace" in changes["WordPiece"]
     # A changed text is never returned as the spelling of the original.
     assert b"".join(spelled(tokenizer, b" THE")) == b" THE"
 
@@ -345,7 +345,7 @@ def test_a_unigram_folder(tmp_path: Path) -> None:
         assert b"".join(spelled(tokenizer, sample)) == sample
 
 
-def test_a_sentencepiece_file_that_removes_spaces_says_so(small: Path, tmp_path: Path) -> None:
+def test_removed_spaces_of_a_sentencepiece_file_are_reported(small: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(
         sentencepiece_with(
             small / "small.model",
@@ -358,7 +358,7 @@ def test_a_sentencepiece_file_that_removes_spaces_says_so(small: Path, tmp_path:
     assert list(dict(tokenizer.text_changes)) == ["remove_extra_whitespaces"]
 
 
-def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Path) -> None:
+def test_the_charsmap_of_a_sentencepiece_file_is_reported(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "unigram.model"
     path.write_bytes(unigram_model(byte_fallback=True))
     tokenizer = load_tokenizer(str(path))
@@ -456,7 +456,7 @@ def test_real_llama_4(load_real: Load) -> None:
     assert table.roles["pad"] == (200_018,)
 
 
-def test_a_revision_and_a_pattern_stand_behind_the_name(small: Path, tmp_path: Path) -> None:
+def test_a_revision_and_a_pattern_follow_the_name(small: Path, tmp_path: Path) -> None:
     assert "org/no at revision refs/pr/1" in not_loaded("org/no@refs/pr/1", offline=True)
     folder = copied(small / "small-byte-level", tmp_path / "with@sign")
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"

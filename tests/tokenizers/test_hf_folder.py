@@ -263,7 +263,7 @@ checked = pytest.mark.skipif(
 
 @checked
 @pytest.mark.parametrize("name", hf_folder.BUILT)
-def test_fingerprints_are_of_what_the_installed_transformers_builds(name: str) -> None:
+def test_fingerprints_match_the_installed_transformers(name: str) -> None:
     built, made = hf_folder.BUILT[name], getattr(transformers, name)
 
     def fingerprint(**options: bool) -> str:
@@ -279,20 +279,20 @@ def test_fingerprints_are_of_what_the_installed_transformers_builds(name: str) -
 
 
 @checked
-def test_classes_are_those_of_the_installed_transformers(small: Path, tmp_path: Path) -> None:
+def test_classes_match_the_installed_transformers(small: Path, tmp_path: Path) -> None:
     loaded_as = {
         (t, name): "TokenizersBackend" for t, ns in hf_folder.READ_DIRECTLY.items() for name in ns
     }
     loaded_as |= {(t, name): name for t, name in hf_folder.BUILDERS.items()}
-    found = {}
+    classes = {}
     for i, (model_type, name) in enumerate(loaded_as):
         source = small / ("small-hf" if model_type == "llama" else "small-byte-level")
         folder = copied(source, tmp_path / str(i), tokens(tokenizer_class=name))
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
         if not model_type:
             (folder / "config.json").unlink()
-        found[model_type, name] = type(AutoTokenizer.from_pretrained(str(folder))).__name__
-    assert found == loaded_as
+        classes[model_type, name] = type(AutoTokenizer.from_pretrained(str(folder))).__name__
+    assert classes == loaded_as
 
 
 def test_versions_of_transformers(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def test_folders_as_on_the_hub(
 
 
 @pytest.mark.real
-def test_a_mistral_folder_says_which_pattern_it_has(
+def test_the_pattern_of_a_mistral_folder_is_reported(
     hub_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(hub_folder("llama3"), tmp_path / "mistral"))

@@ -125,8 +125,8 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
             [name] = urllib.parse.parse_qs(form)["paths"]
             path = hub.repos["/".join(parts[2:4])][parts[5]] / name
             kind = "directory" if path.is_dir() else "file"
-            one = {"type": kind, "path": name, "size": 1, "oid": "1"}
-            return self.answer(200, json.dumps([one] * path.exists()).encode())
+            listing = {"type": kind, "path": name, "size": 1, "oid": "1"}
+            return self.answer(200, json.dumps([listing] * path.exists()).encode())
 
         def answer(self, code: int, data: bytes, **headers: str) -> None:
             self.send_response(code)
@@ -210,14 +210,14 @@ def test_sixteen_processes_load_a_repo_for_the_first_time(hub: Hub, small: Path)
 
 def test_a_pinned_revision(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
-    found = {}
+    loaded = {}
     for revision in ("", "@main", "@v1", f"@{OLD}", f"@{NEW}"):
         tokenizer = load_tokenizer(f"org/model{revision}")
-        found[revision] = tokenizer.vocabulary.revision, tokenizer.table.sha256()
-    assert found[""] == found["@main"] == found[f"@{NEW}"]
-    assert found["@v1"] == found[f"@{OLD}"]
-    assert [found[name][0] for name in ("", "@v1")] == [NEW, OLD]
-    assert found[""][1] != found["@v1"][1]
+        loaded[revision] = tokenizer.vocabulary.revision, tokenizer.table.sha256()
+    assert loaded[""] == loaded["@main"] == loaded[f"@{NEW}"]
+    assert loaded["@v1"] == loaded[f"@{OLD}"]
+    assert [loaded[name][0] for name in ("", "@v1")] == [NEW, OLD]
+    assert loaded[""][1] != loaded["@v1"][1]
 
 
 def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_branch_that_moves_does_not_mix_two_commits(hub: Hub, small: Path) -> 
     assert [path and path.parent.name for path in paths] == [OLD, OLD]
 
 
-def test_offline_takes_what_is_cached_and_asks_nothing(hub: Hub, small: Path) -> None:
+def test_offline_mode_reads_the_cache_without_requests(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
     with pytest.raises(TokenizerError, match="nor in the local cache"):
         load_tokenizer("org/model", offline=True)
@@ -281,7 +281,7 @@ def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
     assert projection.teacher.revision is None
 
 
-def test_unreachable_hub_is_a_one_line_error_within_seconds(tmp_path: Path, cli: Cli) -> None:
+def test_an_unreachable_hub_is_an_error_within_seconds(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path / "hf")}
     start = time.monotonic()
     done = cli("doctor", "models/llama", env=env)
@@ -357,7 +357,7 @@ print("code of the repo runs")
 """
 
 
-def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
+def test_code_of_a_repo_runs_only_if_trusted_and_is_noted(
     hub: Hub, small: Path, tmp_path: Path, cli: Cli
 ) -> None:
     auto_map = {"AutoTokenizer": [None, "odd.OddTokenizer"]}

@@ -197,7 +197,7 @@ def test_a_folder_is_read_as_autotokenizer_reads_it(write: Write, name: str) -> 
     assert_as_the_library(load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder)))
 
 
-def test_a_prefix_behind_control_tokens_has_no_place(write: Write) -> None:
+def test_a_prefix_after_control_tokens_has_no_bytes(write: Write) -> None:
     tokenizer = load_tokenizer(write("roberta, a prefix"))
     for parts in (["<s>", "a", "</s>", "b"], ["é", "<pad>", "é", "<s>", "\n\n", "<s>"]):
         text = "".join(parts)

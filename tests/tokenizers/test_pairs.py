@@ -37,14 +37,16 @@ def test_each_fact_is_computed_once(
     assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
 
 
-def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_a_map_of_a_pair_equals_that_of_its_models(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
     pair = xtok.load_pair(byte_level, digits)
     ours, theirs = build(pair), xtok.build(byte_level, digits)
     assert (ours.weights == theirs.weights).all()
     assert (ours.teacher_ids == theirs.teacher_ids).all()
 
 
-def test_a_pair_stays_as_it_is_and_one_model_is_not_one(digits: Tokenizer) -> None:
+def test_load_pair_returns_a_pair_and_rejects_a_single_model(digits: Tokenizer) -> None:
     pair = xtok.load_pair(digits, "bytes")
     assert xtok.load_pair(pair) is pair
     for wrong in ((digits,), (pair, digits)):
@@ -68,7 +70,7 @@ def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
     assert notes == [f"{path} exists, and is kept"]
 
 
-def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
+def test_pieces_keep_the_order_of_the_requested_tokens(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
     pair = xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
     nothing = xtok.load_pair(student, "null:5")

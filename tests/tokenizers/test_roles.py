@@ -46,7 +46,7 @@ def test_text_has_no_role() -> None:
     assert gemma.roles == {"eos": (0,), "bos": (1,)}
 
 
-def test_unknown_tokens_are_unk_where_nobody_declares_one() -> None:
+def test_unknown_tokens_are_unk_if_no_unk_is_declared() -> None:
     assert table_of("<|endoftext|>", unk=[0]).roles["unk"] == (0,)
     unknown = Decoded([TokenEntry(0, TokenType.UNKNOWN, b"oov")]).table(1)
     assert find_roles(unknown, {}) == {"unk": (0,)}
@@ -88,7 +88,7 @@ def test_declared_ids_without_a_control_token_are_ignored() -> None:
         (table_of(text=("<think>",)), table_of("<think>"), {}),
     ],
 )  # fmt: skip
-def test_tokens_of_one_role_pair(
+def test_tokens_of_the_same_role_pair(
     student: TokenTable, teacher: TokenTable, expected: dict[int, int]
 ) -> None:
     assert match_roles(student, teacher) == expected

@@ -67,20 +67,20 @@ def test_the_longest_name_that_a_map_can_carry() -> None:
     assert table.control_names == {0: longest.decode()}
 
 
-def test_canonical_id_is_what_is_emitted_then_not_a_byte_then_the_lowest() -> None:
+def test_order_of_preference_for_canonical_ids() -> None:
     table = Decoded([*ENTRIES, TokenEntry(7, TokenType.NORMAL, b"a")]).table(8)
     assert table.canonical_ids()[b"a"] == 4
     assert replace(table, preferred_ids=(7,)).canonical_ids()[b"a"] == 7
     assert replace(table, preferred_ids=(2,)).canonical_ids()[b"a"] == 2
 
 
-def test_names_tell_special_and_unused_ids() -> None:
+def test_names_distinguish_special_and_unused_ids() -> None:
     table = Decoded(ENTRIES).table(8)
     names = [table.name(i) for i in range(8)]
     assert names == ["<unk>", "<s>", "a", " the", "a", "<think>", r"\xe4\xb8", "(unused)"]
 
 
-def test_sha256_is_that_of_the_documented_bytes() -> None:
+def test_sha256_matches_the_documented_bytes() -> None:
     table = Decoded(ENTRIES).table(7)
     offsets = np.array([0, 0, 0, 1, 5, 6, 13, 15], "<i8")
     expected = hashlib.sha256(
@@ -120,7 +120,7 @@ def test_escape_is_printable_and_can_be_undone(data: bytes) -> None:
     assert unescape(escape(data)) == data
 
 
-def test_unescape_takes_what_people_type() -> None:
+def test_unescape_accepts_typed_text() -> None:
     assert unescape(r"\x0a\n") == b"\n\n"
     assert unescape("C:\\dir") == b"C:\\dir"
     assert unescape("é ") == "é ".encode()

@@ -157,7 +157,7 @@ def test_a_metaspace_prefix_is_not_part_of_the_middle_of_a_text(
         assert spelled(tokenizer, text) == spelled(sentencepiece, text)
 
 
-def test_truncation_padding_and_dropout_of_a_folder_do_not_matter(
+def test_truncation_padding_and_dropout_of_a_folder_are_ignored(
     copy: Copy, byte_level: Tokenizer
 ) -> None:
     folder = copy(
@@ -183,7 +183,7 @@ def test_text_without_a_spelling_is_none_or_an_error(copy: Copy, small: Path) ->
         tokenizer.segment(b"\xff")
 
 
-def test_canonical_id_is_the_one_that_the_tokenizer_emits(small: Path, tmp_path: Path) -> None:
+def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
@@ -239,9 +239,7 @@ def test_invalid_names(
     assert culprit in not_loaded(model.replace("SMALL", str(small)))
 
 
-def test_a_prefix_says_that_a_name_is_a_repo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_marks_a_name_as_a_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     assert "nor in the local cache" in not_loaded("hf:models/llama", offline=True)
@@ -260,17 +258,17 @@ def test_a_loaded_tokenizer_keeps_its_width(byte_level: Tokenizer) -> None:
     assert caught.value.parameter == "vocab_size"
 
 
-def test_a_tokenizer_json_by_another_name_stands_alone(
+def test_a_tokenizer_json_by_another_name_ignores_its_folder(
     small: Path, tmp_path: Path, byte_level: Tokenizer
 ) -> None:
     path = tmp_path / "mine.json"
     shutil.copy(small / "small-byte-level" / "tokenizer.json", path)
     (tmp_path / "config.json").write_text('{"vocab_size": 99999}')  # of another model
-    found = load_tokenizer(path)
-    assert found.vocabulary.model_id == "mine.json"
-    assert found.vocabulary.width_source == "tokenizer"
-    assert found.segment(b" the text") == byte_level.segment(b" the text")
-    assert not found.chat_templates
+    loaded = load_tokenizer(path)
+    assert loaded.vocabulary.model_id == "mine.json"
+    assert loaded.vocabulary.width_source == "tokenizer"
+    assert loaded.segment(b" the text") == byte_level.segment(b" the text")
+    assert not loaded.chat_templates
     assert "does not support @x" in not_loaded(f"{path}@x")
 
 
@@ -284,7 +282,7 @@ def test_pointers_of_git_lfs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
-def test_no_tokenizer_json_and_a_damaged_one(tmp_path: Path, text: str) -> None:
+def test_a_missing_or_damaged_tokenizer_json_is_an_error(tmp_path: Path, text: str) -> None:
     assert "no tokenizer.json" in not_loaded(tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
     wrong = "AutoTokenizer" if text else "tokenizer.json is empty"
@@ -335,7 +333,7 @@ def test_json_that_is_not_utf8(small: Path, tmp_path: Path, encoding: str) -> No
             assert re.search("is not a|AutoTokenizer cannot load", not_loaded(folder))
 
 
-def test_two_tokens_of_one_id(copy: Copy, small: Path) -> None:
+def test_two_tokens_with_the_same_id(copy: Copy, small: Path) -> None:
     path = small / "small-byte-level" / "tokenizer.json"
     vocab = json.loads(path.read_text())["model"]["vocab"]
     vocab[list(vocab)[-1]] = 5
@@ -413,7 +411,7 @@ def test_a_piece_with_u_0000(small: Path, tmp_path: Path) -> None:
     assert "piece 0: '<u\\x00k>' contains U+0000" in not_loaded(path)
 
 
-def test_a_changed_rank_file_is_read_anew(tmp_path: Path) -> None:
+def test_a_changed_rank_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "x.tiktoken"
     assert spelled(byte_ranks(path, "ab"), b"ab") == [b"ab"]
     assert spelled(byte_ranks(path, "ac"), b"ab") == [b"a", b"b"]

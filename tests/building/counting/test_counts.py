@@ -101,7 +101,7 @@ def edges_of(weights: Weights) -> Edges:
     weights=st.none() | given_weights,
     longest=st.sampled_from([2, 64]),
 )
-def test_what_is_counted_is_the_chunks_of_align(
+def test_the_counted_chunks_equal_those_of_align(
     documents: Documents, weights: Weights | None, longest: int
 ) -> None:
     text = aligned(documents)
@@ -148,7 +148,7 @@ def test_documents_keep_their_pairs_and_chunks(
     for group, part in (("a", documents[:2]), ("b", documents[2:])):
         counter.add(aligned(part), group)
     text, is_chosen = counter.result(), np.array(chosen[: len(documents)])
-    found = text.over_chunks(text.chunk_losses(edges_of(weights), (len(TOKENS), len(TOKENS))))
+    losses = text.over_chunks(text.chunk_losses(edges_of(weights), (len(TOKENS), len(TOKENS))))
     of_pairs, sums = Counter[int](), np.zeros(len(documents))
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
@@ -160,21 +160,21 @@ def test_documents_keep_their_pairs_and_chunks(
             means = np.array([np.mean([weights.get((i, j), 0.0) for i in ours]) for j in theirs])
             loss -= np.log((1 - EPSILON) * means + EPSILON / len(TOKENS)).mean()
         assert text.num_chunks[d] == len(chunks)
-        assert found[d] == pytest.approx(loss, rel=1e-9)
+        assert losses[d] == pytest.approx(loss, rel=1e-9)
     amounts = dict(zip(text.keys.tolist(), text.amounts(is_chosen).tolist(), strict=True))
     assert {key: n for key, n in amounts.items() if n} == of_pairs
     assert text.per_document((text.keys & 0xFFFFFFFF) + 1).tolist() == sums.tolist()
 
 
 @given(parts=st.lists(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), max_size=60)))
-def test_counts_are_those_of_a_counter(parts: list[list[tuple[int, int]]]) -> None:
+def test_pair_counts_equal_a_counter(parts: list[list[tuple[int, int]]]) -> None:
     counts, expected = PairCounts(), Counter[int]()
     for part in parts:
         counts.add(*np.array(part, np.int64).reshape(-1, 2).T.copy())
         for key, amount in part:
             expected[key] += amount
-    keys, found = counts.arrays()
-    assert dict(zip(keys.tolist(), found.tolist(), strict=True)) == expected
+    keys, amounts = counts.arrays()
+    assert dict(zip(keys.tolist(), amounts.tolist(), strict=True)) == expected
     assert keys.tolist() == sorted(expected)
 
 

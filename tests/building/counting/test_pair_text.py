@@ -70,8 +70,8 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
     both = chunks | {pair: chunks[pair] + counting.UNIT for pair in starts}
     for target, expected in zip(get_args(Target), (starts, chunks, both), strict=True):
         text = PairText.read(pair, path, CountPlan(target=target))
-        found = dict(zip(*(array.tolist() for array in text.counts.pairs()), strict=True))
-        assert found == {s << 32 | t: n for (s, t), n in expected.items()}
+        counts = dict(zip(*(array.tolist() for array in text.counts.pairs()), strict=True))
+        assert counts == {s << 32 | t: n for (s, t), n in expected.items()}
         assert text.totals == TextTotals(
             documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
         )
@@ -80,14 +80,14 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
         assert [*map(asdict, text.sources)] == [source(path)]
 
 
-def test_the_tokens_of_one_tokenizer_alone_are_counted(pair: Pair, tmp_path: Path) -> None:
+def test_a_single_tokenizer_counts_its_tokens(pair: Pair, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["the cat", ""])
     [counts] = PairText.read(Pair(pair.student, pair.teacher, pair.student_tokenizer), path).tokens
     ids = pair.tokenizers[0].library_ids(["the cat"])[0]
     assert counts.tolist() == np.bincount(ids, minlength=len(counts)).tolist()
 
 
-def test_a_difference_takes_its_chunk_and_no_more(
+def test_a_difference_excludes_only_its_own_chunk(
     byte_level: Tokenizer, composing: Tokenizer, tmp_path: Path
 ) -> None:
     texts = ["1２34, and 201 steps down to the sea", "1,2", "from the light: ４"]
@@ -119,21 +119,21 @@ def test_a_difference_takes_its_chunk_and_no_more(
     assert (check.level, check.message) == ("warning", sentence)
 
 
-def test_a_space_marker_in_a_text_takes_its_chunk_and_no_more(
+def test_a_space_marker_in_a_text_excludes_only_its_own_chunk(
     byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
 ) -> None:
     """SentencePiece reads U+2581 as a space, as Gemma's tokenizer does."""
     text = small_tokenizers.ENGLISH
     path = write_documents(tmp_path / "a.jsonl", [text.replace(" the ", " the\u2581", 1), text])
     both = xtok.load_pair(sentencepiece, byte_level)
-    found = PairText.read(both, path)
-    assert (found.totals.differing, found.totals.lost_bytes) == (1, 4)
+    marked = PairText.read(both, path)
+    assert (marked.totals.differing, marked.totals.lost_bytes) == (1, 4)
     whole = PairText.read(both, write_documents(tmp_path / "b.jsonl", [text, text]))
     assert whole.left_out is None
-    assert (whole.totals.starts, found.totals.starts) == (1532, 1531)
+    assert (whole.totals.starts, marked.totals.starts) == (1532, 1531)
 
 
-def test_an_unknown_token_takes_its_text_and_no_more(tmp_path: Path) -> None:
+def test_an_unknown_token_excludes_only_its_own_text(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Rust
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -164,7 +164,7 @@ def test_text_without_tokens_is_refused_and_empty_documents_count(
     )
 
 
-def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: Path) -> None:
+def test_a_long_run_of_the_same_character_needs_little_memory(pair: Pair, tmp_path: Path) -> None:
     """Of a document, its different chunks are kept, not its tokens."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"\1" * 3_000_000))
@@ -178,7 +178,7 @@ def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: P
 
 
 @pytest.mark.parametrize("target", get_args(Target))
-def test_batches_threads_and_compression_change_nothing(
+def test_counts_do_not_depend_on_batches_threads_or_compression(
     pair: Pair, corpus: Path, tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = CountPlan(target=target, hold_out=True)

@@ -26,9 +26,9 @@ def arrays(counted: dict[tuple[int, int], int]) -> tuple[np.ndarray, np.ndarray]
 def test_smoothing_is_the_posterior_mean() -> None:
     base = Edges(np.array([0, 0, 1]), np.array([5, 6, 7]), np.array([0.75, 0.25, 1.0]))
     counted = Edges(np.array([0, 0, 2]), np.array([6, 8, 9]), np.array([3, 1, 4]))
-    found = smooth(counted, base, 4.0)
-    rows = zip(found.student_ids.tolist(), found.teacher_ids.tolist(), strict=True)
-    weights = dict(zip(rows, found.weights.tolist(), strict=True))
+    smoothed = smooth(counted, base, 4.0)
+    rows = zip(smoothed.student_ids.tolist(), smoothed.teacher_ids.tolist(), strict=True)
+    weights = dict(zip(rows, smoothed.weights.tolist(), strict=True))
     # (counts + 4 base) / (N + 4): row 0 has N = 4, row 1 no counts, row 2 no base.
     assert weights == {(0, 5): 3 / 8, (0, 6): 4 / 8, (0, 8): 1 / 8, (1, 7): 1.0, (2, 9): 1.0}
 
@@ -44,7 +44,7 @@ def test_alpha_is_small_where_counts_predict_and_large_where_the_base_does() -> 
 
 
 @given(counted=counts, held=counts, base=weights, top_k=st.integers(1, 4))
-def test_alpha_is_that_of_the_maps_made_with_each(
+def test_alpha_is_chosen_by_the_losses_of_whole_maps(
     counted: dict[tuple[int, int], int],
     held: dict[tuple[int, int], int],
     base: dict[tuple[int, int], int],

@@ -30,11 +30,11 @@ from xtok.tokenizers.pairs import Pair
 
 
 def rows(edges: Edges) -> dict[int, dict[int, float]]:
-    found: dict[int, dict[int, float]] = {}
+    by_student: dict[int, dict[int, float]] = {}
     for s, t, w in zip(*(array.tolist() for array in edges), strict=True):
-        row = found.setdefault(s, {})
+        row = by_student.setdefault(s, {})
         row[t] = row.get(t, 0.0) + w
-    return found
+    return by_student
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_the_same_texts_are_drawn_each_time(pair: Pair) -> None:
     assert rows(first) != rows(other)
 
 
-def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
-    found = rows(
+def test_a_tokenizer_with_itself_is_mostly_the_identity(byte_level: Tokenizer) -> None:
+    by_student = rows(
         synthetic_edges(xtok.load_pair(byte_level, byte_level), num_texts=2000)[0].normalized()
     )
     text_ids = byte_level.table.text_ids.tolist()
-    assert sorted(found) == text_ids
-    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
-    largest = [max(row, key=row.__getitem__) == s for s, row in found.items()]
+    assert sorted(by_student) == text_ids
+    assert max(abs(sum(row.values()) - 1) for row in by_student.values()) < 1e-9
+    largest = [max(row, key=row.__getitem__) == s for s, row in by_student.items()]
     assert np.mean(largest) > 0.97
-    assert np.mean([found[s].get(s, 0.0) for s in text_ids]) > 0.75
+    assert np.mean([by_student[s].get(s, 0.0) for s in text_ids]) > 0.75
 
 
 vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_size=1).map(
@@ -83,7 +83,7 @@ vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_
 
 
 @given(student=vocabularies, teacher=vocabularies, most=st.sampled_from([2, 32]))
-def test_tokens_that_begin_others_are_those_of_plain_loops(
+def test_prefixes_equal_those_of_plain_loops(
     student: dict[bytes, int], teacher: dict[bytes, int], most: int
 ) -> None:
     expected: dict[tuple[int, int], float] = {}
@@ -96,11 +96,11 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "PREFIXES_PER_ROW", most)
         s_ids, t_ids, weights = (array.tolist() for array in synthetic.prefixes(student, teacher))
-    found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
-    assert found == pytest.approx(expected)
+    by_pair = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
+    assert by_pair == pytest.approx(expected)
 
 
-def test_a_text_that_one_side_changes_takes_no_other_with_it(
+def test_a_changed_text_does_not_exclude_other_texts(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts are encoded several at a time; counting goes on behind a difference."""
@@ -120,7 +120,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
     assert rows(edges)[of_q[0]][of_q[1]] == pytest.approx(30 + 1 / 3, abs=0.03)
 
 
-def test_each_text_is_encoded_once_though_one_side_changes_all(
+def test_each_text_is_encoded_once_even_if_a_side_changes_all(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
@@ -136,7 +136,7 @@ def test_each_text_is_encoded_once_though_one_side_changes_all(
     assert sum(text.count("Q") for text in encoded) == 100
 
 
-def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
+def test_a_long_token_needs_memory_for_its_bytes_only(tmp_path: Path) -> None:
     """In texts of tokens by rank it would stand in every tenth place; each prefix is no key."""
     words = [f" {a}{b}".encode() for a in "abcdefghijkl" for b in "aeiou"]
     sides = []
@@ -155,17 +155,17 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert not unspelled
     assert peak < 100_000_000
-    found = rows(edges)
-    assert found[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
+    by_student = rows(edges)
+    assert by_student[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
 
 
 def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
     config = BuildConfig(weights="synthetic", scale_trick=False)
-    found, _ = synthetic_map(to_pieces, config, find_matches(to_pieces, config))
-    by_row, (byte_level, sentencepiece) = naive.rows_of_map(found), to_pieces.tokenizers
+    projection, _ = synthetic_map(to_pieces, config, find_matches(to_pieces, config))
+    by_row, (byte_level, sentencepiece) = naive.rows_of_map(projection), to_pieces.tokenizers
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
-    assert [(step["stage"], step["options"]) for step in found.history] == [
+    assert [(step["stage"], step["options"]) for step in projection.history] == [
         ("count", {"text": "synthetic", "target": "start", "top_k": 32, "special_tokens": "roles"})
     ]
     # A space begins words more often than it stands alone on the side that splits them alike.
@@ -183,10 +183,10 @@ def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
         for target in get_args(Target)
     )
     pieces = sentencepiece.segment_batch(byte_level.table.tokens())
-    several = [s for s, found in enumerate(pieces) if found and len(set(found)) > 1]
+    several = [s for s, ids in enumerate(pieces) if ids and len(set(ids)) > 1]
     least = [
-        [min(found[s].get(t, 0.0) for t in pieces[s] or ()) for s in several]
-        for found in (starts, chunks, both)
+        [min(weights[s].get(t, 0.0) for t in pieces[s] or ()) for s in several]
+        for weights in (starts, chunks, both)
     ]
     assert np.mean(least[0]) < 0.05 < 0.15 < np.mean(least[2]) < np.mean(least[1])
     assert min(least[1]) > 0
@@ -195,10 +195,12 @@ def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
 
 
 @pytest.mark.real
-def test_real_vocabularies_know_how_words_go_on(load_real: Load) -> None:
+def test_word_starts_of_real_vocabularies_match(load_real: Load) -> None:
     llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    found = rows(synthetic_edges(xtok.load_pair(llama, qwen), num_texts=20_000)[0].normalized())
-    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
+    by_student = rows(
+        synthetic_edges(xtok.load_pair(llama, qwen), num_texts=20_000)[0].normalized()
+    )
+    assert max(abs(sum(row.values()) - 1) for row in by_student.values()) < 1e-9
     for word in (b" the", b" and", " größ".encode(), "です".encode()):
         [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]
-        assert max(found[s], key=found[s].__getitem__) == t
+        assert max(by_student[s], key=by_student[s].__getitem__) == t

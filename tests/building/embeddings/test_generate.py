@@ -113,7 +113,7 @@ TOKENS = st.lists(st.text("ab ", min_size=1, max_size=6).map(str.encode), max_si
 
 
 @given(TOKENS, TOKENS, st.integers(1, 5), st.integers(1, 4))
-def test_cosines_of_spelling_are_those_of_the_definition(
+def test_cosines_of_spelling_match_the_definition(
     rows: list[bytes], columns: list[bytes], k: int, most_columns: int
 ) -> None:
     values, places = most_similar(rows, columns, k, silent, most_columns)
@@ -126,7 +126,7 @@ def test_cosines_of_spelling_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("sides", [("byte_level", "sentencepiece"), ("ranks", "digits")])
-def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
+def test_every_text_token_has_a_row_and_equal_tokens_are_first(
     tokenizers: Tokenizers, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = (tokenizers[name] for name in sides)
@@ -158,8 +158,8 @@ def test_weights_by_spelling(tiny: Pair) -> None:
 
 
 def test_near_equivalents_are_spelled_alike(near: Pair) -> None:
-    found = rounded_rows(generate(near, config=RELAXED))
-    assert (found[256], found[257]) == ([(ord(","), 1.0)], [(256, 1.0)])
+    rows = rounded_rows(generate(near, config=RELAXED))
+    assert (rows[256], rows[257]) == ([(ord(","), 1.0)], [(256, 1.0)])
 
 
 def test_a_threshold_on_shares_of_the_top_k(tiny: Pair) -> None:
@@ -189,11 +189,11 @@ def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -
 
 def test_softmax_takes_the_sign_into_account(tiny: Pair, source: Table) -> None:
     config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
-    found = rounded_rows(generate(tiny, "table", config))
+    rows = rounded_rows(generate(tiny, "table", config))
     weights = np.exp(np.array([1, 0.8]) / 0.5)
     first, second = (round(float(w), 5) for w in weights / weights.sum())
-    assert found[256] == [(258, first), (257, second)]
-    assert [t for t, _ in found[257]] == [256, 259]  # "ab" is opposite to all but "th"
+    assert rows[256] == [(258, first), (257, second)]
+    assert [t for t, _ in rows[257]] == [256, 259]  # "ab" is opposite to all but "th"
 
 
 @pytest.mark.parametrize("transform", ["power", "softmax"])
@@ -274,7 +274,7 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_top_k_is_that_of_the_whole_product(absolute: bool) -> None:
+def test_top_k_equals_that_of_the_whole_product(absolute: bool) -> None:
     students, teachers = random_vectors(700, 24), random_vectors(4500, 24, seed=1)
     teachers[[9, 4000]] = teachers[2100]  # equal columns in three tiles
     students[5] = teachers[9]
@@ -317,8 +317,8 @@ def test_low_precision_rounds_the_vectors() -> None:
 def test_results_on_a_gpu_are_equal() -> None:
     students, teachers = random_vectors(5000, 64), random_vectors(20000, 64, seed=1)
     values, _ = search(teachers, students, 10)
-    found, _ = search(teachers, students, 10, device="cuda", chunk_size=9000)
-    np.testing.assert_allclose(found, values, atol=1e-5)
+    on_gpu, _ = search(teachers, students, 10, device="cuda", chunk_size=9000)
+    np.testing.assert_allclose(on_gpu, values, atol=1e-5)
 
 
 # The input-embedding layer
@@ -355,8 +355,8 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
     matrix = torch.randn(7, 5).to(dtype)
     others = {"lm_head.weight": torch.zeros(7, 5), "h.0.weight": torch.zeros(3)}
     save_file({name: matrix, **others}, tmp_path / "model.safetensors")
-    found, layer = input_layer(Checkpoint(tmp_path))
-    assert found == name
+    layer_name, layer = input_layer(Checkpoint(tmp_path))
+    assert layer_name == name
     np.testing.assert_array_equal(layer, matrix.float().numpy())
 
 
@@ -465,13 +465,13 @@ def test_a_real_sentence_model(tmp_path: Path) -> None:
     source = sources.SentenceModel(
         Checkpoint(folder), GenerateConfig(), tmp_path, force_recompute=False
     )
-    found = source.embed(texts, silent)
+    vectors = source.embed(texts, silent)
     expected = library.SentenceTransformer(str(folder)).encode(texts)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert found[2] @ found[3] > found[2] @ found[0] + 0.2
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    assert vectors[2] @ vectors[3] > vectors[2] @ vectors[0] + 0.2
 
 
-def test_sentence_embeddings_are_kept_by_what_they_depend_on(
+def test_cached_sentence_embeddings_depend_on_model_and_texts(
     sentence_model: Path, tmp_path: Path
 ) -> None:
     computed = sys.modules["sentence_transformers"].SentenceTransformer.computed
@@ -504,7 +504,7 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
     assert len(embedded(["cat"])) == 1  # no cache does not cost the work
 
 
-def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
+def test_two_concurrent_runs_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
     texts = [f"the cat {i}" for i in range(2000)]
     how = Checkpoint(sentence_model), GenerateConfig(), tmp_path / "cache"
 
@@ -646,7 +646,7 @@ def test_the_same_map_whatever_the_chunks_and_threads(
     assert len(made) == 1
 
 
-def test_the_history_says_what_made_it(model_folders: Path) -> None:
+def test_the_history_records_the_model_and_the_options(model_folders: Path) -> None:
     pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
     made = generate(pair, f"input:{model_folders / 'student'}", GenerateConfig(top_k=3))
     [step] = made.history
