@@ -96,7 +96,7 @@ def test_the_width_of_an_extended_map_is_kept(cli: Cli) -> None:
     assert "1,234 ids wide" in more.stderr
 
 
-def test_a_job_reads_what_was_made_as_json(cli: Cli) -> None:
+def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
     done = cli("multitoken", "bytes", "bytes", "--json", "-o", "a.safetensors", "-q")
     assert printed_json(done) == {
         "paths": ["a.safetensors"],
@@ -120,10 +120,10 @@ def test_a_job_reads_what_was_made_as_json(cli: Cli) -> None:
 @pytest.fixture(scope="module")
 def by_nemo(maps: Path) -> Path:
     """A map of the pair as NeMo-RL's tools write it: padded, in bfloat16, of ids only."""
-    found = torch.load(maps / "first.pt", weights_only=True)
-    del found["xtok"]
-    found["likelihoods"] = found["likelihoods"].bfloat16()
-    torch.save(found, maps / "special.pt")
+    content = torch.load(maps / "first.pt", weights_only=True)
+    del content["xtok"]
+    content["likelihoods"] = content["likelihoods"].bfloat16()
+    torch.save(content, maps / "special.pt")
     return maps / "special.pt"
 
 
@@ -166,7 +166,7 @@ def test_a_map_by_nemo_configures_every_command(
             assert teacher.width_source == "ids"
 
 
-def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: Path) -> None:
+def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo: Path) -> None:
     done = cli("reapply-exact", by_nemo)
     fails(done, "contains no tokens", "STUDENT and TEACHER")
     done = cli("reapply-exact", by_nemo, *two_files(small))
@@ -183,7 +183,7 @@ def test_sort_cut_reads_slots_with_preserve_last(cli: Cli, maps: Path, tmp_path:
     assert not any(slots[2])
 
 
-def test_errors_of_several_maps_name_the_one_at_fault(
+def test_errors_of_several_maps_name_the_wrong_map(
     cli: Cli, small: Path, maps: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
@@ -211,14 +211,14 @@ def test_inspect_shows_the_map_at_80_columns_or_as_json(cli: Cli, maps: Path) ->
     for expected in ("small-digits", "small.model", "multitoken", "exact"):
         assert expected in done.stdout
     assert "\x1b" not in done.stdout
-    found = printed_json(
+    values = printed_json(
         cli("inspect", "map.safetensors", "--num-examples", "2", "--json", cwd=maps)
     )
-    assert found["student"]["model_id"] == "small-digits"
-    assert sum(found["rows_by_kind"].values()) == found["student"]["vocab_size"]
-    assert 0 < found["slot_share"] < 1
-    assert len(found["examples"]) == 2
-    weights = [entry["weight"] for entry in found["examples"][1]["entries"]]
+    assert values["student"]["model_id"] == "small-digits"
+    assert sum(values["rows_by_kind"].values()) == values["student"]["vocab_size"]
+    assert 0 < values["slot_share"] < 1
+    assert len(values["examples"]) == 2
+    weights = [entry["weight"] for entry in values["examples"][1]["entries"]]
     assert sum(weights) == pytest.approx(1)
 
 
@@ -228,15 +228,15 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
     assert fits_80_columns(listed.stdout)
     assert "2 of " in listed.stdout
     assert "rows by kind" not in listed.stdout
-    found = printed_json(cli("inspect", path, "--class", "digits", "--json"))
+    values = printed_json(cli("inspect", path, "--class", "digits", "--json"))
     projection = ProjectionMap.load(path)
     classes = token_classes(require_table(projection.student))
     digits = np.flatnonzero(classes <= TokenClass.DIGITS_MIXED)
-    assert found["rows_matching"] == len(digits)
-    assert len(found["rows"]) == min(20, len(digits))
+    assert values["rows_matching"] == len(digits)
+    assert len(values["rows"]) == min(20, len(digits))
     heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
     expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
-    assert [row["student_id"] for row in found["rows"]] == expected
+    assert [row["student_id"] for row in values["rows"]] == expected
     for words in (["nosuch"], ["--id", "99999"], ["--class", "digit"]):  # what is not there
         fails(cli("inspect", path, *words), "")
 
@@ -309,7 +309,7 @@ def test_quiet_does_not_silence_errors_and_debug_shows_the_traceback(cli: Cli) -
     assert (done.returncode, "Traceback" in done.stderr) == (1, True)
 
 
-def test_each_command_has_its_sentence_in_the_list_and_an_example_that_parses(cli: Cli) -> None:
+def test_each_command_has_a_summary_and_a_valid_example(cli: Cli) -> None:
     listed = works(cli("--help")).stdout
     for name in COMMANDS:
         command, (text, example) = command_of(name), described(name)
@@ -322,7 +322,7 @@ def test_each_command_has_its_sentence_in_the_list_and_an_example_that_parses(cl
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_help_is_lines_of_whole_sentences_and_names_every_option(columns: int) -> None:
+def test_the_help_has_whole_sentences_and_every_option(columns: int) -> None:
     """No switch has a <bool>, no line ends where the source does, and rare options are apart."""
     for name in COMMANDS:
         app, command = make_app([name]), command_of(name)
@@ -361,7 +361,7 @@ def test_the_help_names_the_keys_of_json(cli: Cli, tmp_path: Path, line: str) ->
         assert keys <= {*re.findall(r"\w+", said)}
 
 
-def test_the_help_names_the_keys_of_what_reads_files() -> None:
+def test_the_help_names_the_keys_of_input_files() -> None:
     from xtok.inspection.evaluate import Evaluation
     from xtok.teachers.project import Projected
 
@@ -370,7 +370,7 @@ def test_the_help_names_the_keys_of_what_reads_files() -> None:
         assert {f.name for f in fields(kind)} <= {*re.findall(r"\w+", said)}
 
 
-def test_help_of_models_is_said_once(cli: Cli) -> None:
+def test_help_of_models_is_shown_once(cli: Cli) -> None:
     assert cli("help", "models").stdout == cli("help", "models", env={"COLUMNS": "120"}).stdout
     assert "SentencePiece" in cli("help", "models").stdout
     of_command = cli("help", "sort-cut").stdout
@@ -382,7 +382,7 @@ def test_help_of_models_is_said_once(cli: Cli) -> None:
     assert (done.returncode, "No such command 'nosuch'" in done.stderr) == (2, True)
 
 
-def test_models_stand_behind_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
+def test_models_follow_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The cat sat in 2012. " * 20, encoding="utf-8")
     options, models = pair_options(small), pair_options(small)[1::2]
     path = maps / "map.safetensors"

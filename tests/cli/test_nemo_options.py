@@ -156,7 +156,7 @@ def test_each_option_makes_a_map_with_and_without_an_output(
         assert written == {"own.pt"}
 
 
-def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
+def test_options_that_nemo_rl_ignores_are_accepted_with_a_note() -> None:
     ignored = [
         "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
         "--disable-reverse-pass", "--enable-exact-match",

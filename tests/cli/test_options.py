@@ -63,12 +63,16 @@ def table(*tokens: bytes | str) -> TokenTable:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    ("one", "other"), [("byte_level", "sentencepiece"), ("sentencepiece", "ranks")]
+    ("student_name", "teacher_name"), [("byte_level", "sentencepiece"), ("sentencepiece", "ranks")]
 )
 def test_build_is_its_stages_byte_for_byte(
-    request: pytest.FixtureRequest, tmp_path: Path, one: str, other: str, options: dict[str, Any]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    student_name: str,
+    teacher_name: str,
+    options: dict[str, Any],
 ) -> None:
-    student, teacher = (request.getfixturevalue(name) for name in (one, other))
+    student, teacher = (request.getfixturevalue(name) for name in (student_name, teacher_name))
     config = BuildConfig(**options)
     pair = xtok.load_pair(student, teacher)
     if config.weights == "synthetic":
@@ -127,7 +131,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         assert report.failures == failures
 
 
-def test_build_tells_of_the_finished_map_and_of_what_was_counted(tmp_path: Path) -> None:
+def test_build_reports_the_finished_map_and_the_counted_text(tmp_path: Path) -> None:
     """The row that a slot was on before is pinned; an ignored row is empty as asked."""
     student = byte_ranks(tmp_path / "student.tiktoken")
     projection = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
@@ -151,11 +155,11 @@ def test_ignored_ids_are_not_reported_as_unmatched(
     special = tuple(sentencepiece.table.control_names)
     assert len(special) >= 2
     config = BuildConfig(special_tokens="off", ignore_student_ids=special)
-    for found in (
+    for projection in (
         xtok.build(sentencepiece, byte_level, config),
         multitoken(xtok.load_pair(sentencepiece, byte_level), config.multitoken),
     ):
-        notes = [note for report in found.reports for note in report.notes]
+        notes = [note for report in projection.reports for note in report.notes]
         assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
 
 
@@ -197,7 +201,7 @@ def commas(tmp_path: Path) -> tuple[Tokenizer, Tokenizer]:
     return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", width=260)
 
 
-def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, Tokenizer]) -> None:
+def test_relaxed_rows_have_an_entry_and_a_slot(commas: tuple[Tokenizer, Tokenizer]) -> None:
     comma, line_break, slot = 256, 257, 257  # the teacher's first unused id
     relaxed = xtok.build(*commas, BuildConfig(canonicalization="relaxed"))
     relaxed.check()
@@ -229,7 +233,7 @@ def test_a_near_equivalent_that_another_program_has_as_slot(
     assert row(relaxed, line_break) == [(0x0A, 0.75), (0x2C, 0.25)]
 
 
-def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
+def test_relaxed_pairs_are_added_to_the_other_sources(
     commas: tuple[Tokenizer, Tokenizer],
 ) -> None:
     soft = multitoken(
@@ -243,7 +247,9 @@ def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     assert row(reapply_exact(soft, canonicalization="exact"), 256) == row(soft, 256)
 
 
-def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, Tokenizer]) -> None:
+def test_a_near_equivalent_of_a_token_without_a_spelling(
+    commas: tuple[Tokenizer, Tokenizer],
+) -> None:
     pair, line_break = xtok.load_pair(*commas), 257
     config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
     soft = multitoken(pair, replace(config, canonicalization="relaxed"))
@@ -281,7 +287,7 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
 
 
-def test_options_that_change_nothing_are_not_in_the_history() -> None:
+def test_options_without_effect_are_not_in_the_history() -> None:
     assert MultitokenConfig().options == {**DEFAULTS, "special_tokens": "roles"}
     assert MultitokenConfig(fuzzy_threshold=0.9).options == MultitokenConfig().options
     ignored = MultitokenConfig(ignore_student_ids=(3, 4)).options
@@ -339,8 +345,8 @@ def test_file_names_contain_options_that_differ(
     loss: BuildLoss | None, options: dict[str, Any], texts: Sequence[str], name: str
 ) -> None:
     config = BuildConfig.for_loss(loss, **options) if loss else BuildConfig(**options)
-    found = name_of_map("a", "b", config, loss=loss, texts=texts)
-    assert found == f"a_to_b_{name}.safetensors"
+    file_name = name_of_map("a", "b", config, loss=loss, texts=texts)
+    assert file_name == f"a_to_b_{name}.safetensors"
 
 
 # --token-form

@@ -154,8 +154,8 @@ def test_findings_count_tokens_without_a_counterpart(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     m = xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))
-    found = [(f.level, f.number, f.place) for f in examine(m).report.findings]
-    assert found == [  # nothing can be done about the first two
+    findings = [(f.level, f.number, f.place) for f in examine(m).report.findings]
+    assert findings == [  # nothing can be done about the first two
         ("note", "99%", "pair"),  # shared
         ("note", "2", "pair"),  # numbers
         ("good", "0", "classes"),  # empty rows
@@ -172,7 +172,7 @@ def test_empty_rows_are_all_that_build_reports(digits: Tokenizer, sentencepiece:
     assert finding.number == f"{special + text}"
 
 
-def test_a_damaged_map_is_fit_for_nothing(map_to_digits: ProjectionMap) -> None:
+def test_a_damaged_map_is_fit_for_no_loss(map_to_digits: ProjectionMap) -> None:
     broken = examine(replace(map_to_digits, weights=map_to_digits.weights[::-1].copy()))
     levels = [fit.level for fit in broken.report.maps[0].fits]
     assert levels == ["bad", "bad", "bad", "good"]
@@ -198,7 +198,7 @@ def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, byt
     for part in (b"comparison", b"quality"):
         assert b'id="%b"' % part in pages["measured"]
     rows = re.findall(rb'class="n( strong| soft)" data-v="[^-]', pages["measured"])
-    of_class = [one.starts >= 100 for one in report.evaluation.classes]  # figures of few are grey
+    of_class = [row.starts >= 100 for row in report.evaluation.classes]  # figures of few are grey
     assert Counter(rows) == {b" strong": sum(of_class), b" soft": 2 * of_class.count(False)}
     assert 0 < sum(of_class) < len(of_class)
 
@@ -249,7 +249,7 @@ def test_weights_have_three_digits() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [255], [256, 1], [70000, 2], [2**24, 2**32 - 1]])
-def test_columns_unpack_to_what_was_packed(numbers: Sequence[int]) -> None:
+def test_columns_are_unpacked_to_the_same_values(numbers: Sequence[int]) -> None:
     column = {"a": packed(np.array(numbers, np.int64))}
     assert unpack(column, "a").tolist() == list(numbers)
 
@@ -303,7 +303,7 @@ def test_a_python_user_gets_the_same_page(
     assert page.with_suffix(".json").read_text(encoding="utf-8") == f"{to_json(written)}\n"
 
 
-def test_the_policy_allows_this_style_and_script_alone(pages: dict[str, bytes]) -> None:
+def test_the_policy_allows_only_the_style_and_script_of_the_page(pages: dict[str, bytes]) -> None:
     elements = Elements(pages["hostile"])
     policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))
     data, script = elements.texts["script"]
@@ -372,7 +372,7 @@ def test_examine_refuses_other_pairs_and_missing_tokens(
 
 def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
     report = examine([map_to_digits] * 2, names=["a", "a"]).report
-    assert [one.name for one in report.maps] == ["a", "a (2)"]
+    assert [entry.name for entry in report.maps] == ["a", "a (2)"]
     assert distinct_names(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
 
@@ -407,15 +407,15 @@ browsing = pytest.mark.xdist_group("browser")
 
 
 def texts_of(browser: Browser, selector: str) -> list[str]:
-    found: list[str] = browser.run(
+    contents: list[str] = browser.run(
         f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
     )
-    return found
+    return contents
 
 
 @browsing
 @pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
-def test_a_page_loads_without_an_error_or_a_request_and_fits_the_window(
+def test_a_page_loads_without_requests_and_fits_the_window(
     browser: Browser, files: dict[str, Path], name: str
 ) -> None:
     browser.open(files[name])
@@ -485,7 +485,7 @@ def test_every_row_and_column_of_the_page_is_the_map(
 
 
 @browsing
-def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, Path]) -> None:
+def test_search_while_typing_and_by_keyboard(browser: Browser, files: dict[str, Path]) -> None:
     browser.open(files["plain"])
     browser.run("document.getElementById('query').focus()")
     browser.type("the")
@@ -501,7 +501,7 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
     classes = known(plain.report.maps[0].description.coverage)
-    rows = sorted(one.rows for one in classes if one.token_class != "unused")
+    rows = sorted(row.rows for row in classes if row.token_class != "unused")
     for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
         browser.run("document.querySelectorAll('#classes thead button')[1].click()")
         cells = texts_of(browser, "#classes tbody tr > td:nth-child(3)")

@@ -150,14 +150,14 @@ def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str
     install = [str(program), "--install-completion", shell]
     subprocess.run(install, env=chosen, check=True, stdout=subprocess.DEVNULL)
     assert f"_XTOK_COMPLETE=complete_{shell}" in script.read_text()
-    if found := shutil.which(shell):
-        subprocess.run([found, "-n", script], env=home, check=True)
+    if executable := shutil.which(shell):
+        subprocess.run([executable, "-n", script], env=home, check=True)
 
 
 # xtok --version
 
 
-def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
+def test_the_version_has_the_facts_for_a_bug_report(cli: Cli) -> None:
     done = cli("--version", env={"HF_TOKEN": "hf_secret"})
     assert (done.returncode, done.stderr) == (0, "")
     first, python, *rest = done.stdout.splitlines()
@@ -231,7 +231,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("program", "stop", "line"), STOPS)
-def test_a_signal_is_one_line_and_leaves_nothing(
+def test_a_signal_prints_a_line_and_leaves_no_file(
     small: Path, corpus: Path, tmp_path: Path, forks: Forks, program: str, stop: str, line: str
 ) -> None:
     """SIGTERM also ends a background job, which ignores Ctrl-C."""
@@ -279,7 +279,7 @@ def counting(small: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [40, 200])
-def test_a_bar_fits_the_terminal_and_leaves_nothing(
+def test_a_progress_bar_fits_the_terminal_and_is_cleared(
     counting: list[str], tmp_path: Path, forks: Forks, columns: int
 ) -> None:
     printed = on_a_terminal(counting, tmp_path, forks, columns)
@@ -305,7 +305,7 @@ def test_a_terminal_without_a_size_has_lines(
     assert "%|" not in printed
 
 
-def test_every_ten_seconds_a_line_tells_how_far_a_step_is(
+def test_a_line_reports_the_progress_every_ten_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 6.0, 12.0, 13.0, 40.0])

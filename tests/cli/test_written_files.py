@@ -43,7 +43,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_every_map_passes_verify_and_comes_back_equal(
+def test_every_map_passes_verify_and_is_read_back_equal(
     cli: Cli, to_pieces: Pair, small: Path, corpus: Path, tmp_path: Path, suffix: str
 ) -> None:
     pair = [str(small / "small-byte-level"), str(small / "small.model")]
@@ -73,7 +73,7 @@ NOTE = "note: Use plain KL: both models have the same vocabulary, so no map is n
     ["build", "build --for p-kl", "build --skip-existing", "multitoken", "events",
      "events --for csd", "generate --embedding-model spelling"],
 )  # fmt: skip
-def test_of_one_vocabulary_a_file_is_made_and_a_note_says_that_none_is_needed(
+def test_a_map_of_equal_tokenizers_is_written_with_a_note(
     cli: Cli, small: Path, tmp_path: Path, line: str
 ) -> None:
     words = [*line.split(), small / "small-digits", small / "small-digits"]
@@ -92,7 +92,7 @@ def test_of_one_vocabulary_a_file_is_made_and_a_note_says_that_none_is_needed(
 
 
 @pytest.mark.parametrize("line", ["events P --for csd -o pair.pt", "convert m.safetensors pair.pt"])
-def test_a_file_beside_the_output_is_not_overwritten_unless_it_is_of_the_pair(
+def test_tables_of_other_pairs_are_not_overwritten(
     cli: Cli, small: Path, tmp_path: Path, line: str
 ) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
@@ -140,9 +140,9 @@ def test_output_for_training_is_noted_if_a_preset_is_better(cli: Cli, output: li
     better = "note: to train, xtok events STUDENT TEACHER (event KL) is better"
     line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
     done = works(cli(*line.split(), *output))
-    for one in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):
-        assert better in one.stderr
-        assert ("NeMo-RL reads .pt: xtok convert " in one.stderr) == (not output)
+    for command in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):
+        assert better in command.stderr
+        assert ("NeMo-RL reads .pt: xtok convert " in command.stderr) == (not output)
 
 
 def test_a_counted_map_is_not_called_worse(cli: Cli, small: Path) -> None:

@@ -54,7 +54,7 @@ def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
     assert facts_of(student, student).same
 
 
-def test_roles_of_one_side_only(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_roles_that_a_single_side_has(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     facts = facts_of(digits, sentencepiece)
     assert "turn_start" in facts.roles_alone
     assert "eos" not in facts.roles_alone
@@ -81,8 +81,8 @@ def test_text_by_hand(tmp_path: Path) -> None:
 def test_p_kl_is_recommended_for_any_conditional_entropy(
     pair: Pair, conditional_entropy: tuple[float, float]
 ) -> None:
-    found = replace(pair_facts(pair), text=replace(TEXT, conditional_entropy=conditional_entropy))
-    advice = advise(found, ("s", "t"))
+    facts = replace(pair_facts(pair), text=replace(TEXT, conditional_entropy=conditional_entropy))
+    advice = advise(facts, ("s", "t"))
     assert (advice.loss, advice.map_loss) == ("event KL", "P-KL")
     events, build = advice.commands
     assert events == ("xtok", "events", "s", "t")
@@ -93,7 +93,7 @@ def test_p_kl_is_recommended_for_any_conditional_entropy(
     begin = f"{without.sentence} On "
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
-    partly = advise(replace(found, text=replace(known(found.text), left_out=lost)), ("s", "t"))
+    partly = advise(replace(facts, text=replace(known(facts.text), left_out=lost)), ("s", "t"))
     assert partly.sentence.startswith(
         f"{begin}the 10.0% of this text that both sides spell alike, "
     )
@@ -158,7 +158,7 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
         assert says in fit.why
 
 
-def test_recommended_loss_has_the_best_grade_and_no_command_for_an_existing_map(pair: Pair) -> None:
+def test_the_recommended_loss_needs_no_command_for_an_existing_map(pair: Pair) -> None:
     """A map that was counted for P-KL is not built once more; events are still to be made."""
     for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))
     for sides in (None, pair):

@@ -43,17 +43,17 @@ def of_student(template: str | None) -> ChatTemplates:
 
 
 def diagnose(tokenizer: Tokenizer, template: str | None = None) -> TokenizerDiagnosis:
-    [found] = doctor(tokenizer, templates=of_student(template)).tokenizers
-    return found
+    [diagnosis] = doctor(tokenizer, templates=of_student(template)).tokenizers
+    return diagnosis
 
 
-def check(found: TokenizerDiagnosis, name: str) -> Check:
-    [one] = [c for c in found.checks if c.name == name]
-    return one
+def check(diagnosis: TokenizerDiagnosis, name: str) -> Check:
+    [named] = [c for c in diagnosis.checks if c.name == name]
+    return named
 
 
-def lost(found: TokenizerDiagnosis) -> dict[str, int]:
-    return {**found.not_round_tripping}
+def lost(diagnosis: TokenizerDiagnosis) -> dict[str, int]:
+    return {**diagnosis.not_round_tripping}
 
 
 def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
@@ -84,7 +84,7 @@ def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
     assert text == r"\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> None:
+def test_a_template_that_rewrites_earlier_turns(byte_level: Tokenizer) -> None:
     diagnosis = diagnose(byte_level, REWRITING)
     tool = check(diagnosis, "prefix, tool message")
     assert tool.level == "warning"
@@ -175,7 +175,7 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert twice.verdict.startswith("ok: small-digits → small-digits: no check failed, ")
 
 
-def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
+def test_two_models_of_the_same_family(small: Path, digits: Tokenizer) -> None:
     """A wider matrix is padding; an id that is another token is named."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
     diagnosis = doctor(digits, wide)
@@ -240,8 +240,8 @@ def test_shares_of_tokens_known_to_the_other_side(
     texts = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
     facts = known(known(doctor(byte_level, sentencepiece, texts, field="body").pair).text)
     sides = byte_level, sentencepiece
-    for one, other, share in zip(sides, sides[::-1], facts.known, strict=True):
-        tokens = [one.table[t] for t in one.library_ids([text])[0]]
+    for side, other, share in zip(sides, sides[::-1], facts.known, strict=True):
+        tokens = [side.table[t] for t in side.library_ids([text])[0]]
         strings = other.table.canonical_ids().keys()
         assert share == sum(t in strings for t in tokens) / len(tokens)
 
@@ -278,23 +278,23 @@ def test_real_tokens_not_round_tripping(
         ("llama3_1", "llama3.tiktoken", "note", "ok"),
     ],
 )
-def test_real_templates_keep_what_they_wrote(
+def test_prefixes_of_real_templates(
     load_real: Load, template: str, tokenizer: str, tool: str, user: str
 ) -> None:
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():
         pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    [found] = doctor(load_real(tokenizer), templates=of_student(str(path))).tokenizers
-    assert check(found, "prefix, tool message").level == tool
-    assert check(found, "prefix, user turn").level == user
+    [diagnosis] = doctor(load_real(tokenizer), templates=of_student(str(path))).tokenizers
+    assert check(diagnosis, "prefix, tool message").level == tool
+    assert check(diagnosis, "prefix, user turn").level == user
     result = {"role": "tool", "name": "add", "tool_call_id": "a1B2c3D4e", "content": "4"}
     suffix = tool_suffix(load_real(tokenizer), [result], template=path)
-    assert found.tool_suffix_ids == tuple(suffix.tolist())
+    assert diagnosis.tool_suffix_ids == tuple(suffix.tolist())
 
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
     diagnosis = doctor(byte_level, digits)
-    warnings = sum(c.level == "warning" for one in diagnosis.tokenizers for c in one.checks)
+    warnings = sum(c.level == "warning" for side in diagnosis.tokenizers for c in side.checks)
     assert not diagnosis.failed
     assert diagnosis.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
@@ -312,16 +312,16 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     student, teacher = sides
-    found = [
+    checks = [
         c for c in doctor(student, teacher, path).pair_checks if c.name.startswith("first rows")
     ]
-    assert [c.level for c in found] == ["note", "note", "ok"] * 2 + ["ok"]
-    assert "2 conversations, 3 messages of user, 2 messages of assistant" in found[2].message
-    assert found[2].message.endswith("tokens are targets: equal to the library's")
-    assert found[-1].message.startswith("100.0% of the targets are in a chunk")
+    assert [c.level for c in checks] == ["note", "note", "ok"] * 2 + ["ok"]
+    assert "2 conversations, 3 messages of user, 2 messages of assistant" in checks[2].message
+    assert checks[2].message.endswith("tokens are targets: equal to the library's")
+    assert checks[-1].message.startswith("100.0% of the targets are in a chunk")
     teacher.library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
-    found = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]
-    assert "AutoTokenizer's [" in found[0].message
+    checks = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]
+    assert "AutoTokenizer's [" in checks[0].message
 
 
 def test_first_row_with_messages_of_the_teacher(small: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_an_uncased_tokenizer_on_one_side(
 
     def upper_case(student: Tokenizer | Path, teacher: Tokenizer | Path) -> list[str]:
         checks = doctor(student, teacher).pair_checks
-        return [one.message for one in checks if one.name == "upper case"]
+        return [result.message for result in checks if result.name == "upper case"]
 
     for student, teacher, end in (
         (byte_level, folder, "their rows in a map are empty"),

@@ -122,7 +122,7 @@ def mean_loss(
     return total / sum(counts.values())
 
 
-def test_measures_are_those_of_their_definition(
+def test_measures_match_their_definition(
     pair: Pair, maps: Maps, on_all: dict[str, MapMeasures]
 ) -> None:
     counts: dict[tuple[int, int], int] = defaultdict(int)
@@ -130,29 +130,31 @@ def test_measures_are_those_of_their_definition(
         ours, theirs = (starts(side, document) for side in pair.tokenizers)
         for place in ours.keys() & theirs.keys():
             counts[ours[place], theirs[place]] += 1
-    one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
+    plain, of_recipe, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
     rows, total = rows_of_map(maps["plain"]), sum(counts.values())
-    assert (one.starts, one.documents) == (total, 12)
-    assert one.at_starts.cross_entropy.value == pytest.approx(
+    assert (plain.starts, plain.documents) == (total, 12)
+    assert plain.at_starts.cross_entropy.value == pytest.approx(
         mean_loss(rows, counts, width), abs=1e-9
     )
     covered = sum(n for (s, t), n in counts.items() if t in dict(rows.get(s, [])))
-    assert one.coverage == pytest.approx(covered / total)
+    assert plain.coverage == pytest.approx(covered / total)
     top = sum(n for (s, t), n in counts.items() if rows.get(s) and rows[s][0][0] == t)
-    assert one.top_1 == pytest.approx(top / total)
+    assert plain.top_1 == pytest.approx(top / total)
     best: dict[int, list[tuple[int, float]]] = {}
     for s in {s for s, _ in counts}:
         heaviest = sorted((-n, t) for (x, t), n in counts.items() if x == s)[:4]
         mass = -sum(n for n, _ in heaviest)
         best[s] = [(t, -n / mass) for n, t in heaviest]
-    assert one.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
+    assert plain.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
     recipe = mean_loss(rows_of_map(maps["recipe"]), counts, width)
-    assert one.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
+    assert plain.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
-    assert two.at_starts.closed == 0
-    measured = one.at_starts.cross_entropy
-    closed = (one.at_starts.recipe - measured.value) / (one.at_starts.recipe - one.at_starts.floor)
-    assert known(one.at_starts.closed) == pytest.approx(closed)
+    assert of_recipe.at_starts.closed == 0
+    measured = plain.at_starts.cross_entropy
+    closed = (plain.at_starts.recipe - measured.value) / (
+        plain.at_starts.recipe - plain.at_starts.floor
+    )
+    assert known(plain.at_starts.closed) == pytest.approx(closed)
     assert known(measured.low) < measured.value < known(measured.high)
 
 
@@ -175,22 +177,22 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
     assert measures.at_starts.cross_entropy.low is None  # one document tells nothing of its spread
 
 
-def test_recipe_and_floor_are_those_of_such_maps(
+def test_recipe_and_floor_equal_those_of_real_maps(
     pair: Pair, maps: Maps, evaluation: Evaluation, on_all: dict[str, MapMeasures], tmp_path: Path
 ) -> None:
     """A map counted on the very text that is measured, hardly smoothed, is the floor."""
-    one, recipe = on_all["plain"], on_all["recipe"]
-    assert one.over_chunks.recipe == recipe.over_chunks.recipe
-    assert one.over_chunks.recipe == pytest.approx(recipe.over_chunks.cross_entropy.value)
+    plain, recipe = on_all["plain"], on_all["recipe"]
+    assert plain.over_chunks.recipe == recipe.over_chunks.recipe
+    assert plain.over_chunks.recipe == pytest.approx(recipe.over_chunks.cross_entropy.value)
     at_starts, over_chunks = on_all["best at starts"], on_all["best over chunks"]
     best = at_starts.at_starts
     assert best.cross_entropy.value == pytest.approx(best.floor, abs=1e-4)
     assert over_chunks.over_chunks.cross_entropy.value == pytest.approx(
-        one.over_chunks.floor, abs=1e-4
+        plain.over_chunks.floor, abs=1e-4
     )
-    gained = one.over_chunks.recipe - one.over_chunks.cross_entropy.value
-    closed = gained / (one.over_chunks.recipe - one.over_chunks.floor)
-    assert known(one.over_chunks.closed) == pytest.approx(closed)
+    gained = plain.over_chunks.recipe - plain.over_chunks.cross_entropy.value
+    closed = gained / (plain.over_chunks.recipe - plain.over_chunks.floor)
+    assert known(plain.over_chunks.closed) == pytest.approx(closed)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(pair, maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py.jsonl", "plain")]
@@ -230,23 +232,23 @@ def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) ->
     by_loss = {
         loss: evaluate(both, thirds, tmp_path / "a.txt", for_loss=loss) for loss in ("p-kl", "gold")
     }
-    worst = {loss: [row.token for row in found.worst_rows] for loss, found in by_loss.items()}
+    worst = {loss: [row.token for row in result.worst_rows] for loss, result in by_loss.items()}
     assert "201" in worst["gold"]
     assert "201" not in worst["p-kl"]
     [digits] = [c for c in by_loss["p-kl"].classes if c.token_class == "3 digits"]
     assert digits.starts == 60
     assert digits.loss == pytest.approx(digits.reference)
-    assert [found.by_chunk for found in by_loss.values()] == [True, False]
+    assert [result.by_chunk for result in by_loss.values()] == [True, False]
 
 
-def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text: PairText) -> None:
+def test_maps_are_ranked_by_the_measure_of_the_loss(pair: Pair, maps: Maps, text: PairText) -> None:
     """At starts a map may be better that is worse over chunks."""
     two = {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[BuildLoss, ...] = "p-kl", "gold", "h-kl"
-    found = [evaluation_of(two, pair, text, for_loss=loss) for loss in losses]
-    rankings = [known(one.ranking) for one in found]
+    evaluations = [evaluation_of(two, pair, text, for_loss=loss) for loss in losses]
+    rankings = [known(result.ranking) for result in evaluations]
     by_starts = "starts", "chunks"
-    assert [one.names for one in rankings] == [("chunks", "starts"), by_starts, by_starts]
+    assert [ranking.names for ranking in rankings] == [("chunks", "starts"), by_starts, by_starts]
     lead = known(rankings[0].lead)
     assert 0 < known(lead.low) < lead.value
     assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
@@ -300,9 +302,9 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     measures = evaluate(pair, maps["recipe"], [named_all, paths[2]]).measures
     assert [m.group for m in measures] == ["all (2)", "b.txt", "all"]
     (tmp_path / "empty.txt").write_text("")
-    found = evaluate(pair, maps["recipe"], [paths[2], tmp_path / "empty.txt"])
-    assert [(m.group, m.documents) for m in found.measures] == [("b.txt", 1)]
-    assert found.measures[0].at_starts.cross_entropy.low is None
+    result = evaluate(pair, maps["recipe"], [paths[2], tmp_path / "empty.txt"])
+    assert [(m.group, m.documents) for m in result.measures] == [("b.txt", 1)]
+    assert result.measures[0].at_starts.cross_entropy.low is None
 
 
 def test_evaluate_without_a_map_is_an_error(pair: Pair, counted_corpus: Path) -> None:
@@ -310,7 +312,7 @@ def test_evaluate_without_a_map_is_an_error(pair: Pair, counted_corpus: Path) ->
         evaluate(pair, [], counted_corpus)
 
 
-def test_small_and_large_figures_are_not_rounded_away(
+def test_small_and_large_values_are_not_rounded_to_0_or_1(
     evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     most = 0.999_96
@@ -319,8 +321,8 @@ def test_small_and_large_figures_are_not_rounded_away(
     )
     rows = [replace(row, excess=1e-6) for row in evaluation.worst_rows]
     nearly = replace(evaluation, measures=measures, worst_rows=tuple(rows))
-    one, *others = evaluation.classes  # the floor of one map is another: their cuts differ
-    print_evaluation(replace(nearly, classes=(replace(one, reference=9.0), *others)))
+    first, *others = evaluation.classes  # the floor of one map is another: their cuts differ
+    print_evaluation(replace(nearly, classes=(replace(first, reference=9.0), *others)))
     shown = capsys.readouterr().out
     assert ">99.99% │ >99.9% │" in shown
     assert "<0.0001" in shown

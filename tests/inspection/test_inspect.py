@@ -59,7 +59,7 @@ def explained(projection: ProjectionMap, token: int, sides: Sides | None = None)
 
 def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> None:
     classes = known(coverage_by_class(projection, xtok.load_pair(*numbers_pair)))
-    by_name = {one.token_class: one for one in classes}
+    by_name = {row.token_class: row for row in classes}
     assert by_name["digits_1"] == ClassCoverage(
         token_class="digits_1", label="1 digit", rows=10, shared=10, exact=10, empty=0,
         mean_entries=1.0, slot_share=0.0, teacher_ids=10, teacher_unreached=0,
@@ -70,8 +70,8 @@ def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> Non
     # "abc" is in no row: "ab" and "c" are exact.
     assert (by_name["latin"].teacher_ids, by_name["latin"].teacher_unreached) == (54, 1)
     assert by_name["unused"].teacher_unreached == by_name["unused"].teacher_ids == 2  # but by slots
-    assert sum(one.rows for one in classes) == projection.shape[0]
-    assert sum(one.teacher_ids for one in classes) == projection.shape[1]
+    assert sum(row.rows for row in classes) == projection.shape[0]
+    assert sum(row.teacher_ids for row in classes) == projection.shape[1]
 
 
 def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
@@ -155,7 +155,7 @@ def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: st
     fails(cli("inspect", saved, "ab", "--num-examples", "2"), "", "leave out --num-examples")
 
 
-def test_one_unknown_token_does_not_hide_the_others(
+def test_an_unknown_token_does_not_hide_the_others(
     cli: Cli, projection: ProjectionMap, saved: str
 ) -> None:
     line = ["inspect", saved, "201", " ,", r"\xe4", "ab", r"\xff\xff", "Ж", "20", "no"]
@@ -170,7 +170,7 @@ def test_one_unknown_token_does_not_hide_the_others(
     assert "has no token 'no'" in error_of(lambda: xtok.inspect(projection, ["ab", "no"]))
 
 
-def test_five_tokens_fit_one_screen(cli: Cli, saved: str) -> None:
+def test_five_tokens_fit_the_screen(cli: Cli, saved: str) -> None:
     shown = works(cli("inspect", saved, "201", " ,", "ab", "Ж", "20")).stdout
     assert len(shown.splitlines()) <= 25
     assert fits_80_columns(shown)
@@ -306,7 +306,7 @@ def test_two_maps_on_the_command_line(
 # Event maps and spelling maps
 
 
-def test_inspect_shows_with_what_a_token_shares_its_event(
+def test_inspect_shows_the_tokens_of_an_event(
     cli: Cli, numbers_pair: Sides, tmp_path: Path
 ) -> None:
     events = xtok.events(*numbers_pair)
@@ -318,28 +318,28 @@ def test_inspect_shows_with_what_a_token_shares_its_event(
     assert "'2'" in shown
     assert fits_80_columns(overview + shown)
     tokens = printed_json(cli(*line, "201", "--id", "7", "--json"))["rows"]
-    assert [one["student_id"] for one in tokens] == [*table.ids_of("201"), 7]
-    for one in tokens:
-        number = events.student_event[one["student_id"]]
-        assert one["event"]["number"] == number
-        assert one["event"]["is_rest"] == (number == events.rest)
+    assert [token["student_id"] for token in tokens] == [*table.ids_of("201"), 7]
+    for token in tokens:
+        number = events.student_event[token["student_id"]]
+        assert token["event"]["number"] == number
+        assert token["event"]["is_rest"] == (number == events.rest)
         for side, own in (("student", table), ("teacher", columns)):
             ids = np.flatnonzero(getattr(events, f"{side}_event") == number)
-            assert one["event"][f"{side}_count"] == len(ids)
-            assert one["event"][side] == [own.name(i) for i in ids[:10].tolist()]
-        assert one["link_id"] == events.student_link[one["student_id"]]
-        assert one["link"] == columns.name(one["link_id"])
+            assert token["event"][f"{side}_count"] == len(ids)
+            assert token["event"][side] == [own.name(i) for i in ids[:10].tolist()]
+        assert token["link_id"] == events.student_link[token["student_id"]]
+        assert token["link"] == columns.name(token["link_id"])
     described = printed_json(cli(*line, "--json"))
     total = np.bincount(events.student_event) + np.bincount(events.teacher_event)
     if events.rest is not None:
         total[events.rest] = 0
-    sizes = [one["student_count"] + one["teacher_count"] for one in described["largest"]]
+    sizes = [event["student_count"] + event["teacher_count"] for event in described["largest"]]
     assert sizes == sorted(total.tolist(), reverse=True)[:5]
     fails(cli(*line, "no such"), "has no token")
     for words in (["--classes"], ["--kind", "empty"], ["--against", "e.safetensors"]):
         fails(cli(*line, *words), "event map")
-    one = works(cli(*line, "201")).stdout
-    assert f"'201' #{table.ids_of('201')[0]}" in one
+    of_token = works(cli(*line, "201")).stdout
+    assert f"'201' #{table.ids_of('201')[0]}" in of_token
 
 
 def test_inspect_shows_how_a_token_is_spelled(
@@ -349,7 +349,7 @@ def test_inspect_shows_how_a_token_is_spelled(
     spellings.save(tmp_path / "s.safetensors")
     line = "inspect", "s.safetensors", "201", "--id", "97"
     tokens = printed_json(cli(*line, "--json"))["rows"]
-    assert [one["pieces"] for one in tokens] == [["2", "0", "1"], ["a"]]
+    assert [token["pieces"] for token in tokens] == [["2", "0", "1"], ["a"]]
     assert "'2' '0' '1'" in works(cli(*line)).stdout
     for why, ids in spellings.left_out("student").items():
         for example in ids[:1].tolist():

@@ -113,7 +113,7 @@ def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["student_ids", "teacher_ids", "weights", "row_kind"])
-def test_one_changed_byte(path: Path, name: str) -> None:
+def test_a_changed_byte_is_found(path: Path, name: str) -> None:
     """Of a teacher id, say, which is another token's then: every other check may hold."""
     data = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
@@ -127,7 +127,7 @@ def test_one_changed_byte(path: Path, name: str) -> None:
         data[start + place] ^= 1
 
 
-def test_one_changed_byte_of_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
+def test_a_changed_byte_of_a_pt_is_found(projection: ProjectionMap, tmp_path: Path) -> None:
     """Its checksums are those of the zip file that it is, which PyTorch does not check."""
     path = tmp_path / "m.pt"
     projection.save(path)

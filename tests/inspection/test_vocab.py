@@ -20,21 +20,21 @@ from xtok.tokenizers.table import TokenType
 HEAD = ["id", "bytes", "length", "type", "name", "roles"]
 
 
-def test_rows_are_the_table(tokenizers: Tokenizers) -> None:
+def test_rows_equal_the_token_table(tokenizers: Tokenizers) -> None:
     for tokenizer in tokenizers.values():
-        table, found = tokenizer.table, xtok.vocab(tokenizer)
-        assert [t.id for t in found.tokens] == [*range(len(table))]
-        assert [bytes.fromhex(t.bytes) for t in found.tokens] == table.tokens()
-        assert [t.length for t in found.tokens] == table.lengths.tolist()
-        assert [TokenType[t.type.upper()] for t in found.tokens] == table.types.tolist()
-        assert [t.name for t in found.tokens] == [*map(table.name, range(len(table)))]
+        table, listing = tokenizer.table, xtok.vocab(tokenizer)
+        assert [t.id for t in listing.tokens] == [*range(len(table))]
+        assert [bytes.fromhex(t.bytes) for t in listing.tokens] == table.tokens()
+        assert [t.length for t in listing.tokens] == table.lengths.tolist()
+        assert [TokenType[t.type.upper()] for t in listing.tokens] == table.types.tolist()
+        assert [t.name for t in listing.tokens] == [*map(table.name, range(len(table)))]
         of_role = {(role, i) for role, ids in table.roles.items() for i in ids}
-        assert {(role, t.id) for t in found.tokens for role in t.roles} == of_role
-        assert sum(found.types.values()) == len(table) == found.vocab_size
-        assert {(t.teacher_id, t.spelling) for t in found.tokens} == {(None, None)}
+        assert {(role, t.id) for t in listing.tokens for role in t.roles} == of_role
+        assert sum(listing.types.values()) == len(table) == listing.vocab_size
+        assert {(t.teacher_id, t.spelling) for t in listing.tokens} == {(None, None)}
 
 
-def test_a_teacher_gives_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
+def test_a_teacher_adds_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
     for student in tokenizers.values():
         for teacher in tokenizers.values():
             pair = xtok.load_pair(student, teacher)
@@ -111,9 +111,9 @@ def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert alone.files == [*own]
     assert both.files == [*own, "teacher_ids", "spellings", "spelling_offsets"]
     for name, array in own.items():
-        for one in (alone, both):
-            assert one[name].dtype == array.dtype
-            assert np.array_equal(one[name], array)
+        for file in (alone, both):
+            assert file[name].dtype == array.dtype
+            assert np.array_equal(file[name], array)
     assert both["teacher_ids"].tolist() == pair.partners.tolist()
     assert both["spelling_offsets"].dtype == np.int64
     assert both["spellings"].dtype == np.int32
