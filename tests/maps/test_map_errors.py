@@ -59,6 +59,10 @@ ERRORS: Errors = {
             lambda: read_map(edited(format_version=2)),
             "map.safetensors is not a valid map: its format version is 2, expected 1",
         ),
+        (
+            lambda: read_map(edited(kind="pairs")),
+            "map.safetensors is not a valid map: the kind 'pairs' is not valid",
+        ),
     ],
     "give the path of a .safetensors or .pt map; xtok build makes a map of two models": [
         (

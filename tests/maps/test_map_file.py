@@ -464,10 +464,14 @@ def test_a_file_of_another_kind_is_named_in_a_new_process(kind: str, tmp_path: P
 
 
 def test_a_subclass_of_a_map_loads_as_itself(tmp_path: Path) -> None:
-    class Mine(ProjectionMap):
+    class Mine(xtok.EventMap):
         """A user's class."""
 
-    xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
-    assert type(Mine.load(tmp_path / "m.safetensors")) is Mine
-    assert type(ProjectionMap.load(tmp_path / "m.safetensors")) is ProjectionMap
-    assert type(read_map(tmp_path / "m.safetensors")) is ProjectionMap
+    path = tmp_path / "m.safetensors"
+    xtok.events("bytes", "bytes").save(path)
+    assert type(Mine.load(path)) is Mine
+    assert type(xtok.EventMap.load(path)) is xtok.EventMap
+    assert type(read_map(path)) is xtok.EventMap
+    xtok.build("bytes", "bytes").save(path)
+    with pytest.raises(MapFileError, match="is a projection map, not an event map"):
+        Mine.load(path)

@@ -170,7 +170,7 @@ def get_map(
         return _saved(request.make(), target, strict)
     existing, _ = request.find(target)
     if existing is None:
-        mapfile.check_output(target, mapfile.SUFFIXES[: 1 if request.kind is EventMap else 2])
+        mapfile.check_output(target, request.kind.SUFFIXES)
         with locked(target, timeout=timeout, note=note):
             existing, why = request.find(target)  # another process may have saved it meanwhile
             if existing is None:

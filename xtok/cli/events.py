@@ -17,7 +17,7 @@ from xtok.cli.options import (
 )
 from xtok.config import EventLoss
 from xtok.maps import names
-from xtok.maps.file import SUFFIXES, check_output, check_reverse
+from xtok.maps.file import check_output, check_reverse
 
 
 @command
@@ -46,14 +46,14 @@ def events(
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """
-    suffixes = SUFFIXES if for_loss == "csd" else SUFFIXES[:1]
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
     if not (skip_existing and path.is_file()):  # an existing map stays
-        check_output(path, suffixes, or_folder=True)
+        of_file = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
+        check_output(path, of_file.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)

@@ -367,7 +367,7 @@ def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> N
     """Report a map that was written; for a `.pt`, print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
 
-    print_written(any_map.reports, *mapfile.files_of(any_map, path), json=json)
+    print_written(any_map.reports, *any_map.files(path), json=json)
     if path.suffix == ".pt":
         console.print_notes(nemo_overrides(any_map, path, loss))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import fspath
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,14 @@ from xtok.errors import MALFORMED
 from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, can_grow, is_swapped, read_map
+from xtok.maps.map_arguments import (
+    MAP_CLASSES,
+    AnyMap,
+    AnyMapLike,
+    can_grow,
+    is_swapped,
+    read_map,
+)
 from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
@@ -62,14 +68,14 @@ def verify(
         tokenizers = [None if model is None else load_tokenizer(model) for model in models]
     parts = None if isinstance(projection, AnyMap) else read_parts(projection)
     digests: Mapping[str, str | None] = {}
-    m: Any  # a map of any kind
     try:
         if parts is None:
             widths = student_vocab_size, teacher_vocab_size
             m = read_map(projection, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
-            fields, digests = mapfile.assemble(*parts)
-            m = mapfile.CLASSES[mapfile.kind_of(fields)](**fields)
+            header = mapfile.parse_header(parts[1])
+            cls = MAP_CLASSES[mapfile.kind_of(header)]
+            m, digests = mapfile.assemble(cls, parts[0], header)
         checks = tuple(_checks(m, digests, tokenizers))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
@@ -161,7 +167,7 @@ def _digest(table: TokenTable, written: str | None) -> Result:
 def _tensors(m: AnyMap, written: str | None) -> Result:
     if written is None:
         return "skipped", "written by an earlier version, without a digest"
-    if (digest := mapfile.tensors_sha256(vars(m))) == written:
+    if (digest := mapfile.tensors_sha256(m)) == written:
         return "ok", f"tensors_sha256 is {digest[:16]}…"
     return "failed", f"tensors_sha256 is {written!s:.16}…, but the tensors have {digest[:16]}…"
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from xtok.config import BuildLoss
 from xtok.maps import file as mapfile
@@ -20,7 +20,10 @@ from xtok.tokenizers.pairs import Pair
 
 
 def convert(
-    projection: AnyMapLike, output: str | PathLike[str], pair: Pair | None = None, **options: Any
+    projection: AnyMapLike,
+    output: str | PathLike[str],
+    pair: Pair | None = None,
+    **options: Unpack[mapfile.LoadOptions],
 ) -> Path:
     """Write a map in the format of the output's suffix, and return the output's path.
 

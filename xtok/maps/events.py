@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.maps.file import StoredMap
+from xtok.maps.file import Header, StoredMap
+from xtok.maps.opening import Tensors, require_valid
 from xtok.maps.records import require
 from xtok.tokenizers.table import SIDES
 
@@ -22,6 +25,8 @@ class EventMap(StoredMap):
     """
 
     KIND = "events"
+    SUFFIXES = (".safetensors",)
+    ARRAYS: ClassVar = {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")}
 
     # int32 `[V]`, event of each token; events are numbered by their lowest student id
     student_event: NDArray[np.int32]
@@ -41,6 +46,16 @@ class EventMap(StoredMap):
     def num_events(self) -> int:
         """Number of events E; their ids are 0 to E − 1."""
         return int(self.student_event.max()) + 1
+
+    def header(self) -> dict[str, Any]:
+        """Return the entries of the file's JSON that only event maps have."""
+        return {**super().header(), "rest": self.rest}
+
+    @classmethod
+    def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
+        """Return the fields that only event maps have, except arrays."""
+        require_valid(type(header["rest"]) in (int, NoneType), "rest")
+        return {"rest": header["rest"]}
 
 
 def _check_events(m: EventMap) -> None:

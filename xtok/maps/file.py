@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Self, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +32,49 @@ from xtok._lib.parsing import parse_json
 from xtok.config import LOSS_INFO, MAP_NAMES, MapKind
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors, require_valid
-from xtok.maps.records import InvariantError, StageReport, history_step
+from xtok.maps.opening import (
+    Tensors,
+    is_on_hub,
+    load_pt,
+    naming,
+    opened,
+    read_tensors,
+    require_valid,
+)
+from xtok.maps.records import InvariantError, StageReport
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
-# The class of each kind adds itself; `map_arguments` imports all of them.
-CLASSES: dict[MapKind, type[StoredMap]] = {}
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import ProjectionMap
+
+Header: TypeAlias = Mapping[str, Any]  # the parsed JSON text
+M = TypeVar("M", bound="StoredMap")
 
 FORMAT_VERSION = 1
 
 MAX_HEADER = 1 << 23  # maximum size of a map's JSON text, in bytes, for reading and writing
 
-SUFFIXES = (".safetensors", ".pt")  # suffixes of map files; event maps support only the first
+SUFFIXES = (".safetensors", ".pt")  # suffixes of map files
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of `StoredMap.load`."""
+
+    student_vocab_size: int | None
+    teacher_vocab_size: int | None
+    preserve_last: bool | None
+    normalize: bool
+
+
+class FileContents(NamedTuple):
+    """Contents of a map's file, for the class of its kind."""
+
+    source: Path
+    kind: MapKind
+    tensors: Tensors  # both empty if another program wrote the file
+    header: Header
+    entries: nemo.PtEntries | None = None  # in NeMo-RL's layouts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +82,9 @@ class StoredMap:
     """Base class of maps: two vocabularies, a history, and a file."""
 
     KIND: ClassVar[MapKind]
+    SUFFIXES: ClassVar[Sequence[str]] = SUFFIXES  # of the files that `save` can write
+    ARRAYS: ClassVar[Mapping[str, str]]  # dtype of each array, by name; all are 1-D
+    HAS_TOKENS: ClassVar[bool] = True  # whether each file contains both token tables
     # By name: a check that raises a `ValueError`, and the sentence for a map that passes. A check
     # may rely on the checks before it
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
@@ -51,9 +93,6 @@ class StoredMap:
     teacher: Vocabulary
     history: tuple[Mapping[str, Any], ...] = ()  # one object per stage: name, options, version
     reports: tuple[StageReport, ...] = ()  # of the stages that ran in this process; not saved
-
-    def __init_subclass__(cls) -> None:
-        CLASSES.setdefault(cls.KIND, cls)  # a subclass of a map does not replace it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,17 +127,27 @@ class StoredMap:
             OutputError: if a file cannot be written, or another file has the name of the second.
             ValueError: if the map breaks an invariant.
         """
-        suffixes = SUFFIXES[: 1 if self.KIND == "events" else 2]
-        targets = [check_output(file, suffixes) for file in files_of(self, Path(path))]
+        targets = [check_output(file, self.SUFFIXES) for file in self.files(Path(path))]
         self.check()
-        if targets[0].suffix != ".pt":
-            contents: Sequence[bytes] = [to_safetensors(self)]
-        elif len(targets) == 2:
-            check_reverse(targets[0], self.student.model_id, self.teacher.model_id)
-            contents = nemo_tables.to_tables(*pack(self), self.student, self.teacher)
-        else:
-            contents = [to_nemo(self)]
-        io.write_all({path: [data] for path, data in zip(targets, contents, strict=True)})
+        contents = zip(targets, self._bytes_of_files(targets[0]), strict=True)
+        io.write_all({target: [data] for target, data in contents})
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files that `save` writes for a path."""
+        return [path]
+
+    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+        """Return the contents of each of these files."""
+        return [to_safetensors(self)]
+
+    def header(self) -> dict[str, Any]:
+        """Return the entries of the file's JSON that only this kind of map has."""
+        return {"kind": self.KIND}
+
+    @classmethod
+    def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
+        """Return the fields that only this kind of map has, except arrays that it requires."""
+        return {}
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
@@ -127,29 +176,49 @@ class StoredMap:
         Raises:
             MapFileError: if the file contains another kind of map, is damaged, or has other widths.
         """
-        fields = read(path, preserve_last, normalize)
-        kind = kind_of(fields)
-        made_of = CLASSES[kind] if cls is StoredMap else cls
-        if kind != made_of.KIND:
+        return cls.of_contents(
+            read(path),
+            student_vocab_size=student_vocab_size,
+            teacher_vocab_size=teacher_vocab_size,
+            preserve_last=preserve_last,
+            normalize=normalize,
+        )
+
+    @classmethod
+    def of_contents(cls, contents: FileContents, **options: Unpack[LoadOptions]) -> Self:
+        """Make a map of the contents of its file, with the options of `load`."""
+        source = contents.source
+        if contents.kind != cls.KIND:
             name = MAP_NAMES[cls.KIND]
             command = next(info.hint for info in LOSS_INFO.values() if info.map == cls.KIND)
             raise MapFileError(
-                f"{os.fspath(path)} is {MAP_NAMES[kind]}, not {name}",
+                f"{source} is {MAP_NAMES[contents.kind]}, not {name}",
                 hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
-        with naming(Path(path)):
-            made = cast("Self", made_of(**fields))
+        with naming(source):
+            made = cls._unpacked(
+                contents, options.get("preserve_last"), options.get("normalize", False)
+            )
             made.check()
-        if preserve_last is not None:
-            made = made.with_slots(preserve_last)
-        for side, width in zip(SIDES, (student_vocab_size, teacher_vocab_size), strict=True):
+        widths = options.get("student_vocab_size"), options.get("teacher_vocab_size")
+        for side, width in zip(SIDES, widths, strict=True):
             if width is not None:
-                made = made._at_width(side, width, os.fspath(path))
+                made = made._at_width(side, width, str(source))
         return made
 
-    def with_slots(self, preserve_last: bool) -> Self:
-        """Interpret the last column; only a projection map has one."""
-        return self
+    @classmethod
+    def _unpacked(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
+        """Make a map of the contents of its file; check the digests, not the invariants."""
+        if normalize or preserve_last is not None:
+            raise MapFileError(
+                f"{contents.source} is {MAP_NAMES[cls.KIND]}, which has no weights",
+                hint="leave out {option}",
+                parameter="normalize" if preserve_last is None else "preserve_last",
+            )
+        made, is_whole = unpack(cls, contents.tensors, contents.header)
+        if not is_whole:
+            raise InvariantError("digest", "its tensors changed after it was written")
+        return made
 
     def _at_width(self, side: str, width: int, name: str) -> Self:
         vocabulary: Vocabulary = getattr(self, side)
@@ -173,13 +242,6 @@ class StoredMap:
 
 
 # Writing
-
-
-def files_of(any_map: StoredMap, path: Path) -> list[Path]:
-    """Return the files that `StoredMap.save` writes for a path: two for a spelling map as `.pt`."""
-    if path.suffix == ".pt" and any_map.KIND == "spellings":
-        return [path, nemo_tables.reverse_of(path)]
-    return [path]
 
 
 def check_output(
@@ -222,7 +284,7 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     return bytes(save(tensors, {"xtok": metadata}))  # the order of several keys would be random
 
 
-def to_nemo(projection: Any) -> bytes:
+def to_nemo(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
     sides = projection.student, projection.teacher
     return nemo.to_nemo(*pack(projection), *sides, projection.top_k)
@@ -236,14 +298,8 @@ def sha256(any_map: StoredMap) -> str:
 # Reading
 
 
-def read(
-    path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
-) -> dict[str, Any]:
-    """Return the fields of a map of any kind, for its class.
-
-    `preserve_last`: the last column of another program's file contains scale slots; `normalize`:
-    its weights were trained.
-    """
+def read(path: str | PathLike[str]) -> FileContents:
+    """Return the contents of a map's file, of any kind and in any format."""
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):
         if is_pt:
@@ -253,34 +309,28 @@ def read(
                     f"{source} contains a table for NeMo-RL, which xtok writes but does not read",
                     hint="give the map as .safetensors; xtok events --for csd makes one",
                 )
-            return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
-        tensors, header = read_tensors(contents, source)
-        if "xtok" in header:
-            kind, metadata = kind_of(tensors), header["xtok"]
-            if kind != "map" and (normalize or preserve_last is not None):
-                raise MapFileError(
-                    f"{source} is {MAP_NAMES[kind]}, which has no weights",
-                    hint="leave out {option}",
-                    parameter="normalize" if preserve_last is None else "preserve_last",
-                )
-            if normalize:
-                return _imported(nemo.read_trained(tensors, metadata), normalize=True)
-            fields, is_whole = _unpacked(tensors, metadata)
-            if not is_whole:
-                # Training changes only the weights of projection maps.
-                invariant = "tensors" if kind == "map" else "digest"
-                raise InvariantError(invariant, "its tensors changed after it was written")
-            return fields
+            entries = nemo.read_pt(loaded, contents.stat().st_size)
+            return _file_contents(source, entries.own, entries)
+        tensors, metadata = read_tensors(contents, source)
+        if "xtok" in metadata:
+            return _file_contents(source, (tensors, metadata["xtok"]))
         if {"indices", "likelihoods"} & tensors.keys():
-            slots = header.get("enable_scale_trick", "").lower() == "true"
-            stated = {**header, "enable_scale_trick": slots}
+            slots = metadata.get("enable_scale_trick", "").lower() == "true"
+            stated = {**metadata, "enable_scale_trick": slots}
             entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], stated)
-            return _imported(entries, preserve_last)
+            return _file_contents(source, None, entries)
     raise MapFileError(
         f"{source} is a safetensors file, but not an xtok map; its tensors: "
         f"{listed(map(repr, tensors), 5) or 'none'}",
         hint=MAP_HINT,
     )
+
+
+def _file_contents(
+    source: Path, own: tuple[Tensors, str] | None, entries: nemo.PtEntries | None = None
+) -> FileContents:
+    tensors, header = ({}, {}) if own is None else (own[0], parse_header(own[1]))
+    return FileContents(source, kind_of(header), tensors, header, entries)
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
@@ -297,53 +347,8 @@ def table_digests(path: str | PathLike[str]) -> list[str] | None:
         return [header[side]["table_sha256"] for side in SIDES if header]
 
 
-def _imported(
-    entries: nemo.PtEntries, preserve_last: bool | None = None, normalize: bool = False
-) -> dict[str, Any]:
-    if entries.own is None:
-        fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
-        fields["history"] = (history_step("import", {}),)
-        fields["reports"] = (StageReport("import", counts, notes),)
-        return fields
-    tensors, metadata = entries.own
-    tensors, counts = nemo.repaired_tensors(entries, tensors)
-    fields, is_whole = _unpacked(tensors, metadata)
-    if not (is_whole or counts or normalize):
-        counts = {"files changed by another program": 1}
-    if counts or normalize:
-        step = history_step("import", {"normalize": True} if normalize else {})
-        fields |= {"history": (*fields["history"], step), "recipe": None}
-        fields["reports"] = (StageReport("import", counts),)
-    return fields
-
-
-def kind_of(names: Container[str]) -> MapKind:
-    """Return the kind of map that has tensors or fields with these names."""
-    if "student_event" in names:
-        return "events"
-    return "spellings" if "student_counts" in names else "map"
-
-
-def _size_problem(text: str) -> str:
-    size = len(text.encode())
-    limit = f"expected at most {MAX_HEADER}"
-    return f"its metadata has {size} bytes, {limit}" if size > MAX_HEADER else ""
-
-
 # A map as tensors and JSON
 
-_MAP_DTYPES = {
-    "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
-    "scale_slot": "uint8",
-}  # fmt: skip
-_ARRAY_DTYPES: Mapping[MapKind, Mapping[str, str]] = {
-    "map": _MAP_DTYPES,
-    "events": {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")},
-    "spellings": {f"{side}_{name}": "int32" for side in SIDES for name in ("pieces", "counts")},
-}
-_FIELDS: Mapping[MapKind, Sequence[str]] = {
-    "map": ("method", "top_k", "enable_scale_trick"), "events": ("rest",), "spellings": (),
-}  # fmt: skip
 _TABLE_DTYPES = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
 _BOTH_TABLES_DTYPES = {f"{s}_token_{name}": d for s in SIDES for name, d in _TABLE_DTYPES.items()}
 
@@ -358,16 +363,21 @@ _VOCABULARY_TYPES = {
 }
 
 
+def _size_problem(text: str) -> str:
+    size = len(text.encode())
+    limit = f"expected at most {MAX_HEADER}"
+    return f"its metadata has {size} bytes, {limit}" if size > MAX_HEADER else ""
+
+
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all other fields as sorted JSON."""
-    kind = any_map.KIND
-    fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
-    if kind != "map":
-        fields["kind"] = kind
-    elif (recipe := vars(any_map)["recipe"]) is not None:
-        fields["recipe"] = recipe
-    tensors = {name: getattr(any_map, name) for name in _ARRAY_DTYPES[kind]}
-    fields |= {name: getattr(any_map, name) for name in _FIELDS[kind]}
+    fields: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "history": any_map.history,
+        "tensors_sha256": tensors_sha256(any_map),
+        **any_map.header(),
+    }
+    tensors = {name: getattr(any_map, name) for name in any_map.ARRAYS}
     for side in SIDES:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
@@ -383,7 +393,6 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
                 "roles": dict(table.roles),
                 "preferred_ids": table.preferred_ids,
             }
-    fields["tensors_sha256"] = tensors_sha256(tensors)
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
     if problem := _size_problem(text):
         sides = f"{any_map.student.model_id} and {any_map.teacher.model_id}"
@@ -394,59 +403,55 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
-def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
-    """Return the digest of a map's own tensors, without token tables.
+def tensors_sha256(any_map: StoredMap) -> str:
+    """Return the digest of a map's arrays, without token tables.
 
     It takes 1.3 of the 19 ms to load a map of Llama 3 and Qwen.
     """
     digest = hashlib.sha256()
-    for name in sorted(_ARRAY_DTYPES[kind_of(tensors)]):
-        tensor = tensors.get(name)
+    for name in sorted(any_map.ARRAYS):
+        tensor: NDArray[Any] | None = getattr(any_map, name)
         if tensor is not None:
             digest.update(f"{name} {len(tensor)}\n".encode())
             digest.update(np.ascontiguousarray(tensor).data)
     return digest.hexdigest()
 
 
-def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[str, Any], bool]:
-    fields, digests = assemble(tensors, metadata)
+def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
+    """Make a map as `assemble` does; check the token tables, and return whether its arrays match.
+
+    An array that differs from its digest was changed after the map was written.
+    """
+    made, digests = assemble(cls, tensors, header)
     for side in SIDES:
-        table = fields[side].table
+        table = getattr(made, side).table
         require_valid(
             table is None or table.sha256() == digests[side], f"the {side}'s table_sha256"
         )
-    return fields, digests["tensors"] in (None, tensors_sha256(tensors))
+    return made, digests["tensors"] in (None, tensors_sha256(made))
 
 
-def assemble(
-    tensors: Mapping[str, NDArray[Any]], metadata: str
-) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Return the fields of a map's class, and the recorded digests, from a file's tensors and JSON.
+def assemble(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, dict[str, str | None]]:
+    """Make a map from a file's tensors and JSON; return it with the recorded digests.
 
     Neither invariants nor digests are checked; errors are of `MALFORMED`.
     """
-    kind = kind_of(tensors)
-    header = _header(metadata)
-    for name, dtype in {**_ARRAY_DTYPES[kind], **_BOTH_TABLES_DTYPES}.items():
+    for name, dtype in {**cls.ARRAYS, **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
             raise ValueError(f"{name} is not a 1-D array of {dtype}")
     fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
-    fields |= {name: tensors[name] for name in _ARRAY_DTYPES[kind] if name != "scale_slot"}
+    for side in SIDES if cls.HAS_TOKENS else ():
+        require_valid(fields[side].table is not None, f"the {side}'s tokens")
+    fields |= cls.header_fields(header, tensors)
+    fields |= {name: tensors[name] for name in cls.ARRAYS if name not in fields}
     fields["history"] = tuple(dict(step) for step in header["history"])
-    if kind == "map":
-        fields |= _projection_fields(header, tensors)
-    else:
-        for side in SIDES:
-            require_valid(fields[side].table is not None, f"the {side}'s tokens")
-    if kind == "events":
-        fields["rest"] = header["rest"]
-        require_valid(type(fields["rest"]) in (int, NoneType), "rest")
     digests = {side: header[side].get("table_sha256") for side in SIDES}
     digests["tensors"] = header.get("tensors_sha256")  # missing in files of earlier versions
-    return fields, digests
+    return cls(**fields), digests
 
 
-def _header(metadata: str) -> dict[str, Any]:
+def parse_header(metadata: str) -> dict[str, Any]:
+    """Parse the JSON text of a map's file; check its size, version and history."""
     if problem := _size_problem(metadata):
         raise ValueError(problem)
     header: dict[str, Any] = parse_json(metadata)
@@ -459,16 +464,11 @@ def _header(metadata: str) -> dict[str, Any]:
     return header
 
 
-def _projection_fields(
-    header: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
-) -> dict[str, Any]:
-    if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
-        raise ValueError("scale_slot and enable_scale_trick contradict each other")
-    top_k, recipe = header["top_k"], header.get("recipe")
-    require_valid(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
-    require_valid(isinstance(recipe, dict | NoneType), "recipe")
-    scale_slot, method = tensors.get("scale_slot"), str(header["method"])
-    return {"scale_slot": scale_slot, "method": method, "top_k": top_k, "recipe": recipe}
+def kind_of(header: Header) -> MapKind:
+    """Return the kind of map in a file; only projection maps do not declare it."""
+    kind: MapKind = header.get("kind", "map")
+    require_valid(kind in MAP_NAMES, f"the kind {kind!r}")
+    return kind
 
 
 def _vocabulary(

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from xtok.config import MapKind
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
@@ -22,11 +23,17 @@ if TYPE_CHECKING:
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
 AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
-M = TypeVar("M", bound=mapfile.StoredMap)
 OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
+MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
+    "map": ProjectionMap,
+    "events": EventMap,
+    "spellings": SpellingMap,
+}
+"""The class of each kind of map file."""
 
-def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
+
+def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyMap:
     """Load a map of any kind, with the options of `ProjectionMap.load`; return a map unchanged.
 
     Raises:
@@ -34,7 +41,8 @@ def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
     """
     if isinstance(source, AnyMap):
         return source
-    return cast("AnyMap", mapfile.StoredMap.load(source, **options))
+    contents = mapfile.read(source)
+    return MAP_CLASSES[contents.kind].of_contents(contents, **options)
 
 
 def bind_map(
@@ -60,6 +68,22 @@ def bind_map(
         return any_map, pair
     pair = _pair_of(pair, [any_map])
     return _bound(pair, any_map, name), pair
+
+
+@overload
+def bind_maps(
+    sources: MapLike | Sequence[MapLike], pair: Pair | None = None, names: Sequence[str] = ()
+) -> tuple[list[ProjectionMap], Pair, list[str]]: ...
+
+
+@overload
+def bind_maps(
+    sources: AnyMapLike | Sequence[AnyMapLike],
+    pair: Pair | None = None,
+    names: Sequence[str] = (),
+    *,
+    any_kind: Literal[True],
+) -> tuple[list[AnyMap], Pair, list[str]]: ...
 
 
 def bind_maps(
@@ -128,7 +152,7 @@ def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     return of_pair.vocab_size
 
 
-def _bound(pair: Pair, any_map: M, name: str) -> M:
+def _bound(pair: Pair, any_map: mapfile.M, name: str) -> mapfile.M:
     for side in SIDES:
         of_map: Vocabulary = getattr(any_map, side)
         of_pair: Vocabulary = getattr(pair, side)

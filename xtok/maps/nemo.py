@@ -107,7 +107,7 @@ def read_pt(loaded: Any, size: int) -> PtEntries:
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
-def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
+def read_trained(tensors: Tensors) -> PtEntries:
     """Read the tensors of a map by xtok with trained weights."""
     edges = Edges(*(tensors[name] for name in Edges._fields))
     s = edges.student_ids
@@ -116,9 +116,7 @@ def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
     )
     require_valid((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
-    return _entries_by_row(edges)._replace(
-        is_last=ends_row, has_order=True, own=(tensors, metadata)
-    )
+    return _entries_by_row(edges)._replace(is_last=ends_row, has_order=True)
 
 
 def _read_entries(loaded: Any, size: int) -> PtEntries:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
+from xtok.maps import nemo
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
@@ -20,11 +23,12 @@ from xtok.maps.edges import (
     row_starts,
     slot_entries,
 )
-from xtok.maps.file import StoredMap
-from xtok.maps.records import Recipe, history_step, require
+from xtok.maps.file import FileContents, Header, StoredMap, to_nemo, unpack
+from xtok.maps.opening import Tensors, require_valid
+from xtok.maps.records import InvariantError, Recipe, history_step, require
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
-from xtok.tokenizers.table import SIDES, Vocabulary
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +64,11 @@ class ProjectionMap(StoredMap):
     """
 
     KIND = "map"
+    ARRAYS: ClassVar = {
+        "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
+        "scale_slot": "uint8",
+    }  # fmt: skip
+    HAS_TOKENS = False
 
     student_ids: NDArray[np.int32]  # int32 [nnz]
     teacher_ids: NDArray[np.int32]  # int32 [nnz]
@@ -226,6 +235,67 @@ class ProjectionMap(StoredMap):
         reports = (*self.reports, StageReport("import", counts, (note,)))
         result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
         return result.after("import", {"preserve_last": preserve_last})
+
+    # In a file
+
+    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+        """Return the contents of the file that `save` writes."""
+        return [to_nemo(self)] if path.suffix == ".pt" else super()._bytes_of_files(path)
+
+    def header(self) -> dict[str, Any]:
+        """Return the entries of the file's JSON that only projection maps have."""
+        names = ("method", "top_k", "enable_scale_trick", "recipe")
+        fields = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
+        """Return the fields that only projection maps have, except arrays that they require."""
+        if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
+            raise ValueError("scale_slot and enable_scale_trick contradict each other")
+        top_k, recipe = header["top_k"], header.get("recipe")
+        require_valid(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
+        require_valid(isinstance(recipe, dict | NoneType), "recipe")
+        scale_slot, method = tensors.get("scale_slot"), str(header["method"])
+        return {"scale_slot": scale_slot, "method": method, "top_k": top_k, "recipe": recipe}
+
+    @classmethod
+    def _unpacked(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
+        """Make a map of the contents of its file; check the digests, not the invariants."""
+        _, _, tensors, header, entries = contents
+        if entries is not None and not header:
+            made = cls._imported(entries, preserve_last)
+        elif entries is not None:
+            made = cls._repaired(entries, tensors, header)
+        elif normalize:
+            made = cls._repaired(nemo.read_trained(tensors), tensors, header, normalize=True)
+        else:
+            made, is_whole = unpack(cls, tensors, header)
+            if not is_whole:  # training changes only the weights of projection maps
+                raise InvariantError("tensors", "its tensors changed after it was written")
+        if preserve_last is None:
+            return made
+        made.check()
+        return made.with_slots(preserve_last)
+
+    @classmethod
+    def _imported(cls, entries: nemo.PtEntries, preserve_last: bool | None) -> Self:
+        fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
+        reports = (StageReport("import", counts, notes),)
+        return cls(**fields, history=(history_step("import", {}),), reports=reports)
+
+    @classmethod
+    def _repaired(
+        cls, entries: nemo.PtEntries, tensors: Tensors, header: Header, normalize: bool = False
+    ) -> Self:
+        repaired, counts = nemo.repaired_tensors(entries, tensors)
+        made, is_whole = unpack(cls, repaired, header)
+        if not (is_whole or counts or normalize):
+            counts = {"files changed by another program": 1}
+        if not (counts or normalize):
+            return made
+        made = made.after("import", {"normalize": True} if normalize else {})
+        return replace(made, reports=(StageReport("import", counts),))
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:

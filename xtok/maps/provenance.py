@@ -149,7 +149,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
             return f"an earlier version made it, without the definition of its {side}"
         if before.definition_sha256 != now.definition_sha256:
             return f"the definition of its {side} {before.model_id} changed, but not the tokens"
-    made = getattr(existing, "recipe", None)
+    made = existing.recipe if isinstance(existing, ProjectionMap) else None
     return None if made == recipe else _recipe_difference(made, recipe)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.maps.file import StoredMap
+from xtok.maps import nemo_tables
+from xtok.maps.file import StoredMap, check_reverse, pack
 from xtok.maps.records import require
 from xtok.tokenizers.pairs import require_table
 from xtok.tokenizers.table import SIDES, Ids, TokenTable, TokenType
@@ -27,6 +30,9 @@ class SpellingMap(StoredMap):
     """
 
     KIND = "spellings"
+    ARRAYS: ClassVar = {
+        f"{side}_{name}": "int32" for side in SIDES for name in ("pieces", "counts")
+    }
 
     student_pieces: NDArray[np.int32]  # [total], teacher ids of all spellings, concatenated
     student_counts: NDArray[np.int32]  # [V_student], pieces per token: 1 shared, 0 no spelling
@@ -62,6 +68,17 @@ class SpellingMap(StoredMap):
             "special, without a partner": np.flatnonzero(without & ~has_bytes & ~unused),
             UNUSED: np.flatnonzero(without & unused),
         }
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files that `save` writes for a path: two tables for a `.pt`."""
+        return [path, nemo_tables.reverse_of(path)] if path.suffix == ".pt" else [path]
+
+    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+        """Return the contents of each of these files."""
+        if path.suffix != ".pt":
+            return super()._bytes_of_files(path)
+        check_reverse(path, self.student.model_id, self.teacher.model_id)
+        return nemo_tables.to_tables(*pack(self), self.student, self.teacher)
 
 
 def _table(m: SpellingMap, side: str) -> TokenTable:
