@@ -29,9 +29,7 @@ def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False)
     return printed.getvalue().splitlines()
 
 
-def test_the_two_sides_are_printed_one_above_the_other(
-    byte_level: Tokenizer, digits: Tokenizer
-) -> None:
+def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: Tokenizer) -> None:
     alignment = align(byte_level, digits, " the 2014")
     assert alignment == align(byte_level, digits, b" the 2014")
     assert alignment == align(load_pair(byte_level, digits), text=" the 2014")
@@ -53,13 +51,13 @@ def test_incorrect_chunks_are_marked(pair: Pair) -> None:
     student, teacher_side = pair.tokenizers
     bos = teacher_side.table.roles["bos"][0]
     t = [bos, *teacher_side.segment(b" y the")]
-    found = describe_alignment(TokenAligner(pair), pair, student.segment(b" x the"), t)
-    _, teacher, marks, *_ = lines_of(found)
+    described = describe_alignment(TokenAligner(pair), pair, student.segment(b" x the"), t)
+    _, teacher, marks, *_ = lines_of(described)
     assert "≠" in marks
     assert marks.index("-") == teacher.index("<")
-    assert not found.pairs[0].is_correct
-    assert found.pairs[0].teacher_tokens[0] == 1
-    assert found.teacher_unaligned == 1
+    assert not described.pairs[0].is_correct
+    assert described.pairs[0].teacher_tokens[0] == 1
+    assert described.teacher_unaligned == 1
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -77,7 +75,7 @@ def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, widt
         assert line.count("\u2068") == line.count("\u2069")
 
 
-def test_marks_do_not_join_what_stands_before_them() -> None:
+def test_combining_marks_do_not_join_the_preceding_text() -> None:
     bytewise = load_tokenizer("bytes")
     marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
     alignment = align(bytewise, bytewise, b"")

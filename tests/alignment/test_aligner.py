@@ -20,7 +20,6 @@ from make_maps import built
 from numpy.typing import NDArray
 
 import xtok
-from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
 from xtok.maps.map_arguments import bind_map
@@ -162,7 +161,7 @@ def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[st
     ]
 
 
-def test_special_tokens_of_one_role_are_a_chunk(
+def test_special_tokens_of_the_same_role_are_a_chunk(
     aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
     s, t = ours("<|begin_of_text|>", " a", "<|end_of_text|>"), theirs("<s>", " a", "</s>")
@@ -175,7 +174,9 @@ def test_special_tokens_of_one_role_are_a_chunk(
     assert alignment.student_exact_partition_mask.tolist() == [[True, True, True]]
 
 
-def test_a_bos_on_one_side_only(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+def test_a_bos_without_a_counterpart_changes_no_chunk(
+    aligner: TokenAligner, ours: Spell, theirs: Spell
+) -> None:
     s, t = ours(TEXT), theirs(TEXT)
     plain = readable(aligner, s, t)
     assert all(correct for _, _, correct in plain)
@@ -194,15 +195,15 @@ def test_special_tokens_without_a_counterpart_are_skipped(
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "NFD"])
-def test_a_normalizer_on_one_side_costs_what_it_changes(
+def test_a_normalizer_excludes_only_the_text_that_it_changes(
     aligner: TokenAligner, ours: Spell, theirs: Spell, form: Any
 ) -> None:
     tail = " of the 2024 and the text of the end"
     text = f" of cafe\u0301 and the ﬁnal text,\uff0c{tail}"
     s, t = ours(text), theirs(unicodedata.normalize(form, text))
-    found = readable(aligner, s, t)
-    assert found[0] == (" of", " of", True)
-    correct = "".join(s for s, _, c in found if c).replace("|", "")
+    chunks = readable(aligner, s, t)
+    assert chunks[0] == (" of", " of", True)
+    correct = "".join(s for s, _, c in chunks if c).replace("|", "")
     assert correct.endswith(tail)
     assert len(correct) > 0.7 * len(text)
     check_consistent(aligner, s, t)
@@ -214,19 +215,21 @@ def test_truncation_leaves_a_tail_unaligned(
     s, t = ours(TEXT * 4), theirs(TEXT * 4)
     whole = chunks_of(aligner, s, t)
     for cut in (1, 5, len(t) // 2, len(t) - 1):
-        found = chunks_of(aligner, s, t[:cut])
-        assert found == whole[: len(found)]
-        assert whole[len(found)][1][-1] >= cut  # the next chunk reaches behind the cut
+        of_prefix = chunks_of(aligner, s, t[:cut])
+        assert of_prefix == whole[: len(of_prefix)]
+        assert whole[len(of_prefix)][1][-1] >= cut  # the next chunk reaches behind the cut
 
 
-def test_a_passage_that_one_side_lacks(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+def test_a_passage_missing_from_a_side_excludes_only_itself(
+    aligner: TokenAligner, ours: Spell, theirs: Spell
+) -> None:
     first, second = TEXT, " and of the end of the text,\n again" * 3
     extra = "something that is only here, " * 40
-    found = aligner.pairs(ours(first, extra, second), theirs(first, second))
-    assert sum(not p.is_correct for p in found) <= 2
-    covered = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in found if p.is_correct)
+    chunks = aligner.pairs(ours(first, extra, second), theirs(first, second))
+    assert sum(not p.is_correct for p in chunks) <= 2
+    covered = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in chunks if p.is_correct)
     assert covered > 0.9 * len((first + second).encode())
-    assert found[-1].is_correct
+    assert chunks[-1].is_correct
 
 
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
@@ -239,25 +242,21 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
     assert ("2|0|1", "201", True) not in two
 
 
-def test_the_first_600_tokens_are_aligned_without_compiled_code(
-    to_pieces: Pair, ours: Spell, theirs: Spell, monkeypatch: pytest.MonkeyPatch
+def test_chunks_are_the_same_before_and_after_the_first_600_tokens(
+    to_pieces: Pair, ours: Spell, theirs: Spell
 ) -> None:
+    """Up to this number of tokens, an aligner does not wait for compiled code."""
     aligner = TokenAligner(to_pieces)
-    is_compiled: list[bool] = []
-    kernel = kernels.align_rest
-
-    def align_rest(*args: Any) -> None:
-        is_compiled[-1] = True
-        kernel(*args)
-
-    align_rest.py_func = kernel.py_func  # type: ignore[attr-defined]
-    monkeypatch.setattr("xtok.alignment.aligner.align_rest", align_rest)
+    in_python = copy(aligner)
+    in_python.python_tokens_left = 10**9
     s, t = ours("cafe\u0301" + " of the end" * 20), theirs("caf\u00e9" + " of the end" * 20)
-    for _ in range(5):  # 168 tokens each
-        is_compiled.append(False)
-        found = readable(aligner, s, t)
-        assert [correct for _, _, correct in found[-60:]] == [True] * 60
-    assert is_compiled == [False, False, False, True, True]
+    expected = readable(in_python, s, t)
+    assert [correct for _, _, correct in expected[-60:]] == [True] * 60
+    num_left = []
+    for _ in range(5):
+        assert readable(aligner, s, t) == expected
+        num_left.append(aligner.python_tokens_left)
+    assert num_left == [600 - 168 * n for n in range(1, 6)]
 
 
 def test_groups_of_any_length(pair: Pair, ours: Spell, digits: Tokenizer) -> None:
@@ -269,7 +268,9 @@ def test_groups_of_any_length(pair: Pair, ours: Spell, digits: Tokenizer) -> Non
     assert others == [long] * 3
 
 
-def test_texts_with_nothing_in_common(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+def test_different_texts_have_no_correct_chunk(
+    aligner: TokenAligner, ours: Spell, theirs: Spell
+) -> None:
     s, t = ours("中文" * 1000), theirs("abc " * 1000)
     assert not any(correct for _, _, correct in readable(aligner, s, t))
     assert aligner.pairs([], t) == aligner.pairs(s, []) == []
@@ -333,9 +334,9 @@ def test_an_end_of_text_that_pads_as_well(byte_level: Tokenizer, ours: Spell) ->
     ended = [*ours(" a b"), eos]
     n = len(ended)
     padded = np.array([[*ended, eos, eos], [eos, eos, *ended]])
-    found = TokenAligner(Pair(side, side)).align(padded, np.array([ended, ended]))
-    assert found.num_chunks.tolist() == [n, n]
-    assert found.student_chunk_id.tolist() == [[*range(n), -1, -1], [-1, -1, *range(n)]]
+    alignment = TokenAligner(Pair(side, side)).align(padded, np.array([ended, ended]))
+    assert alignment.num_chunks.tolist() == [n, n]
+    assert alignment.student_chunk_id.tolist() == [[*range(n), -1, -1], [-1, -1, *range(n)]]
 
 
 def test_the_fields_and_their_types(aligner: TokenAligner, texts: Texts) -> None:
@@ -361,17 +362,17 @@ def test_the_fields_and_their_types(aligner: TokenAligner, texts: Texts) -> None
     assert_same(alignment, as_torch)
 
 
-def test_exact_partition_is_correct_chunks_of_one_token_each(
+def test_exact_partition_masks_mark_chunks_with_a_token_on_each_side(
     aligner: TokenAligner, texts: Texts
 ) -> None:
     (s, s_mask), (t, t_mask) = map(batch, texts)
     alignment = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
     for i, sides in enumerate(zip(*texts, strict=True)):
         chunks = [p for p in aligner.pairs(*sides) if p.is_correct]
-        one = [p for p in chunks if len(p.student_ids) == len(p.teacher_ids) == 1]
+        single = [p for p in chunks if len(p.student_ids) == len(p.teacher_ids) == 1]
         for mask, places in (
-            (alignment.student_exact_partition_mask, [p.student_tokens[0] for p in one]),
-            (alignment.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in one]),
+            (alignment.student_exact_partition_mask, [p.student_tokens[0] for p in single]),
+            (alignment.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in single]),
         ):
             assert np.flatnonzero(mask[i]).tolist() == places
 
@@ -403,7 +404,7 @@ def test_padding_has_no_prediction_on_either_side(
         "student": ([*map(ours, texts)], aligner.student.table.roles["pad"][0]),
         "teacher": ([*map(theirs, texts)], 0),
     }
-    found = []
+    fields = []
     for left in (False, True):
         made = {name: batch(*side, left=left, more=2) for name, side in sides.items()}
         given = {f"{name}_attention_mask": mask for name, (_, mask) in made.items()}
@@ -414,10 +415,10 @@ def test_padding_has_no_prediction_on_either_side(
         for name, (_, mask) in made.items():
             chunk = np.asarray(getattr(shifted, f"{name}_chunk_id"))
             assert (chunk[~mask] == -1).all()
-            found.append([[c for c in row if c >= 0] for row in chunk.tolist()])
-        found.append(np.asarray(shifted.pair_valid).tolist())
-        found.append(np.asarray(shifted.has_start).tolist())
-    assert found[:4] == found[4:]
+            fields.append([[c for c in row if c >= 0] for row in chunk.tolist()])
+        fields.append(np.asarray(shifted.pair_valid).tolist())
+        fields.append(np.asarray(shifted.has_start).tolist())
+    assert fields[:4] == fields[4:]
     assert not np.asarray(shifted.has_start)[:, 0].any()
 
 
@@ -437,33 +438,33 @@ def test_byte_spans(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
 # Whole data sets
 
 
-def test_flat_arrays_are_the_documents_one_by_one(
+def test_flat_arrays_give_the_chunks_of_each_document(
     aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
     documents = [TEXT * (i % 5) + str(i) for i in range(50)]
     s, t = [*map(ours, documents)], [*map(theirs, documents)]
     s_bounds, t_bounds = (np.cumsum([0, *map(len, side)]) for side in (s, t))
     flat = [np.array([i for row in side for i in row], np.int32) for side in (s, t)]
-    found = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
+    together = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
     place = 0
     for d, (row, column) in enumerate(zip(s, t, strict=True)):
         alone = aligner.align(np.array([row]), np.array([column]))
         n = int(alone.num_chunks[0])
-        assert found.num_chunks[d] == n
+        assert together.num_chunks[d] == n
         for chunk_id, bounds, expected in (
-            (found.student_chunk_id, s_bounds, alone.student_chunk_id),
-            (found.teacher_chunk_id, t_bounds, alone.teacher_chunk_id),
+            (together.student_chunk_id, s_bounds, alone.student_chunk_id),
+            (together.teacher_chunk_id, t_bounds, alone.teacher_chunk_id),
         ):
             assert chunk_id[bounds[d] : bounds[d + 1]].tolist() == expected[0].tolist()
-        assert found.is_correct[place : place + n].tolist() == alone.pair_is_correct[0].tolist()
+        assert together.is_correct[place : place + n].tolist() == alone.pair_is_correct[0].tolist()
         place += n
-    assert place == len(found.is_correct)
+    assert place == len(together.is_correct)
 
 
 def test_no_documents(aligner: TokenAligner) -> None:
     none = np.zeros(0, np.int64)
-    found = aligner.align_ids(none, np.zeros(1, np.int64), none, np.zeros(1, np.int64))
-    assert len(found.num_chunks) == len(found.is_correct) == 0
+    alignment = aligner.align_ids(none, np.zeros(1, np.int64), none, np.zeros(1, np.int64))
+    assert len(alignment.num_chunks) == len(alignment.is_correct) == 0
     empty = aligner.align(np.zeros((2, 0), np.int64), np.zeros((2, 3), np.int64) + 300)
     assert empty.num_chunks.tolist() == [0, 0]
     assert empty.pair_valid.tolist() == empty.pair_is_correct.tolist() == [[False], [False]]

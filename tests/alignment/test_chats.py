@@ -52,12 +52,12 @@ def align(aligner: TokenAligner, pair: Pair) -> Align:
 
 def aligned(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
     """Check that chunks rise on both sides, and return the aligned texts of both sides."""
-    found = chat.alignment
-    for ids in (found.student_chunk_id, found.teacher_chunk_id):
+    alignment = chat.alignment
+    for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id):
         used = ids[ids >= 0].tolist()
         assert used == sorted(used)
-        assert set(used) == set(range(len(found.is_correct)))
-    pairs = aligner.pairs(chat.student.ids.tolist(), chat.teacher.ids.tolist(), found)
+        assert set(used) == set(range(len(alignment.is_correct)))
+    pairs = aligner.pairs(chat.student.ids.tolist(), chat.teacher.ids.tolist(), alignment)
     ours, theirs = aligner.student.table.name, aligner.teacher.table.name
     return [
         ("".join(map(ours, p.student_ids)), "".join(map(theirs, p.teacher_ids)))
@@ -157,8 +157,8 @@ def test_content_is_the_part_that_both_templates_write(
 ) -> None:
     tokenizer = xtok.load_tokenizer("bytes")
     ours, theirs = (
-        render(tokenizer, [{"role": "user", "content": content}], template=one)
-        for one in (template, WHOLE)
+        render(tokenizer, [{"role": "user", "content": content}], template=side_template)
+        for side_template in (template, WHOLE)
     )
     [both], [back] = written_alike(ours, theirs, {}), written_alike(theirs, ours, {})
     assert both == back[::-1]
@@ -207,12 +207,12 @@ def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> 
     fails(cli(*args, "two.json"), "two.json")
 
 
-def test_a_teacher_that_reads_more_shares_the_answers_alone(
+def test_additional_messages_of_the_teacher_are_not_aligned(
     aligner: TokenAligner, pair: Pair
 ) -> None:
-    told = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
-    chat = chat_record({"messages": CHAT, "teacher_messages": told}, "line 1")
-    found = align_chat(aligner, pair, chat, student_template=TURNS, teacher_template=TURNS)
-    assert "201 steps." in found.teacher.text
-    texts = ["".join(part) for part in zip(*aligned(found, aligner), strict=True)]
+    of_teacher = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
+    chat = chat_record({"messages": CHAT, "teacher_messages": of_teacher}, "line 1")
+    chat_alignment = align_chat(aligner, pair, chat, student_template=TURNS, teacher_template=TURNS)
+    assert "201 steps." in chat_alignment.teacher.text
+    texts = ["".join(part) for part in zip(*aligned(chat_alignment, aligner), strict=True)]
     assert [unescape(text).decode() for text in texts] == ["The text: 東京.\n\nok"] * 2

@@ -73,10 +73,10 @@ def num_shared(student: list[tuple[int, int]], teacher: list[tuple[int, int]]) -
 def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sides:
     kind, other = request.param
     folder = tmp_path_factory.mktemp(kind)
-    one = lacking(folder / "one", kind, "é\n")
+    first = lacking(folder / "one", kind, "é\n")
     if other == "bytes":
-        return one, load_tokenizer("bytes")
-    return one, lacking(folder / "other", "unknown", "ß\n")
+        return first, load_tokenizer("bytes")
+    return first, lacking(folder / "other", "unknown", "ß\n")
 
 
 of_library = cache(Rust.from_file)
@@ -110,7 +110,7 @@ def check_chunks(
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_path: Path) -> None:
+def test_text_after_different_control_tokens_is_aligned(turned: bool, tmp_path: Path) -> None:
     pair, begins = [], []
     for name, without, special in (
         ("one", "é", ("<|im_start|>",)), ("other", "ß", ("<bos>", "<start_of_turn>")),
@@ -149,17 +149,19 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
         ids = [tokenizer.encode_batch([text])[0] for tokenizer in pair]
         places = [spans(tokenizer, text) for tokenizer in pair]
         [side] = collator([text])["teachers"]
-        found = side["alignment"]
+        alignment = side["alignment"]
         if any(tokenizer.encode(text).num_changed for tokenizer in pair):
-            assert bool(found.pair_is_correct[found.pair_valid].all())
-        chunks = [found.student_chunk_id[0].tolist(), found.teacher_chunk_id[0].tolist()]
+            assert bool(alignment.pair_is_correct[alignment.pair_valid].all())
+        chunks = [alignment.student_chunk_id[0].tolist(), alignment.teacher_chunk_id[0].tolist()]
         known += check_chunks(text, pair, ids, places, chunks)
         total += num_shared(*places)
         flat = aligner.align_document(*ids)
         chunks = [flat.student_chunk_id.tolist(), flat.teacher_chunk_id.tolist()]
         by_ids += check_chunks(text, pair, ids, places, chunks)
         shown = xtok.align(*pair, text)
-        assert [p.student_tokens for p in shown.pairs] == runs(found.student_chunk_id[0].tolist())
+        assert [p.student_tokens for p in shown.pairs] == runs(
+            alignment.student_chunk_id[0].tolist()
+        )
     assert by_ids <= known
     # Libraries that drop characters shift the offsets behind them, so that nothing there is sure.
     kind = Path(str(sides[0].location)).parent.name.rstrip("0123456789")
@@ -168,9 +170,9 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
 
 
 def test_unknown_tokens_are_unaligned(tmp_path: Path) -> None:
-    one = lacking(tmp_path / "one", "unknown", "é\n")
-    pair = xtok.load_pair(one, "bytes")
-    shown = xtok.align(one, "bytes", "the é the the")
+    student = lacking(tmp_path / "one", "unknown", "é\n")
+    pair = xtok.load_pair(student, "bytes")
+    shown = xtok.align(student, "bytes", "the é the the")
     assert all(len(p.student_ids) == 1 for p in shown.pairs)
     assert (shown.student_unaligned, shown.teacher_unaligned) == (1, 2)
     assert shown.num_correct == len(shown.pairs)
@@ -180,7 +182,7 @@ def test_unknown_tokens_are_unaligned(tmp_path: Path) -> None:
     assert (by_ids.student_chunk_id[3:] < 0).all()
 
 
-def test_a_note_says_that_text_is_left_out(tmp_path: Path) -> None:
+def test_unaligned_text_is_noted(tmp_path: Path) -> None:
     for kind in ("unknown", "drops"):
         collator = DistillationCollator("bytes", lacking(tmp_path / kind, kind, "é\n"))
         with pytest.warns(UserWarning, match="has no tokens for a part of the text"):
@@ -189,13 +191,13 @@ def test_a_note_says_that_text_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*the targets contain no end-of-turn token")
 def test_chats_with_unknown_text(tmp_path: Path) -> None:
-    one = lacking(tmp_path / "one", "unknown", "é")
+    student = lacking(tmp_path / "one", "unknown", "é")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the é the the"}]
     templates: Any = {"student_template": "plain", "teacher_templates": ["plain"]}
-    [side] = DistillationCollator(one, "bytes", **templates)([chat])["teachers"]
-    found = side["alignment"]
-    assert bool(found.pair_is_correct[found.pair_valid].all())
-    assert int((found.student_chunk_id[0] >= 0).sum()) >= 4
+    [side] = DistillationCollator(student, "bytes", **templates)([chat])["teachers"]
+    alignment = side["alignment"]
+    assert bool(alignment.pair_is_correct[alignment.pair_valid].all())
+    assert int((alignment.student_chunk_id[0] >= 0).sum()) >= 4
 
 
 # The student's bytes in the teacher's tokens

@@ -110,7 +110,7 @@ def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenize
         retokenize([[*hello, 1280]])
 
 
-def test_a_teacher_that_normalizes_reads_what_its_library_reads(
+def test_a_teacher_that_normalizes_reads_the_ids_of_its_library(
     byte_level: Tokenizer, small: Path, tmp_path: Path
 ) -> None:
     teacher = xtok.load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
@@ -196,7 +196,7 @@ def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert bool(side["alignment"].pair_is_correct[side["alignment"].pair_valid].all())
 
 
-def test_text_that_the_teacher_normalizes_and_truncates_has_no_chunk(
+def test_normalized_and_truncated_text_has_no_chunk(
     digits: Tokenizer, composing: Tokenizer
 ) -> None:
     text = "lamps ﬁ".encode()
@@ -214,7 +214,7 @@ def test_text_that_the_teacher_normalizes_and_truncates_has_no_chunk(
     assert bool(cut["alignment"].pair_is_correct.all())
 
 
-def test_turns_are_aligned_each_alone(digits: Tokenizer, composing: Tokenizer) -> None:
+def test_each_turn_is_aligned_separately(digits: Tokenizer, composing: Tokenizer) -> None:
     words = [digits.segment(part.encode()) for part in ("so", " ①", "and", "1①")]
     ids = torch.tensor([[*chain(*words)]])
     labels = torch.tensor([[i if n % 2 else -100 for n, part in enumerate(words) for i in part]])

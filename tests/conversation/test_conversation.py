@@ -143,7 +143,7 @@ OF_PARTS = "{% for p in c %}{{ '<image>' if p.type == 'image' else p.text }}{% e
 
 
 @pytest.mark.parametrize(
-    ("content", "written", "text", "found", "source", "verbatim"),
+    ("content", "written", "text", "span_text", "source", "verbatim"),
     [
         # The letter a was written anew as bb, so what is left of the content begins after it.
         ("no | xay z ", CUTS, "\nuser: bby z!", "y z", (7, 10), True),
@@ -153,13 +153,13 @@ OF_PARTS = "{% for p in c %}{{ '<image>' if p.type == 'image' else p.text }}{% e
         (" Be brief. ", "{{ c | urlencode }};", "%20Be%20brief.%20;", None, None, False),
     ],
 )
-def test_where_a_content_is(
-    byte_level: Tokenizer, content: Any, written: str, text: str, found: Any, source: Any,
+def test_spans_of_contents(
+    byte_level: Tokenizer, content: Any, written: str, text: str, span_text: Any, source: Any,
     verbatim: bool,
 ) -> None:  # fmt: skip
     template = each(f"{{%- set c = m.content %}}{written}")
     chat = render(byte_level, [{"role": "user", "content": content}], template=template)
-    assert (chat.text, contents(chat)) == (text, [found])
+    assert (chat.text, contents(chat)) == (text, [span_text])
     [span] = chat.message_spans
     assert (span.source, span.verbatim) == (source, verbatim)
 
@@ -174,7 +174,7 @@ def test_where_a_content_is(
         "c | title", "(c ~ 1) | trim", "c | string | default('x')", "c[::-1]", "c | length",
     ],
 )  # fmt: skip
-def test_the_text_is_that_of_transformers(expression: str) -> None:
+def test_the_text_equals_that_of_transformers(expression: str) -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -189,11 +189,11 @@ def test_the_text_is_that_of_transformers(expression: str) -> None:
         with pytest.raises(XtokError, match="raises at message"):
             render_template(template, chat)
         return
-    found = render_template(template, chat)
-    assert found.text == expected
-    for run in found.runs:
+    rendered = render_template(template, chat)
+    assert rendered.text == expected
+    for run in rendered.runs:
         content = chat[run.message]["content"]
-        text = found.text[run.start : run.end]
+        text = rendered.text[run.start : run.end]
         if run.path == ("content",) and run.offset >= 0:
             given = content[run.offset : run.offset + len(text)]
             assert text.lower() == given.lower()
@@ -305,23 +305,25 @@ SHORT = [
          "Assistant\nyo\n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
     ],
 )  # fmt: skip
-def test_what_a_format_writes(
+def test_the_text_of_each_format(
     byte_level: Tokenizer, sentencepiece: Tokenizer, name: str, space: str, text: str
 ) -> None:
-    one, table = FORMATS[name], (sentencepiece if space else byte_level).table
-    variables = {**one.variables(table), "bos_token": "<b>", "eos_token": "<e>"}
-    chat = [m for m in SHORT if m["role"] in one.roles]
-    found = render_template(one.template, chat, variables=variables, add_generation_prompt=True)
-    assert found.text == text
+    chat_format, table = FORMATS[name], (sentencepiece if space else byte_level).table
+    variables = {**chat_format.variables(table), "bos_token": "<b>", "eos_token": "<e>"}
+    chat = [m for m in SHORT if m["role"] in chat_format.roles]
+    rendered = render_template(
+        chat_format.template, chat, variables=variables, add_generation_prompt=True
+    )
+    assert rendered.text == text
     generated = {"nemotron-h-aligned": "yo\n", "identity": " yo ", "plain": " yo <e>"}
     generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
     expected = [generated[name]] if name in generated else None
-    blocks = found.generated
+    blocks = rendered.generated
     assert expected == (None if blocks is None else [text[slice(*place)] for place in blocks])
 
 
 def test_every_format_is_tested() -> None:
-    cases = next(mark.args[1] for mark in getattr(test_what_a_format_writes, "pytestmark"))  # noqa: B009
+    cases = next(mark.args[1] for mark in getattr(test_the_text_of_each_format, "pytestmark"))  # noqa: B009
     assert {name for name, *_ in cases} == set(FORMATS)
 
 
@@ -407,7 +409,7 @@ RAISES = each(
         (CHAT, "{{ self.mark('generation') }}", "has no attribute 'mark'"),
     ],
 )
-def test_what_cannot_be_rendered(
+def test_conversations_that_cannot_be_rendered(
     byte_level: Tokenizer, messages: Any, template: str | None, problem: str
 ) -> None:
     assert problem in error_of(partial(render, byte_level, messages, template=template))
@@ -454,7 +456,7 @@ def test_a_header_without_a_generation_prompt_is_no_target(byte_level: Tokenizer
         assert targets(rendered) == ["201.\n"]  # ".\n" is one token
 
 
-def test_attributes_of_pythons_own_are_not_there() -> None:
+def test_templates_have_no_access_to_attributes_of_python() -> None:
     template = "{{ messages[0].content | attr('__class__') }}{{ '{0.__class__}'.format(messages) }}"
     assert render_template(template, CHAT).text == ""
 
@@ -484,9 +486,9 @@ def test_a_template_that_writes_the_date_is_noted(
     byte_level: Tokenizer, template: str, variables: dict[str, Any], culprit: str | None
 ) -> None:
     chat = render(byte_level, CHAT, template=template + DATED, variables=variables)
-    found = [note for note in chat.notes if note.startswith("the template writes today's date")]
-    assert len(found) == (culprit is not None)
-    assert all(str(culprit) in note for note in found)
+    notes = [note for note in chat.notes if note.startswith("the template writes today's date")]
+    assert len(notes) == (culprit is not None)
+    assert all(str(culprit) in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -578,9 +580,9 @@ def test_other_fields_of_a_batch() -> None:
          "reward": 1.0, "types": [1], "spans": [5, 6], "logits": np.ones((1, 3), np.float32)},
     ]  # fmt: skip
     batch = collate(samples, pad_id=9, pad_values={"teacher": -1})
-    found = {name: np.asarray(batch[name]).tolist() for name in batch if name != "spans"}
+    values = {name: np.asarray(batch[name]).tolist() for name in batch if name != "spans"}
     ones, zeros = [1.0] * 3, [0.0] * 3
-    assert found == {
+    assert values == {
         "ids": [[1, 2], [9, 3]],
         "labels": [[1, 2], [-100, 3]],
         "teacher": [[5, 6, 7], [-1, -1, 8]],
@@ -667,7 +669,7 @@ def test_a_mask_of_the_samples_is_kept() -> None:
         ({"ids": [[1]]}, r"attention_mask is not a mask \[B, T\]"),
     ],
 )
-def test_unpad_refuses_what_is_no_padding(batch: dict[str, Any], problem: str) -> None:
+def test_unpad_rejects_invalid_masks(batch: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         unpad({name: np.array(rows) for name, rows in batch.items()})
 
@@ -778,7 +780,7 @@ def or_error(call: Callable[[], Any]) -> Any:
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")  # of TRL's import
 @pytest.mark.parametrize("name", [*chat_families.NAMES, *LEFT_OUT_BY_TRL])
-def test_tool_suffixes_are_those_of_trl(name: str, family: Family) -> None:
+def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
     trl = pytest.importorskip("trl")
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
@@ -790,18 +792,18 @@ def test_tool_suffixes_are_those_of_trl(name: str, family: Family) -> None:
     )  # fmt: skip
     expected = or_error(lambda: trl.GRPOTrainer._get_tool_suffix_ids(trainer, TOOLS[2:3]))
     for messages in (TOOLS[2:3], TOOLS[:3]):
-        found = or_error(partial(tool_suffix, tokenizer, messages))
-        found = found if found is None else found.tolist()
+        suffix = or_error(partial(tool_suffix, tokenizer, messages))
+        suffix = suffix if suffix is None else suffix.tolist()
         if name == "cohere2":  # drops what the tool says, and TRL's suffix is without it
-            assert found is None
+            assert suffix is None
         elif name in LEFT_OUT_BY_TRL:
-            assert found == [*tokenizer.encode(LEFT_OUT_BY_TRL[name]).ids, *expected]
+            assert suffix == [*tokenizer.encode(LEFT_OUT_BY_TRL[name]).ids, *expected]
         elif name == "qwen3":  # TRL refuses it: before the tool's message, it has <think> there
             assert expected is None
             begin = "\n<|im_start|>user\n<tool_response>\nfour\n"
-            assert of_ids(tokenizer, found or []).startswith(begin)
+            assert of_ids(tokenizer, suffix or []).startswith(begin)
         else:
-            assert found == expected
+            assert suffix == expected
     keeps = or_error(lambda: is_chat_template_prefix_preserving(library))
     assert or_error(lambda: is_prefix_preserving(tokenizer)) == keeps
 

@@ -78,7 +78,7 @@ def test_the_table_is_large() -> None:
 
 
 @pytest.mark.parametrize(("family", "body", "has_prompt"), TABLE)
-def test_a_header_of_the_role_and_a_literal_one(
+def test_headers_with_the_role_and_with_a_literal(
     byte_level: Tokenizer, family: str, body: str, has_prompt: bool
 ) -> None:
     ways = [

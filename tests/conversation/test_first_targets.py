@@ -236,7 +236,7 @@ def test_numpy_values_are_written_as_json(byte_level: Tokenizer) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_call_alone_where_nothing_asks_for_an_answer(byte_level: Tokenizer) -> None:
+def test_a_call_without_a_generation_prompt(byte_level: Tokenizer) -> None:
     """The header is no target, as before a content."""
     body = "<|{{ m.role }}|>\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     body += (

@@ -95,7 +95,7 @@ CALLS = (
          [{**ASK, "content": "<image>boats?"}], ""),
     ],
 )  # fmt: skip
-def test_what_a_template_drops_is_an_error(
+def test_values_that_a_template_drops_are_an_error(
     byte_level: Tokenizer, template: str, messages: Any, problem: str
 ) -> None:
     if problem:
@@ -259,10 +259,10 @@ def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
     trained = template.replace("{{ m.content }}<|im_end|>", "{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
         "{% else %}{{ m.content }}<|im_end|>{% endif %}")  # fmt: skip
-    for one in (template, trained):
-        shown = render(byte_level, chat, template=one)
+    for either in (template, trained):
+        shown = render(byte_level, chat, template=either)
         assert (targets(shown), shown.notes) == (["Nine<|im_end|>"], ())
-        shown = render(byte_level, [ASK, {**SEVEN, key: False}], template=one)
+        shown = render(byte_level, [ASK, {**SEVEN, key: False}], template=either)
         assert (targets(shown), shown.notes) == ([], (NO_ANSWERS,))
     for wrong in (0.5, "no"):
         make = partial(render, byte_level, [ASK, {**SEVEN, key: wrong}], template=template)
@@ -332,16 +332,16 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
         chat_record([ASK], 1),
         chat_record([ASK, {**SEVEN, "thinking": "3 + 4"}], 2),
     ]
-    found = compare_side(tokenizer, rows)
-    roles = [span.role for chat in found.rendered for span in chat.message_spans]
-    assert (found.num_chats, sorted(roles)) == (3, ["assistant", "user", "user"])
-    assert len({note for chat in found.rendered for note in chat.notes}) == 2
-    assert found.differences == ["message 1, the assistant's: the template drops its thinking"]
+    comparison = compare_side(tokenizer, rows)
+    roles = [span.role for chat in comparison.rendered for span in chat.message_spans]
+    assert (comparison.num_chats, sorted(roles)) == (3, ["assistant", "user", "user"])
+    assert len({note for chat in comparison.rendered for note in chat.notes}) == 2
+    assert comparison.differences == ["message 1, the assistant's: the template drops its thinking"]
     tokenizer.library.chat_template = BESIDE + "!"
     sides = rows[:2]
     assert compare_side(tokenizer, sides, template=BESIDE).differences == []
-    found = compare_side(tokenizer, sides)
-    assert [line.split(" is ")[0] for line in found.differences] == [
+    comparison = compare_side(tokenizer, sides)
+    assert [line.split(" is ")[0] for line in comparison.differences] == [
         "conversation 0", "conversation 1"
     ]  # fmt: skip
 

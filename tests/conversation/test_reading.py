@@ -54,7 +54,7 @@ READ, SAME_IDS, NONE, NOT_WRITTEN = "read", "part of the user's message", "None"
 
 def plain(messages: Any) -> list[dict[str, Any]]:
     """Messages without what no template writes, and contents of one part as text."""
-    found = []
+    simplified = []
     for message in messages:
         content = message["content"]
         of = {"role": message["role"], "content": content}
@@ -64,8 +64,8 @@ def plain(messages: Any) -> list[dict[str, Any]]:
             of["calls"] = [call["function"] for call in message["tool_calls"]]
         if "reasoning_content" in message:
             of["thinking"] = message["reasoning_content"]
-        found.append(of)
-    return found
+        simplified.append(of)
+    return simplified
 
 
 def outcome(tokenizer: Tokenizer, case: str) -> str:
@@ -102,16 +102,16 @@ def outcome(tokenizer: Tokenizer, case: str) -> str:
     return SAME_IDS
 
 
-def proved(tokenizer: Tokenizer, ids: Any, found: ReadBack) -> None:
+def proved(tokenizer: Tokenizer, ids: Any, read: ReadBack) -> None:
     """The conversation renders as the ids, or as ids that go on from there."""
     again = render(
-        tokenizer, found.messages, tools=found.tools, variables=found.variables,
-        add_generation_prompt=found.add_generation_prompt,
+        tokenizer, read.messages, tools=read.tools, variables=read.variables,
+        add_generation_prompt=read.add_generation_prompt,
     )  # fmt: skip
-    assert again.ids[: len(ids)].tolist() == ids.tolist() == found.conversation.ids.tolist()
-    assert found.conversation.bounds.tolist() == again.bounds[: len(ids) + 1].tolist()
+    assert again.ids[: len(ids)].tolist() == ids.tolist() == read.conversation.ids.tolist()
+    assert read.conversation.bounds.tolist() == again.bounds[: len(ids) + 1].tolist()
     mask = again.assistant_mask[: len(ids)].tolist()
-    assert found.conversation.assistant_mask.tolist() == mask
+    assert read.conversation.assistant_mask.tolist() == mask
 
 
 Family = Callable[[str], Tokenizer]
@@ -172,7 +172,7 @@ def test_conversations_of_real_templates(name: str, family: Family) -> None:
     assert {case: outcome(tokenizer, case) for case in CASES} == OUTCOMES[name]
 
 
-def test_the_guide_counts_them() -> None:
+def test_the_guide_has_the_number_of_readable_templates() -> None:
     pytest.importorskip("trl")
     counts = {case: Counter(of[case] for of in OUTCOMES.values()) for case in CASES}
     total = len(OUTCOMES)
@@ -258,17 +258,17 @@ def test_ids_that_are_no_conversation_give_none(qwen: Tokenizer, byte_level: Tok
 def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
     off = {"enable_thinking": False}
     ids = render(qwen, [ASK], add_generation_prompt=True, variables=off).ids.tolist()
-    found = known(read_back(qwen, ids))
-    assert (found.variables, found.add_generation_prompt) == (off, True)
-    assert found.messages == [ASK]
+    read = known(read_back(qwen, ids))
+    assert (read.variables, read.add_generation_prompt) == (off, True)
+    assert read.messages == [ASK]
 
 
-def test_arguments_of_one_form_for_text_and_numbers_need_the_tools(family: Family) -> None:
+def test_arguments_without_types_require_the_tools(family: Family) -> None:
     """`2` may be a number or text; without the tool nobody knows."""
     tokenizer = family("qwen3_6")
     chat = [ASK, CALL, TOLD, ANSWER]
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None
     texts = {"name": "add", "arguments": {"a": "two", "b": "zwei"}}
     call = {**CALL, "tool_calls": [{"type": "function", "function": texts}]}
-    found = known(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
-    assert plain(found.messages) == plain([ASK, call, TOLD, ANSWER])
+    read = known(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
+    assert plain(read.messages) == plain([ASK, call, TOLD, ANSWER])

@@ -61,7 +61,7 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
         cli("render", "chat.json", *model, *options)
         for model in (["bytes"], ["--model", "bytes"], [], ["bytes", "-m", "bytes"])
     ]
-    assert [one.returncode for one in done] == [0, 0, 2, 2]
+    assert [command.returncode for command in done] == [0, 0, 2, 2]
     assert json.loads(done[0].stdout) == json.loads(done[1].stdout) == ROW
     assert "give a model: FILE MODEL" in done[2].stderr
     assert "give the model once, as an argument or as --model" in done[3].stderr
@@ -70,29 +70,34 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
 # Reading
 
 
-def test_json_is_one_conversation_or_a_list_of_them(tmp_path: Path) -> None:
+def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
-    [one] = read(path, json.dumps(CHAT, indent=2))
-    assert (one.place, one.messages, one.tools, one.variables) == (str(path), CHAT, [], {})
+    [record] = read(path, json.dumps(CHAT, indent=2))
+    assert (record.place, record.messages, record.tools, record.variables) == (
+        str(path),
+        CHAT,
+        [],
+        {},
+    )
     fields = {"messages": CHAT, "tools": [{"name": "add"}], "chat_template_kwargs": {"a": 1}}
-    [one] = read(path, json.dumps(fields))
-    assert (one.messages, one.tools, one.variables) == (CHAT, [{"name": "add"}], {"a": 1})
+    [record] = read(path, json.dumps(fields))
+    assert (record.messages, record.tools, record.variables) == (CHAT, [{"name": "add"}], {"a": 1})
     several = read(path, json.dumps([CHAT, fields]))
     assert [r.messages for r in several] == [CHAT, CHAT]
     assert [r.place for r in several] == [f"{path}, row 0", f"{path}, row 1"]
-    [one] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
-    assert one.tools == [{"name": "add"}]
+    [record] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
+    assert record.tools == [{"name": "add"}]
 
 
 @pytest.mark.parametrize("name", ["chats.json", "chats.jsonl", "chats.jsonl.gz", "chats.NDJSON"])
 def test_lines_of_json(tmp_path: Path, name: str) -> None:
     data = b"\xef\xbb\xbf" + (lines(CHAT) + "\n" + lines({"messages": CHAT[:1]})).encode()
-    found = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    assert [r.messages for r in found] == [CHAT, CHAT[:1]]
-    assert [str(r.place) for r in found] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
+    records = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert [r.messages for r in records] == [CHAT, CHAT[:1]]
+    assert [str(r.place) for r in records] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
 
 
-def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
+def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
     call = {"function": {"name": "add", "arguments": {"a": 2}}}
     other = {"function": {"name": "neg", "arguments": {"b": 3}}}
     chats = [
@@ -170,7 +175,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_python_writes_what_the_command_does(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_python_and_the_command_write_the_same_file(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, CHAT))
     works(cli("render", "chats.jsonl", *PLAIN, "-o", f"ours/{name}"))
     done = render_file("bytes", tmp_path / "chats.jsonl", tmp_path / name, template="plain")
@@ -230,7 +235,7 @@ def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Pa
         ("chats.jsonl --chat-template {{no.no}}", "chats.jsonl, line 1: the", "--chat-template"),
     ],
 )
-def test_errors_leave_nothing(cli: Cli, tmp_path: Path, args: str, error: str, hint: str) -> None:
+def test_errors_leave_no_output(cli: Cli, tmp_path: Path, args: str, error: str, hint: str) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, [{"role": "judge", "content": "x"}]))
     nested = "[" * 900 + "]" * 900
     (tmp_path / "deep.json").write_text(f'[{{"role": "user", "content": {nested}}}]')
@@ -265,7 +270,7 @@ def test_rows_load_as_a_dataset(written: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL's import
-def test_labels_are_those_that_trl_makes_of_the_masks(written: Path) -> None:
+def test_labels_equal_those_that_trl_makes_of_the_masks(written: Path) -> None:
     pytest.importorskip("trl")
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 

@@ -131,15 +131,15 @@ def test_equal_rows_are_equal_in_every_container(number: int, tmp_path: Path) ->
         or len({type(row["messages"] if isinstance(row, dict) else row) for row in rows}) > 1
     ):
         rows = rows[:1]
-    found = {}
+    by_container = {}
     for name, read in CONTAINERS.items():
         try:
-            found[name] = read(tmp_path, rows)
+            by_container[name] = read(tmp_path, rows)
         except pyarrow.ArrowInvalid:  # a column has one type
-            found[name] = read(tmp_path, rows[:1])
-    expected = found["Python"]
+            by_container[name] = read(tmp_path, rows[:1])
+    expected = by_container["Python"]
     assert len(expected) == len(rows)
-    for name, values in found.items():
+    for name, values in by_container.items():
         assert values == expected[: len(values)], name
 
 
@@ -166,7 +166,7 @@ def test_an_error_names_the_row_in_every_container(
 
 
 @pytest.mark.filterwarnings("ignore:bytes")
-def test_texts_and_conversations_in_one_file(tmp_path: Path) -> None:
+def test_texts_and_conversations_in_the_same_file(tmp_path: Path) -> None:
     """As `datasets` and pyarrow read them: each row has both fields, one of them null."""
     rows: list[dict[str, Any]] = [{"text": "Two boats."}, CHAT_ROW]
     collator = xtok.DistillationCollator(

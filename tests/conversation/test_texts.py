@@ -75,11 +75,11 @@ def test_plain_text_is_cut_at_line_ends(
 def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
     columns = {"id": [1, 2, 3, 4, 5], "text": [*DOCUMENTS, None]}
     path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
-    found = text_shards(path)
-    assert [(s.start, s.stop) for s in found] == [(0, 1), (1, 2), (2, None)]
-    batches = [[*read_batches([shard])] for shard in found]
+    parts = text_shards(path)
+    assert [(s.start, s.stop) for s in parts] == [(0, 1), (1, 2), (2, None)]
+    batches = [[*read_batches([shard])] for shard in parts]
     assert [[b.texts for b in part] for part in batches] == [[DOCUMENTS[:2]], [DOCUMENTS[2:]], []]
-    assert sum(s.size for s in found) == path.stat().st_size
+    assert sum(s.size for s in parts) == path.stat().st_size
 
 
 def test_parquet_of_other_string_types(tmp_path: Path) -> None:
