@@ -301,6 +301,26 @@ def test_a_token_that_begins_texts_has_that_row(
     assert torch.equal(weights_of(tmp_path / "new")[bos], weights_of(model)[old_id])
 
 
+@pytest.mark.parametrize("has_bos", [True, False])
+def test_a_note_reports_that_no_first_token_is_added(
+    has_bos: bool, model: Path, new: Path, tmp_path: Path
+) -> None:
+    """As for Gemma with SmolLM2's tokenizer."""
+    assert xtok.transplant(model, new, tmp_path / "adds").notes == ()
+    source = shutil.copytree(new, tmp_path / "tokenizer")
+    fields = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    (source / "tokenizer.json").write_text(json.dumps(fields | {"post_processor": None}))
+    if not has_bos:
+        config = config_of(source, "tokenizer_config") | {"bos_token": None}
+        (source / "tokenizer_config.json").write_text(json.dumps(config))
+    [note, *_] = xtok.transplant(model, source, tmp_path / "new").notes
+    fix = "begin each text with <|begin_of_text|>" if has_bos else "it has no bos token"
+    assert note == (
+        "the model's tokenizer begins each text with <|begin_of_text|>, but tokenizer adds no "
+        f"first token: {fix}"
+    )
+
+
 def test_shards_and_their_index(model: Path, new: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -167,7 +167,7 @@ def transplant(
                 shutil.copyfile(path, temporary / path.name)
         else:
             _write_weights(plan, temporary, progress)
-            notes = _write_settings(source, pair, temporary)
+            notes = [*_first_token_notes(pair), *_write_settings(source, pair, temporary)]
             _write_tokenizer(new, temporary)
         done = Transplant(
             folder=str(folder), model=old.vocabulary.model_id, tokenizer=new.vocabulary.model_id,
@@ -356,6 +356,20 @@ def _new_header(
         header[name] = {**about, "shape": shape, "data_offsets": [size, size + length]}
         size += length
     return header, size
+
+
+def _first_token_notes(pair: Pair) -> list[str]:
+    """Return a note if the old tokenizer adds a first token to each text, and the new one none."""
+    (new, old), (table, old_table) = pair.tokenizers, pair.tables
+    if old.bos_id is None or new.bos_id is not None:
+        return []
+    bos = table.roles.get("bos", ())
+    fix = f"begin each text with {table.name(bos[0])}" if bos else "it has no bos token"
+    old_first = old_table.name(old.bos_id)
+    return [
+        f"the model's tokenizer begins each text with {old_first}, but {new.vocabulary.model_id} "
+        f"adds no first token: {fix}"
+    ]
 
 
 def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
