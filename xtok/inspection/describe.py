@@ -88,6 +88,13 @@ def describe(
         MapFileError: if the file is not a map, or is damaged.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
+    return description_of(m, pair, num_examples=num_examples, classes=classes)
+
+
+def description_of(
+    m: ProjectionMap, pair: Pair, *, num_examples: int = 0, classes: bool = False
+) -> Description:
+    """Describe a map as `describe` does, for a map and its pair."""
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))

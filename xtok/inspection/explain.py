@@ -190,7 +190,20 @@ def explain(
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]
-    matching = None
+    return explanation_of(m, pair, ids, worst=worst, token_class=token_class, kind=kind)
+
+
+def explanation_of(
+    m: ProjectionMap,
+    pair: Pair,
+    ids: Sequence[int],
+    *,
+    worst: int | None = None,
+    token_class: str | None = None,
+    kind: str | None = None,
+) -> Explanation[ExplainedRow]:
+    """Explain rows as `explain` does, for a map and its pair."""
+    ids, matching = [*ids], None
     if worst is not None and worst < 1:
         raise ValueError(f"worst is {worst}, and must be at least 1")
     if worst or token_class or kind:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from xtok.config import MAP_NAMES, InspectConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
-from xtok.inspection.describe import Description, describe
+from xtok.inspection.describe import Description, description_of
 from xtok.inspection.events import (
     EventDescription,
     SpellingDescription,
@@ -17,7 +17,7 @@ from xtok.inspection.events import (
     event_of_token,
     spelled_token,
 )
-from xtok.inspection.explain import Explanation, explain
+from xtok.inspection.explain import Explanation, explanation_of
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, bind_map, read_map
 from xtok.maps.projection_map import ProjectionMap
@@ -63,24 +63,24 @@ def inspect(
             such part.
     """
     config = InspectConfig.or_default(config)
-    m = read_map(any_map)
-    if pair is not None:
-        m, pair = bind_map(m, pair)
+    m, most = read_map(any_map), config.num_examples
     _check(m, config, bool(tokens), against is not None)
-    ids = [i for token in tokens for i in m.student.ids_of(token)]
-    most = config.num_examples
-    if not isinstance(m, ProjectionMap):
-        return _other_kind(m, ids, 5 if most is None else most)
-    if against is not None:
+    if against is not None and isinstance(m, ProjectionMap):
         most = 10 if most is None else most
         return compare(m, against, texts, pair=pair, num_examples=most, names=names, field=field)
+    m, pair = bind_map(m, pair)
+    ids = [i for token in tokens for i in m.student.ids_of(token)]
+    if not isinstance(m, ProjectionMap):
+        return _other_kind(m, ids, 5 if most is None else most)
     if ids or config.is_list:
-        return explain(
-            m, ids, pair=pair, worst=config.worst, token_class=config.token_class, kind=config.kind
+        return explanation_of(
+            m, pair, ids, worst=config.worst, token_class=config.token_class, kind=config.kind
         )
+    if config.classes:
+        require_table(m.student)
     if most is None:
         most = 0 if config.classes else 5
-    return describe(m, num_examples=most, classes=config.classes)
+    return description_of(m, pair, num_examples=most, classes=config.classes)
 
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
@@ -93,15 +93,12 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
             hint="leave out {option}",
             parameter="num_examples",
         )
-    if not isinstance(m, ProjectionMap):
-        if config.is_list or config.classes or has_other:
-            kind = MAP_NAMES[m.KIND]
-            raise XtokError(
-                f"{kind} has no rows: lists, classes and comparisons are for projection maps",
-                hint="leave them out, for an overview, or give tokens",
-            )
-    elif config.classes:
-        require_table(m.student)
+    if not isinstance(m, ProjectionMap) and (config.is_list or config.classes or has_other):
+        raise XtokError(
+            f"{MAP_NAMES[m.KIND]} has no rows: lists, classes and comparisons are for projection "
+            "maps",
+            hint="leave them out, for an overview, or give tokens",
+        )
 
 
 def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], most: int) -> Shown:
