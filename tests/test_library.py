@@ -42,8 +42,10 @@ def test_doctor_takes_one_model_or_two(small: Path) -> None:
     assert [one.model_id for one in xtok.doctor("bytes").tokenizers] == ["bytes"]
     assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
     assert xtok.doctor(xtok.load_tokenizer("bytes")) == xtok.doctor("bytes")
-    of_two = xtok.doctor("bytes", str(model)).tokenizers
-    assert [one.model_id for one in of_two] == ["bytes", "small.model"]
+    of_two = xtok.doctor("bytes", model)
+    assert [one.model_id for one in of_two.tokenizers] == ["bytes", "small.model"]
+    assert of_two.advice is not None
+    assert of_two.advice.commands[0] == ("xtok", "events", "bytes", str(model))
 
 
 # A map: its path, or the map itself

@@ -57,7 +57,7 @@ def doctor(
     loaded = {name: loading.tokenizer(name, vocab_size) for name in names}
     server = check_server(teacher_url, loaded[names[-1]]) if teacher_url else None
     diagnosis = xtok.doctor(
-        loaded[student], loaded.get(teacher or ""), text, names=names, templates=templates,
+        loaded[student], loaded.get(teacher or ""), text, templates=templates,
         tools=tools, field=field, progress=console.progress_bar,
     )  # fmt: skip
     show({**vars(diagnosis), "server": server}, lambda _: print_diagnosis(diagnosis), json=json)

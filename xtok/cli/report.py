@@ -48,7 +48,8 @@ def report(
     map_paths, pair_models = maps_and_models(arguments, models)
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
-    names = pair_models.both() if text or pair_models.names() else ()
+    if text or pair_models.names():
+        pair_models.both()
     from xtok.cli import page
 
     page.check_page(output, json)
@@ -59,7 +60,7 @@ def report(
     maps[0], pair = pair_models.with_map(maps[0], name=map_paths[0])
     page.report(
         maps, output, data=json, texts=text, pair=pair, names=[path.name for path in map_paths],
-        models=names, field=field, progress=console.progress_bar,
+        field=field, progress=console.progress_bar,
     )  # fmt: skip
     print_path(output)
     if json:

@@ -94,7 +94,6 @@ def doctor(
     teacher_model: ModelLike | None = None,
     texts: Paths = (),
     *,
-    names: Sequence[str] = (),
     templates: ChatTemplates | None = None,
     tools: bool = False,
     field: str = "text",
@@ -107,7 +106,6 @@ def doctor(
         teacher_model: a second model; None for one model or a pair.
         texts: for a pair, paths and globs of text or conversations to measure it on. The first rows
             are also compared with the results of the models' own libraries.
-        names: names of the two models in the recommended commands; model ids by default.
         templates: chat templates to use instead of the tokenizers' own.
         tools: fail, instead of warn, if the template rewrites earlier turns when a tool answers.
         field: the field or column that holds the text.
@@ -137,7 +135,7 @@ def doctor(
     return Diagnosis(
         tokenizers=diagnosed,
         pair=facts,
-        advice=None if _PROBE_TEXT in failed else advise(facts, names),
+        advice=None if _PROBE_TEXT in failed else advise(facts, [one.name for one in tokenizers]),
         pair_checks=(_turn_end_check(pair, *trials), *checks),
     )
 

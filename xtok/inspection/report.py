@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from xtok import __version__
 from xtok._lib.progress import Progress, silent
+from xtok._lib.shards import Paths
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
-from xtok.inspection.describe import Description, describe
+from xtok.inspection.describe import Description, description_of
 from xtok.inspection.evaluate import Evaluation, evaluation_of
 from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
@@ -99,10 +99,9 @@ class PageData(NamedTuple):
 def examine(
     maps: MapLike | Sequence[MapLike],
     *,
-    texts: Sequence[str | Path] = (),
+    texts: Paths = (),
     pair: Pair | None = None,
     names: Sequence[str] = (),
-    models: Sequence[str] = (),
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:
@@ -113,7 +112,6 @@ def examine(
         texts: paths and globs of text, as for `evaluate`.
         pair: the maps' pair; its tokenizers are needed for pieces, sentences and text.
         names: names of the maps on the page.
-        models: names of the models in the recommended commands; model ids by default.
         field: the field or column that holds the text.
         progress: called for each pass over a vocabulary, and for the text.
 
@@ -135,9 +133,10 @@ def examine(
     verdicts = {} if evaluation is None else {one.name: one for one in evaluation.verdicts}
     reports = [_map_report(name, m, pair, facts, verdicts.get(name)) for name, m in named.items()]
     token_counts = None if text is None else text.tokens[0]
+    models = () if pair.teacher_tokenizer is None else pair.tokenizers
     report = Report(
         pair=facts,
-        advice=advise(facts, models, loaded),
+        advice=advise(facts, [model.name for model in models], loaded),
         findings=_findings(facts, reports, [empty_share(m, text) for m in loaded]),
         maps=tuple(reports),
         evaluation=evaluation,
@@ -155,7 +154,7 @@ def _map_report(
     return MapReport(
         name=name,
         sha256=mapfile.sha256(m),
-        description=describe(m, classes=True, pair=pair),
+        description=description_of(m, pair, classes=True),
         verification=verification,
         fits=fits(m, facts, failed=verification.failed, verdict=verdict),
         verdict=verdict,

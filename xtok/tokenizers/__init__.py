@@ -84,7 +84,8 @@ def load_tokenizer(
                 f"{name.location} does not support @{name.suffix}",
                 hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
             )
-        return Tokenizer(backend, _id_of(name), files, location, vocab_size=vocab_size)
+        given = os.fspath(model)
+        return Tokenizer(backend, _id_of(name), files, location, given, vocab_size=vocab_size)
 
 
 def _loaded(

@@ -58,10 +58,10 @@ class Tokenizer:
     """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
     `vocabulary` holds the token `table` and its source, `undecodable` the text ids without bytes,
-    `location` the folder, file or repo, and `notes` the remarks about loading. `text_changes`
-    lists the components that change a text before tokenization, each with its change;
-    `drops_text` is True if the library silently drops text that has no token, and `keeps_text` if
-    its ids cover all of a text, except changes of its normalizer.
+    `location` the folder, file or repo, `name` the argument of `load_tokenizer`, and `notes` the
+    remarks about loading. `text_changes` lists the components that change a text before
+    tokenization, each with its change; `drops_text` is True if the library silently drops text that
+    has no token, and `keeps_text` if its ids cover all of a text, except changes of its normalizer.
     """
 
     def __init__(
@@ -70,10 +70,11 @@ class Tokenizer:
         model_id: str,
         files: ModelFiles | None = None,
         location: str | Path | None = None,
+        name: str | None = None,
         *,
         vocab_size: int | None = None,
     ) -> None:
-        self.location, self._model_id = location, model_id
+        self.location, self._model_id, self.name = location, model_id, name or model_id
         self._backend, self._files = backend, files
         self.drops_text, self.keeps_text = backend.drops_text, backend.keeps_text
         self.text_changes = backend.text_changes
@@ -127,7 +128,7 @@ class Tokenizer:
         Raises:
             TokenizerError: if the width excludes more than a few of its ids.
         """
-        made_of = self._backend, self._model_id, self._files, self.location
+        made_of = self._backend, self._model_id, self._files, self.location, self.name
         return Tokenizer(*made_of, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:

@@ -16,13 +16,15 @@ from itertools import groupby
 from math import log1p
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from xtok._lib.io import check_output, write
 from xtok._lib.parsing import parse_json
+from xtok._lib.progress import Progress, silent
+from xtok._lib.shards import Paths
 from xtok.cli.console import to_json
 from xtok.cli.page.pictures import overlap
 from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
@@ -34,6 +36,7 @@ from xtok.inspection.report import PageData, Report, examine
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.display import percent, plural, printable, shorten
+from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
     from xtok.inspection.measures import MapLosses
@@ -48,7 +51,15 @@ _MARKS = {
 
 
 def report(
-    maps: MapLike | Sequence[MapLike], output: str | Path, *, data: bool = False, **options: Any
+    maps: MapLike | Sequence[MapLike],
+    output: str | Path,
+    *,
+    data: bool = False,
+    texts: Paths = (),
+    pair: Pair | None = None,
+    names: Sequence[str] = (),
+    field: str = "text",
+    progress: Progress = silent,
 ) -> Report:
     """Write an HTML page about one map, or about two maps of a pair, and return its contents.
 
@@ -56,14 +67,18 @@ def report(
         maps: a map or two, or their paths.
         output: the path of the page, which ends in `.html`.
         data: also write the contents as JSON, next to the page.
-        **options: the other arguments of `xtok.inspection.report.examine`, such as `pair`.
+        texts: paths and globs of text to measure the maps on, as for `evaluate`.
+        pair: the maps' pair; its tokenizers are needed for pieces, sentences and text.
+        names: names of the maps on the page.
+        field: the field or column that holds the text.
+        progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
         OutputError: if a file cannot be written, or the JSON file has other contents.
         XtokError: as `examine` raises it, for maps and texts.
     """
     paths = check_page(output, data)
-    examined = examine(maps, **options)
+    examined = examine(maps, texts=texts, pair=pair, names=names, field=field, progress=progress)
     contents = render(examined), f"{to_json(examined.report)}\n".encode()
     for path, content in zip(paths, contents, strict=False):
         write(path, [content])
