@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.conversation._places import MessageSpan, Places, Span, written_header
+from xtok.conversation._spans import MessageSpan, Places, Span, written_header
 from xtok.conversation._tracking import Run, json_types
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.leaves import WEIGHTS, answers_of, unread_leaves
