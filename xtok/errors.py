@@ -47,12 +47,12 @@ class XtokError(Exception):
 
 
 @contextmanager
-def naming_place(place: object) -> Iterator[None]:
-    """Prefix the messages of errors with a place, such as a file and its line."""
+def naming_row(where: object) -> Iterator[None]:
+    """Prefix the messages of errors with their location, such as a file and its line."""
     try:
         yield
     except XtokError as error:
-        error.message = f"{place}: {error.message}"
+        error.message = f"{where}: {error.message}"
         raise
 
 

@@ -73,7 +73,7 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
 def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     [record] = read(path, json.dumps(CHAT, indent=2))
-    assert (record.place, record.messages, record.tools, record.variables) == (
+    assert (record.where, record.messages, record.tools, record.variables) == (
         str(path),
         CHAT,
         [],
@@ -84,7 +84,7 @@ def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path)
     assert (record.messages, record.tools, record.variables) == (CHAT, [{"name": "add"}], {"a": 1})
     several = read(path, json.dumps([CHAT, fields]))
     assert [r.messages for r in several] == [CHAT, CHAT]
-    assert [r.place for r in several] == [f"{path}, row 0", f"{path}, row 1"]
+    assert [r.where for r in several] == [f"{path}, row 0", f"{path}, row 1"]
     [record] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
     assert record.tools == [{"name": "add"}]
 
@@ -94,7 +94,7 @@ def test_lines_of_json(tmp_path: Path, name: str) -> None:
     data = b"\xef\xbb\xbf" + (lines(CHAT) + "\n" + lines({"messages": CHAT[:1]})).encode()
     records = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
     assert [r.messages for r in records] == [CHAT, CHAT[:1]]
-    assert [str(r.place) for r in records] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
+    assert [str(r.where) for r in records] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
 
 
 def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
     first, second = read_conversations(tmp_path / "chats.parquet")
     assert [first.messages, second.messages] == chats
     assert (first.tools, second.tools) == ([], [{"name": "add"}])
-    assert second.place == f"{tmp_path / 'chats.parquet'}, row 1"
+    assert second.where == f"{tmp_path / 'chats.parquet'}, row 1"
 
 
 @pytest.mark.parametrize(

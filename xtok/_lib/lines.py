@@ -21,7 +21,7 @@ MAX_TEXT_BYTES = 1 << 26
 _ZEROS = 4  # more than one zero byte in 4 is UTF-16: ASCII in UTF-16 has one in 2
 
 
-class LinePlace(NamedTuple):
+class LineOffset(NamedTuple):
     """A line of a file. Its number is counted only when an error is printed."""
 
     path: Path
@@ -34,7 +34,7 @@ class LinePlace(NamedTuple):
 class FileRow(NamedTuple):
     """A row of a file: a JSON value, or the columns of a table by name."""
 
-    place: Any  # file and line or row, as errors name them; in JSON Lines a `LinePlace`
+    where: Any  # file and line or row, as errors name them; in JSON Lines a `LineOffset`
     value: Any
     read: int  # bytes on disk from the start of the file to the end of the row; 0 for Parquet
 
@@ -75,25 +75,25 @@ def json_lines(
     with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         for offset, line in lines(shard, file, max_bytes + 1):
-            place = LinePlace(shard.path, offset)
+            where = LineOffset(shard.path, offset)
             if len(line) > max_bytes:
-                raise too_long(place, max_bytes)
+                raise too_long(where, max_bytes)
             if not line.strip():
                 continue
-            text = decode(place, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
+            text = decode(where, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
             try:
                 value = parse_json(text, allow_nan=True)
                 if strict and (b"\\ud" in line or b"\\uD" in line):
                     json.dumps(value, ensure_ascii=False).encode()
             except ValueError as error:
-                problem = f"{place}: {json_problem(error)}"
+                problem = f"{where}: {json_problem(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
-            yield FileRow(place, value, raw.tell())
+            yield FileRow(where, value, raw.tell())
 
 
-def too_long(place: object, max_bytes: int) -> XtokError:
+def too_long(where: object, max_bytes: int) -> XtokError:
     """Return the error for a line or document of JSON that is too long."""
-    problem = f"{place}: more than {max_bytes >> 20} MiB"
+    problem = f"{where}: more than {max_bytes >> 20} MiB"
     return XtokError(problem, hint="write one JSON value on each line, and split long values")
 
 
@@ -104,12 +104,12 @@ def read_text(path: Path, what: str) -> str:
     if len(data) > MAX_TEXT_BYTES:
         problem = f"{what} {path} is larger than {MAX_TEXT_BYTES >> 20} MiB"
         raise XtokError(problem, hint="give another file")
-    return decode(LinePlace(path, 0), data)
+    return decode(LineOffset(path, 0), data)
 
 
-def decode(place: LinePlace, data: bytes) -> str:
+def decode(where: LineOffset, data: bytes) -> str:
     """Decode bytes of a file in UTF-8, and remove the byte order mark at its beginning."""
-    path, offset = place
+    path, offset = where
     encoding = "latin1"
     if offset == 0:
         encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)

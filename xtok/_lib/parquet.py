@@ -89,7 +89,7 @@ class ParquetTable:
         max_values: int | None = None,
         max_bytes: int = MAX_ROW_BYTES,
     ) -> Iterator[tuple[list[str], Any]]:
-        """Yield the places of rows, as errors name them, and their record batch.
+        """Yield the names of rows for errors, such as `FILE, row 3`, and their record batch.
 
         A batch has up to 256 rows; with `max_values`, about this many values in the longest column.
         A row of more than `max_bytes` is an error.
@@ -202,7 +202,7 @@ def _is_nested_text(leaf: Any) -> bool:
     return bool(is_nested and leaf.logical_type.type in _TEXTS)
 
 
-def python_values(values: Any, places: Sequence[object]) -> list[Any]:
+def python_values(values: Any, row_names: Sequence[object]) -> list[Any]:
     """Return an array as a list. A map becomes a dict, and a null field of a struct is left out.
 
     An Arrow struct has all fields of its type, so null stands for a missing field.
@@ -213,9 +213,9 @@ def python_values(values: Any, places: Sequence[object]) -> list[Any]:
         raise
     except (KeyError, ValueError) as error:  # within a struct, pyarrow makes it a `ValueError`
         if len(values) == 1:
-            problem = f"{places[0]}: a map contains a key twice"
+            problem = f"{row_names[0]}: a map contains a key twice"
             raise XtokError(problem, hint="write each key of a map once") from error
-    rows = [(values[i : i + 1], places[i : i + 1]) for i in range(len(values))]
+    rows = [(values[i : i + 1], row_names[i : i + 1]) for i in range(len(values))]
     return [value for row in rows for value in python_values(*row)]
 
 
@@ -266,7 +266,7 @@ _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of skipped values: booleans, a byte, 
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Return the value at a place, and its end. By default, the value is a struct."""
+    """Return the value at an offset, and its end. By default, the value is a struct."""
     if kind in _SIZES:
         return None, at + _SIZES[kind]
     if kind in (4, 5, 6):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
-from xtok._lib.lines import FileRow, LinePlace, decode, json_lines, too_long
+from xtok._lib.lines import FileRow, LineOffset, decode, json_lines, too_long
 from xtok._lib.opening import decompressed, reading
 from xtok._lib.parquet import ParquetTable, python_values
 from xtok._lib.parsing import json_problem, parse_json
@@ -52,7 +52,7 @@ def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
         data = decompressed(raw, path).read(max_bytes + 1)
     if len(data) > max_bytes:
         raise too_long(path, max_bytes)
-    text = decode(LinePlace(path, 0), data)
+    text = decode(LineOffset(path, 0), data)
     first = _FIRST_LINE.match(text)
     if not text.strip():
         return None
@@ -63,8 +63,8 @@ def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
     try:
         return parse_json(text, allow_nan=True)
     except ValueError as error:
-        place = f"{path}, line {getattr(error, 'lineno', 1)}"
-        problem = f"{place}: {json_problem(error)}"
+        where = f"{path}, line {getattr(error, 'lineno', 1)}"
+        problem = f"{where}: {json_problem(error)}"
         raise XtokError(problem, hint=hint, parameter=parameter) from error
 
 
@@ -77,8 +77,8 @@ def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileR
     names = table.schema.names
     known = [name for name in names if columns is None or name in columns] or names[:1]
     groups = range(table.num_row_groups)[shard.start : shard.stop]
-    for places, batch in table.batches(groups, known):
-        rows = python_values(batch.to_struct_array(), places)
-        for place, row in zip(places, rows, strict=True):
+    for row_names, batch in table.batches(groups, known):
+        rows = python_values(batch.to_struct_array(), row_names)
+        for where, row in zip(row_names, rows, strict=True):
             value = {name: row.get(name) if name in known else True for name in names}
-            yield FileRow(place, value, 0)
+            yield FileRow(where, value, 0)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
     IdsLike: TypeAlias = Sequence[int] | NDArray[Any]
-    PlacedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
+    BoundedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 PYTHON_TOKENS = 600
 """Tokens to align in Python, before loading or compiling the kernels, which takes seconds."""
@@ -51,7 +51,7 @@ class AlignmentBatch:
 
 @dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
-    """An alignment with the places of padding, which predicts nothing."""
+    """An alignment with masks of the padding, which predicts nothing."""
 
     student_kept: Array  # bool [B, T_s]
     teacher_kept: Array  # bool [B, T_t]
@@ -257,12 +257,12 @@ class TokenAligner:
         )
 
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether `align_spans` can place unknown tokens by the text's bytes."""
+        """Whether `align_spans` can locate unknown tokens by the text's bytes."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
         has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
         return has_unknown and not self.is_lossy
 
-    def align_spans(self, student: PlacedIds, teacher: PlacedIds) -> FlatAlignment:
+    def align_spans(self, student: BoundedIds, teacher: BoundedIds) -> FlatAlignment:
         """Align one document with unknown tokens, by the bytes of its text.
 
         A chunk lies between shared token boundaries, if both sides have the same bytes there.
@@ -342,10 +342,10 @@ def _spans(
     """Yield the ids, the token span and the byte span of each chunk."""
     row = np.asarray(ids, np.int64)
     ends = np.cumsum(table.lengths[row]).tolist()
-    places = np.flatnonzero(chunk >= 0)
-    cuts = np.searchsorted(chunk[places], np.arange(count + 1)).tolist()
+    positions = np.flatnonzero(chunk >= 0)
+    cuts = np.searchsorted(chunk[positions], np.arange(count + 1)).tolist()
     for start, stop in pairwise(cuts):
-        members = places[start:stop].tolist()
+        members = positions[start:stop].tolist()
         first, last = members[0], members[-1]
         begin = ends[first - 1] if first else 0
         yield tuple(row[members].tolist()), (first, last + 1), (begin, ends[last])
@@ -422,8 +422,8 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
         # Unpredicted tokens, and chunks that consist of such tokens.
         unpredicted = ids >= 0
         unpredicted[:, 1:] &= ~predicts[:, :-1]
-        rows, places = _nonzero(unpredicted)
-        chunks = ids[rows, places]
+        rows, positions = _nonzero(unpredicted)
+        chunks = ids[rows, positions]
         has_start[rows, chunks] = False
         is_gone = (moved[rows] != chunks[:, None]).all(1)
         valid[rows[is_gone], chunks[is_gone]] = False

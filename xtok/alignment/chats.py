@@ -40,7 +40,7 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    places: NDArray[np.int64]  # first byte of each token in the string, and the end
+    offsets: NDArray[np.int64]  # of each token in the string, and the end; see `_written`
     offset: int  # of its first character in the string; −1 if the template changed the string
 
 
@@ -97,18 +97,18 @@ def align_rendered(
     correct: list[bool] = []
 
     def align(
-        places: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
+        positions: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
     ) -> None:
-        """Align the tokens at some places, which may belong to one string of a message."""
-        parts = [row[p] for row, p in zip(ids, places, strict=True)]
+        """Align the tokens at some positions, which may belong to one string of a message."""
+        parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
-            bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
+            bounds = [s.offsets[-len(p) - 1 :] for p, s in zip(positions, strings, strict=True)]
             aligned = aligner.align_spans(*zip(parts, bounds, strict=True))
         else:
             aligned = aligner.align_document(*parts)
         chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
-        for number, p, chunk in zip(numbers, places, chunk_ids, strict=True):
+        for number, p, chunk in zip(numbers, positions, chunk_ids, strict=True):
             number[p] = np.where(chunk >= 0, chunk + len(correct), -1)
         correct.extend(aligned.is_correct.tolist())
 
@@ -125,9 +125,9 @@ def align_rendered(
 
 
 def _between(
-    places: list[NDArray[np.int64]], starts: list[int], ends: list[int]
+    positions: list[NDArray[np.int64]], starts: list[int], ends: list[int]
 ) -> list[NDArray[np.int64]]:
-    return [p[(p >= a) & (p < b)] for p, a, b in zip(places, starts, ends, strict=True)]
+    return [p[(p >= a) & (p < b)] for p, a, b in zip(positions, starts, ends, strict=True)]
 
 
 def written_alike(
@@ -143,8 +143,8 @@ def written_alike(
     sides = (student, teacher)
     texts = [side.text.encode() for side in sides]
     for strings in _in_common(_written(student), _written(teacher)):
-        places = [string.places for string in strings]
-        _, *shared = np.intersect1d(places[0], places[1], return_indices=True)
+        offsets = [string.offsets for string in strings]
+        _, *shared = np.intersect1d(offsets[0], offsets[1], return_indices=True)
         if len(shared[0]) < 2:
             continue
         spans = [(s.start + at[0], s.start + at[-1]) for s, at in zip(strings, shared, strict=True)]
@@ -187,9 +187,9 @@ def _only_chat(path: Path) -> ChatRecord:
 def _written(conversation: Conversation) -> list[_Stretch]:
     """Return the stretches of the messages' strings, in text order; only the first if repeated."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
-    # A place is 4 × character + byte within it, because runs have character offsets.
+    # An offset of a token is 4 × character + byte within it, because runs have character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
-    places = 4 * character + bounds - byte_of[character]
+    offsets = 4 * character + bounds - byte_of[character]
     strings: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for run in conversation.runs:
         runs = strings[run.message, *run.path]
@@ -202,7 +202,7 @@ def _written(conversation: Conversation) -> list[_Stretch]:
         first = int(np.searchsorted(bounds[1:], byte_of[begin], side="right"))
         last = int(np.searchsorted(bounds[:-1], byte_of[runs[-1].end], side="left"))
         if first < last and key[1:2] != ("role",):
-            within = places[first : last + 1] - 4 * (begin - max(0, offset))
+            within = offsets[first : last + 1] - 4 * (begin - max(0, offset))
             stretches.append(_Stretch(key, first, last, within, offset if is_linear else -1))
     return stretches
 

@@ -48,7 +48,7 @@ class Walk(NamedTuple):
 
 
 class TokenSpans(NamedTuple):
-    """Tokens of both sides between two places: `[s_from, s_to)` and `[t_from, t_to)`."""
+    """A range of tokens on each side: `[s_from, s_to)` and `[t_from, t_to)`."""
 
     s_from: int
     s_to: int
@@ -121,8 +121,8 @@ def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
 def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
     """Continue after the first difference of each document.
 
-    Both sides skip to the nearest place where symbols agree again; `_align_stretch` aligns the
-    tokens between the shared boundaries around it. After an unknown token, both sides resume at a
+    Both sides skip to the nearest symbols that agree again; `_align_stretch` aligns the tokens
+    between the shared boundaries around them. After an unknown token, both sides resume at a
     run that is unique on each side. If a side drops text (`is_lossy`), equal runs may be far apart,
     so nothing after a difference is aligned, except leading control tokens such as <bos>.
     """
@@ -196,21 +196,21 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(side, start, stop):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens; the next token at each place, or −1 within a token."""
+    """Return the symbols of tokens; the next token at each index, or −1 within a token."""
     total = 0
     for i in range(start, stop):
         total += _num_symbols(side, i)
     stream = np.empty(total, np.uint16)
     ends = np.full(total + 1, -1, np.int64)
     ends[0] = start
-    place = 0
+    index = 0
     for i in range(start, stop):
         first, end = side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]
         for x in range(first, end):
-            stream[place] = side.symbols[x]
-            place += 1
+            stream[index] = side.symbols[x]
+            index += 1
         if first < end:
-            ends[place] = i + 1
+            ends[index] = i + 1
     return stream, ends
 
 
@@ -236,7 +236,7 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the skips on both sides to the place where symbols agree again, or −1."""
+    """Return the skips on both sides to the nearest symbols that agree again, or −1."""
     if p == q == 0 and len(x) > 1 and x[0] == SPACE and x[1] == y[0]:
         return np.int64(1), np.int64(0)  # a dummy prefix space
     if p == q == 0 and len(y) > 1 and y[0] == SPACE and y[1] == x[0]:
@@ -314,7 +314,7 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return the skips to the first run that is unique on both sides, or −1.
 
-    Where text may be missing, a repeated run such as "the" could match a later place.
+    Where text may be missing, a repeated run such as "the" could match a later copy.
     """
     longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
     window = 1

@@ -65,7 +65,7 @@ class Retokenizer:
             TokenizerError: if the teacher's vocabulary cannot spell a part.
             ValueError: for an invalid student id.
         """
-        begins = [not place for place in range(len(parts))]
+        begins = [not index for index in range(len(parts))]
         ids = [token_id for part in self(parts, begins=begins) for token_id in part]
         begin, _ = self.teacher.table.around(ids)
         return [*begin, *ids]
@@ -80,9 +80,9 @@ class Retokenizer:
             if is_special:
                 parts += [self._roles[i] for i in group]
                 continue
-            for place, run in enumerate(utf8_runs(b"".join(tokens[i] for i in group))):
+            for index, run in enumerate(utf8_runs(b"".join(tokens[i] for i in group))):
                 if run:
-                    parts.append(run.encode("utf-8", "surrogateescape") if place % 2 else run)
+                    parts.append(run.encode("utf-8", "surrogateescape") if index % 2 else run)
         return parts
 
     def _has_all(self, text: str, ids: list[int]) -> bool:

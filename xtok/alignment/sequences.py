@@ -59,7 +59,9 @@ class SymbolTable:
         """Return checked sequences of this side as input of the kernels."""
         return Side(rows.ids, rows.bounds, self.symbols, self.offsets)
 
-    def check(self, ids: NDArray[Any], place: Callable[[int], list[int]]) -> NDArray[np.int32]:
+    def check(
+        self, ids: NDArray[Any], original_index: Callable[[int], list[int]]
+    ) -> NDArray[np.int32]:
         """Return flat ids as int32; a `ValueError` for an id outside the table or without text."""
         wrong = (ids < 0) | (ids >= len(self.table))
         problem = f"is outside 0..{len(self.table) - 1}"
@@ -67,7 +69,7 @@ class SymbolTable:
             wrong, problem = self.stands_for_nothing[ids], "has no bytes"
         if wrong.any():
             first = int(wrong.argmax())
-            raise ValueError(f"{self.side} id {ids[first]} at {place(first)} {problem}")
+            raise ValueError(f"{self.side} id {ids[first]} at {original_index(first)} {problem}")
         return ids.astype(np.int32, copy=False)
 
     def flat(self, token_ids: Any, bounds: Any) -> FlatIds:
@@ -82,11 +84,11 @@ class SymbolTable:
                 f"{self.side}_offsets must rise from 0 to the number of ids, {len(ids)}"
             )
 
-        def place(index: int) -> list[int]:
+        def original_index(index: int) -> list[int]:
             document = int(np.searchsorted(offsets, index, side="right")) - 1
             return [document, int(index - offsets[document])]
 
-        return FlatIds(self.check(ids, place), offsets.astype(np.int64))
+        return FlatIds(self.check(ids, original_index), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a mask of padding `[B, T]`, inferred from the ids."""
@@ -142,7 +144,7 @@ class Sequences:
                 )
             flat = array[self.kept]  # padding may be any id, even outside the vocabulary
         self.bounds = offsets_of(self.kept.sum(axis=-1))
-        self.ids = symbols.check(flat, self.place)
+        self.ids = symbols.check(flat, self.original_index)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
         """Return values per token as a flat array, `[tokens]` or with `ndim` 2 `[tokens, K]`."""
@@ -171,10 +173,10 @@ class Sequences:
             return [like(flat[a:b], self._like) for a, b in pairwise(self.bounds.tolist())]
         return like(filled(self.kept, flat, fill), self._like)
 
-    def place(self, index: int) -> list[int]:
-        """Return the place of a flat token in the original ids: `[t]`, or `[row, t]`."""
-        place: list[int] = np.argwhere(self.kept)[index].tolist()
-        return place
+    def original_index(self, index: int) -> list[int]:
+        """Return the indices of a flat token in the original ids, `[t]` or `[row, t]`."""
+        indices: list[int] = np.argwhere(self.kept)[index].tolist()
+        return indices
 
     def _integers(self, ids: Any, dimensions: tuple[int, ...]) -> NDArray[Any]:
         array = to_array(ids)

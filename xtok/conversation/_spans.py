@@ -45,8 +45,8 @@ class MessageSpan:
     verbatim: bool  # True if the span has the same characters as `source`
 
 
-class Places:
-    """Messages and answers of one rendering, in characters, bytes and tokens."""
+class Spans:
+    """Spans of messages and answers in one rendering, in characters, bytes and tokens."""
 
     def __init__(
         self, rendering: Rendering, bounds: NDArray[np.int64], control: NDArray[np.bool_]
@@ -68,26 +68,26 @@ class Places:
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
         content, whole = message.get("content"), self.whole(index)
-        place, source = self._content(index, content, whole)
+        chars, source = self._content(index, content, whole)
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
-            content=None if place is None else self.span(*place),
+            content=None if chars is None else self.span(*chars),
             source=source,
-            verbatim=place is not None
+            verbatim=chars is not None
             and source is not None
-            and self._text[slice(*place)] == str(content)[slice(*source)],
+            and self._text[slice(*chars)] == str(content)[slice(*source)],
         )
 
     def _content(
         self, index: int, content: object, whole: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the place of a message's content in the text, and the written part of it."""
+        """Return the characters of a message's content in the text, and its written part."""
         if runs := self._content_runs(index):
-            place = runs[0].start, runs[-1].end
+            chars = runs[0].start, runs[-1].end
             is_text = isinstance(content, str) and runs[0].offset >= 0
             end = runs[-1].offset + runs[-1].end - runs[-1].start
-            return place, (runs[0].offset, end) if is_text else None
+            return chars, (runs[0].offset, end) if is_text else None
         if isinstance(content, str) and whole is not None and (stripped := content.strip()):
             first, start = self._text.find(stripped, *whole), content.index(stripped)
             if first >= 0:  # a filter kept the text but removed the tracking
@@ -157,12 +157,12 @@ class Places:
         if start < end:
             yield start, end
 
-    def after_prompt(self, index: int, place: int, header: str) -> int:
-        """Move a position in an answer's turn past the header."""
+    def after_prompt(self, index: int, offset: int, header: str) -> int:
+        """Move an offset in an answer's turn past the header."""
         whole = self.whole(index)
-        if whole is None or not whole[0] <= place < whole[1]:
-            return place
-        return max(place, self._after_header(whole[0], self._first(index, whole), header))
+        if whole is None or not whole[0] <= offset < whole[1]:
+            return offset
+        return max(offset, self._after_header(whole[0], self._first(index, whole), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
         """Return the last part of a generation prompt if it has tags and the answer lacks it."""
@@ -193,9 +193,9 @@ class Places:
             part = "".join(pieces[:count])
             if 2 * len(part) < len(header):
                 break
-            place = self._text.find(part, start, first + len(part) - 1)
-            if place >= 0:
-                return place + len(part)
+            offset = self._text.find(part, start, first + len(part) - 1)
+            if offset >= 0:
+                return offset + len(part)
         return -1
 
     def whole(self, index: int) -> tuple[int, int] | None:

@@ -91,8 +91,8 @@ class TrackedText(str):
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             return self._cut(start, max(start, stop)) if step == 1 else text
-        place = range(len(self))[key]
-        return self._cut(place, place + 1)
+        index = range(len(self))[key]
+        return self._cut(index, index + 1)
 
     def strip(self, chars: str | None = None) -> str:
         return self.lstrip(chars).rstrip(chars)

@@ -21,9 +21,9 @@ def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> N
     arrays = [np.asarray(row) for row in rows]
     longest = max(1, *map(len, arrays))
     padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, np.result_type(*arrays))
-    for place, array in zip(padded, arrays, strict=True):
+    for row, array in zip(padded, arrays, strict=True):
         start = longest - len(array) if padding_side == "left" else 0
-        place[start : start + len(array)] = array
+        row[start : start + len(array)] = array
     return padded
 
 

@@ -33,7 +33,7 @@ _HINT += 'or {"messages": […], "tools": […]}'
 class ChatRecord(NamedTuple):
     """A conversation of a file: the arguments of `conversation.render`."""
 
-    place: object  # file and line or row, for errors
+    where: object  # file and line or row, for errors
     messages: list[Any]  # not empty; not validated
     tools: list[Any]
     variables: dict[str, Any]
@@ -74,13 +74,13 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     kind = "json" if kind == "text" else kind
     columns = (*_FIELDS, "teacher_messages")
     rows = read_rows(Shard(path, kind), max_bytes=MAX_BYTES, hint=_HINT, columns=columns)
-    records = (chat_record(row.value, row.place) for row in rows)
+    records = (chat_record(row.value, row.where) for row in rows)
     if (first := next(records, None)) is None:
         raise _error(str(path), "the file contains no conversation")
     return chain([first], records)
 
 
-def read_row(row: Any, place: object) -> str | ChatRecord:
+def read_row(row: Any, where: object) -> str | ChatRecord:
     """Return the text or the conversation of a row. Null and NaN mean that a field is missing.
 
     Raises:
@@ -99,8 +99,8 @@ def read_row(row: Any, place: object) -> str | ChatRecord:
         problem = f"neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
-        return chat_record(arrays or list(row), place)
-    raise XtokError(f"{place}: {problem}", hint=ROW_HINT)
+        return chat_record(arrays or list(row), where)
+    raise XtokError(f"{where}: {problem}", hint=ROW_HINT)
 
 
 _FIELDS = {
@@ -109,28 +109,28 @@ _FIELDS = {
 _KINDS = {list: "a list", dict: "an object", str: "a text"}
 
 
-def chat_record(value: Any, place: object) -> ChatRecord:
+def chat_record(value: Any, where: object) -> ChatRecord:
     """Parse a conversation; see `read_conversations` for its fields.
 
     Raises:
-        XtokError: if it is invalid, with its place.
+        XtokError: if it is invalid; names `where`.
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
-        raise _error(place, f"no messages, only: {listed(fields, 8) or 'nothing'}")
+        raise _error(where, f"no messages, only: {listed(fields, 8) or 'nothing'}")
     messages, tools, documents, system, variables = (
-        _field(fields, name, place) for name in _FIELDS
+        _field(fields, name, where) for name in _FIELDS
     )
     if not messages:
-        raise _error(place, "the list of messages is empty")
+        raise _error(where, "the list of messages is empty")
     if system.strip():
         messages = [{"role": "system", "content": system}, *messages]
     if documents and "documents" in variables:
-        raise _error(place, "documents is given twice, also in chat_template_kwargs")
+        raise _error(where, "documents is given twice, also in chat_template_kwargs")
     if documents:
         variables = {**variables, "documents": documents}
     return ChatRecord(
-        place=place,
+        where=where,
         messages=messages,
         tools=tools,
         variables=variables,
@@ -139,14 +139,14 @@ def chat_record(value: Any, place: object) -> ChatRecord:
     )
 
 
-def _field(fields: Mapping[str, Any], name: str, place: object) -> Any:
+def _field(fields: Mapping[str, Any], name: str, where: object) -> Any:
     kind, value = _FIELDS[name], fields.get(name)
     if is_missing(value):
         return kind()
     if isinstance(value, str) and kind is not str:  # many data sets store JSON as strings
-        value = parse_json_field(value, f"{place}: the value of {name!r}", _HINT)
+        value = parse_json_field(value, f"{where}: the value of {name!r}", _HINT)
     if not isinstance(value, kind):
-        raise _error(place, f"the value of {name!r} is not {_KINDS[kind]}")
+        raise _error(where, f"the value of {name!r} is not {_KINDS[kind]}")
     return value
 
 
@@ -157,5 +157,5 @@ def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> t
     return tuple(unread_note(key, what) for key in unread)
 
 
-def _error(place: object, problem: str) -> XtokError:
-    return XtokError(f"{place}: {problem}", hint=_HINT)
+def _error(where: object, problem: str) -> XtokError:
+    return XtokError(f"{where}: {problem}", hint=_HINT)

@@ -190,12 +190,12 @@ def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequenc
     return whole.depends(inputs)
 
 
-def _dropped(place: str, leaf: _Leaf, part: str) -> ChatTemplateError:
-    description = f"its {leaf.name}" if place else leaf.name
+def _dropped(where: str, leaf: _Leaf, part: str) -> ChatTemplateError:
+    description = f"its {leaf.name}" if where else leaf.name
     if isinstance(leaf.value, str) and part != leaf.value:
         description = f"the part {quoted(printable(part.strip()))} of {description}"
     return ChatTemplateError(
-        f"{place}the template drops {description}",
+        f"{where}the template drops {description}",
         hint="use a template that writes it, with {option}, or remove it",
     )
 
@@ -215,7 +215,7 @@ class _Leaf(NamedTuple):
         return (message["role"], frozenset(message), *names)
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         return f"message {self.path[1]}: {self.name}" if self.path[0] == "messages" else self.name
 
 
@@ -227,7 +227,7 @@ def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
             yield from _leaves(item, (*path, key))
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
-            f"{_Leaf(path, value).place} is a {type(value).__name__}, which is not a JSON type",
+            f"{_Leaf(path, value).where} is a {type(value).__name__}, which is not a JSON type",
             hint="use text, numbers, lists and objects; array.tolist() returns a list",
         )
     elif value is not None and str(value).strip():
@@ -251,11 +251,11 @@ def _is_part(path: Path) -> bool:
 class _Written:
     def __init__(self, renderer: Renderer, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._renderer, self._text = inputs, renderer, rendering.text
-        self._places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+        self._tracked: dict[Path, list[tuple[int, int]]] = defaultdict(list)
         for run in (*rendering.runs, *rendering.beside):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
-            self._places[path].append((run.offset, run.end - run.start))
-        self.tops = {path[:3] for path in self._places}
+            self._tracked[path].append((run.offset, run.end - run.start))
+        self.tops = {path[:3] for path in self._tracked}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
 
     def _render(self, inputs: Inputs) -> Rendering:
@@ -296,10 +296,10 @@ class _Written:
     def has_trace(self, leaf: _Leaf) -> bool:
         """Whether the text has characters of a leaf, its container or its items."""
         size = len(leaf.path)
-        return any(place[:size] == leaf.path[: len(place)] for place in self._places)
+        return any(path[:size] == leaf.path[: len(path)] for path in self._tracked)
 
     def _is_within(self, path: Path) -> bool:
-        return any(path[:n] in self._places for n in range(1, len(path)))
+        return any(path[:n] in self._tracked for n in range(1, len(path)))
 
     def lost(self, leaf: _Leaf) -> str:
         """Return the first part of a leaf without effect on the text, or ""."""
@@ -307,11 +307,11 @@ class _Written:
             is_written = self._is_written.get(leaf.path)
             is_written = self.depends_on([leaf]) if is_written is None else is_written
             return "" if is_written else str(leaf.value)
-        places = sorted(self._places.get(leaf.path, ()))
-        if not places or places[0][0] < 0 or self._is_within(leaf.path):
+        parts = sorted(self._tracked.get(leaf.path, ()))
+        if not parts or parts[0][0] < 0 or self._is_within(leaf.path):
             return ""
         end, value = 0, str(leaf.value)
-        for offset, size in [*places, (len(value), 0)]:
+        for offset, size in [*parts, (len(value), 0)]:
             part = value[end:offset]
             if part.strip() and not self._has_part(leaf, end, part):
                 return part

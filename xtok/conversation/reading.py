@@ -203,7 +203,7 @@ def _pieces_of_rendering(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
     rendering = renderer.rendered(messages)
-    text, place = _placed(renderer.tokenizer, rendering.text)
+    text, offset_of = _text_symbols(renderer.tokenizer, rendering.text)
     before, number, end = _START, 0, 0
     items: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
@@ -215,19 +215,19 @@ def _pieces_of_rendering(
         own = tuple(x for x in run.path if isinstance(x, int))
         if ahead in (0, 1):
             piece = _Piece("", slot, ahead == 1, own != items and not ahead)
-            yield from _between(text, end, place(run.start), before, piece)
-        before, items, end = slot, own, place(run.end)
+            yield from _between(text, end, offset_of(run.start), before, piece)
+        before, items, end = slot, own, offset_of(run.end)
         number += ahead
     last = _PROMPT if renderer.add_generation_prompt else _END
     yield from _between(text, end, len(text), before, _Piece("", last, False, items != ()))
 
 
-def _placed(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
+def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
     ids, bounds, _ = tokenizer.encode(text)
     symbols, begins = _symbols(tokenizer, ids)
     byte_of = byte_offsets(text)
 
-    def place(char: int) -> int:
+    def offset_of(char: int) -> int:
         byte = int(byte_of[char])
         i = int(np.searchsorted(bounds, byte, side="right")) - 1
         if byte == bounds[i]:
@@ -235,7 +235,7 @@ def _placed(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]
         is_text = bounds[i + 1] - bounds[i] <= begins[i + 1] - begins[i]
         return int(begins[i + 1] - (bounds[i + 1] - byte)) if is_text else -1
 
-    return symbols, place
+    return symbols, offset_of
 
 
 def _between(
@@ -267,11 +267,11 @@ def _values(rendering: Rendering) -> Iterator[Run]:
 def _keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
     starts = [run.start for run in runs]
     for mark in _MARKS.finditer(text):
-        place = bisect_right(starts, mark.start())
-        within = place and mark.start() < runs[place - 1].end
-        if mark["key"] and not within and runs[place:] and "arguments" in runs[place].path:
-            path = (*runs[place].path[:-1], _KEY)
-            yield Run(mark.start(), mark.end(), runs[place].message, path, 0)
+        index = bisect_right(starts, mark.start())
+        within = index and mark.start() < runs[index - 1].end
+        if mark["key"] and not within and runs[index:] and "arguments" in runs[index].path:
+            path = (*runs[index].path[:-1], _KEY)
+            yield Run(mark.start(), mark.end(), runs[index].message, path, 0)
 
 
 # Read ids with these pieces
@@ -397,11 +397,11 @@ def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: b
     items = message[name] = message.get(name) or []
     if is_item or not items:
         items.append({"type": "text"} if name == "content" else {"type": "function"})
-    place = items[-1]
+    container = items[-1]
     for key in inner[:-1]:
-        place = place.setdefault(key, {})
+        container = container.setdefault(key, {})
     last = inner[-1]
-    place[value if last == _KEY else [*place][-1] if last == _VALUE else last] = value
+    container[value if last == _KEY else [*container][-1] if last == _VALUE else last] = value
 
 
 def _proved(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.conversation._spans import MessageSpan, Places, Span, written_header
+from xtok.conversation._spans import MessageSpan, Span, Spans, written_header
 from xtok.conversation._tracking import Run, json_types
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.leaves import WEIGHTS, answers_of, unread_leaves
@@ -217,7 +217,7 @@ class Targets:
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
         self._ends = (*table.roles.get("eos", ()), *table.roles.get("turn_end", ()))
         self._control = np.isin(self._ids, list(table.control_names))
-        self._places = Places(rendering, self._bounds, self._control)
+        self._spans = Spans(rendering, self._bounds, self._control)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         self._answers = answers_of(messages)
         self._headers = self._find_headers(assistant)
@@ -233,7 +233,7 @@ class Targets:
             ids=self._ids,
             bounds=self._bounds,
             assistant_mask=self._mask,
-            message_spans=tuple(self._places.of_message(i, message) for i, message in messages),
+            message_spans=tuple(self._spans.of_message(i, message) for i, message in messages),
             runs=self._rendering.runs,
             notes=tuple(dict.fromkeys(self._notes())),
         )
@@ -241,16 +241,16 @@ class Targets:
     def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
         if (blocks := self._rendering.generated) is None:
             return None
-        turns = [*filter(None, map(self._places.whole, left_out))]
+        turns = [*filter(None, map(self._spans.whole, left_out))]
         return [b for b in blocks if not any(start <= b[0] < end for start, end in turns)]
 
     def _find(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
             for index in self._answers:
-                yield from self._places.targets(index, self._headers[index][0], self._up_to)
+                yield from self._spans.targets(index, self._headers[index][0], self._up_to)
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
-                start = self._places.after_prompt(index, start, header)
+                start = self._spans.after_prompt(index, start, header)
             if start < end:
                 yield start, end
 
@@ -263,16 +263,16 @@ class Targets:
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
         for start, end in self._stretches:
-            first, stop = self._places.span(start, end).tokens
+            first, stop = self._spans.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
             mask[first : self._with_end(stop)] = True
         for run in self._rendering.runs:  # templates can write one message within another
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
-                mask[slice(*self._places.span(run.start, run.end).tokens)] = False
+                mask[slice(*self._spans.span(run.start, run.end).tokens)] = False
         return mask
 
     def _begins_in_prompt(self, start: int, end: int) -> bool:
-        span = self._places.span(start, end)
+        span = self._spans.span(start, end)
         first, stop = span.tokens
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
@@ -284,8 +284,8 @@ class Targets:
         if self._blocks is not None or self._control[stop - 1]:
             return stop
         rest = self._bytes[self._bounds[stop] :]
-        place = self._bounds[stop] + len(rest) - len(rest.lstrip())
-        behind = int(np.searchsorted(self._bounds, place))
+        offset = self._bounds[stop] + len(rest) - len(rest.lstrip())
+        behind = int(np.searchsorted(self._bounds, offset))
         return behind + 1 if rest.strip() and self._ids[behind] in self._ends else stop
 
     def end_of_turn(self, start: int, stop: int) -> int | None:
@@ -315,14 +315,14 @@ class Targets:
     def _without_prompt(self) -> Iterator[str]:
         for index in self._answers:
             header, is_prompt = self._headers[index]
-            if is_prompt and (rest := self._places.missing_prompt(index, header)):
+            if is_prompt and (rest := self._spans.missing_prompt(index, header)):
                 yield (
                     f"the generation prompt ends with {quoted(printable(rest))}, but the template "
                     "does not write this before an answer"
                 )
 
     def _is_left_out(self, answer: int) -> bool:
-        begin, stop = self._places.whole(answer) or (0, len(self._rendering.text))
+        begin, stop = self._spans.whole(answer) or (0, len(self._rendering.text))
         return not any(begin < end and start < stop for start, end in self._stretches)
 
     def _not_targets(self) -> Iterator[str]:
@@ -432,9 +432,9 @@ def tool_suffix(
         raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
     if len(written):
         # Some training templates include the line break after the end of a turn.
-        place = targets.end_of_turn(begin, written[-1] + 1)
-        if place is not None:
-            return chat.ids[place + 1 :]
+        position = targets.end_of_turn(begin, written[-1] + 1)
+        if position is not None:
+            return chat.ids[position + 1 :]
     # Without an end-of-turn token, the model wrote the whole turn.
     if chat.bounds[end] == answer.bytes[1] and stop == end:
         return chat.ids[stop:]

@@ -15,7 +15,7 @@ from xtok._lib.ragged import num_common
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import answers_of, is_spoken
 from xtok.conversation.templates import Message, is_missing, message_dicts
-from xtok.errors import XtokError, naming_place
+from xtok.errors import XtokError, naming_row
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
 """Fields for the teacher in rows with `text` and with `messages`."""
@@ -31,16 +31,16 @@ class SideText(NamedTuple):
     context: str = ""
 
 
-def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: object) -> list[Any]:
+def for_each_teacher(value: Any, num_teachers: int | None, name: str, where: object) -> list[Any]:
     """Return a field's value for each teacher; None stands for the student's text.
 
     A single value applies to all teachers. By default, their number is the number of values.
 
     Raises:
-        XtokError: if the number of values or a type is wrong; names `place` and `name`.
+        XtokError: if the number of values or a type is wrong; names `where` and `name`.
     """
     is_text = name == "teacher_context"
-    value = value if is_text else _parsed(value, name, place)
+    value = value if is_text else _parsed(value, name, where)
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple) and (is_text or any(map(_is_conversation, value))):
         each = list(value)
@@ -50,13 +50,13 @@ def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: obj
         return []
     if num_teachers not in (None, len(each)):
         problem = f"{name} has {len(each)} values, expected {num_teachers}, one per teacher"
-        raise _error(place, name, problem)
+        raise _error(where, name, problem)
     if is_text and not all(isinstance(item, str | None) for item in each):
-        raise _error(place, name, f"{name} is not a text")
+        raise _error(where, name, f"{name} is not a text")
     return each
 
 
-def _parsed(value: Any, name: str, place: object) -> Any:
+def _parsed(value: Any, name: str, where: object) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -64,7 +64,7 @@ def _parsed(value: Any, name: str, place: object) -> Any:
     except json.JSONDecodeError:  # a text
         return value
     except ValueError as error:
-        raise _error(place, name, f"its {name}: {json_problem(error)}") from error
+        raise _error(where, name, f"its {name}: {json_problem(error)}") from error
     return parsed if isinstance(parsed, list | dict) else value
 
 
@@ -75,7 +75,7 @@ def _is_conversation(value: Any) -> bool:
 
 def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
     """Return the conversation of each teacher; by default, for all teachers of the row."""
-    each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
+    each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.where)
     return [chat if one is None else teachers_chat(chat, one) for one in each]
 
 
@@ -92,7 +92,7 @@ def substituted(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
     fields = messages if isinstance(messages, Mapping) else {"messages": messages}
     variables = {key: value for key, value in chat.variables.items() if key not in fields}
     inherited = {"tools": chat.tools, "chat_template_kwargs": variables}
-    return chat_record(inherited | dict(fields), f"{chat.place}: {name}")
+    return chat_record(inherited | dict(fields), f"{chat.where}: {name}")
 
 
 def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> ChatRecord:
@@ -105,7 +105,7 @@ def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, 
     if both[0] == both[1]:
         return teacher
     answered = _message_dicts(teacher)
-    numbers = dict(_same_answers(_message_dicts(student), answered, student.place, names))
+    numbers = dict(_same_answers(_message_dicts(student), answered, student.where, names))
     messages = [
         message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
         for i, message in enumerate(answered)
@@ -114,25 +114,25 @@ def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, 
 
 
 def _message_dicts(record: ChatRecord) -> list[dict[str, Any]]:
-    with naming_place(record.place):
+    with naming_row(record.where):
         return message_dicts(record.messages)
 
 
 def _same_answers(
-    ours: Sequence[Message], theirs: Sequence[Message], place: object, names: tuple[str, str]
+    ours: Sequence[Message], theirs: Sequence[Message], where: object, names: tuple[str, str]
 ) -> Iterator[tuple[int, int]]:
     sides = [answers_of(messages) for messages in (ours, theirs)]
     num_ours, num_theirs = map(len, sides)
     if num_ours > num_theirs:
         problem = f"{names[0]} have {num_ours} answers, but {names[1]} have {num_theirs}"
-        raise XtokError(f"{place}: {problem}", hint=_SAME)
+        raise XtokError(f"{where}: {problem}", hint=_SAME)
     for own, other in zip(sides[0], sides[1][num_theirs - num_ours :], strict=True):
         spoken = ours[own], theirs[other]
         for key in dict.fromkeys(key for message in spoken for key in message):
             texts = [_text_of(message.get(key)) for message in spoken]
             if is_spoken(key) and texts[0] != texts[1]:
                 raise XtokError(
-                    f"{place}: the {key} of message {own} of {names[0]} and of message {other} of "
+                    f"{where}: the {key} of message {own} of {names[0]} and of message {other} of "
                     f"{names[1]} differ from byte {num_common(*texts)}, expected equal answers",
                     hint=_SAME,
                 )
@@ -158,16 +158,16 @@ def prompt_of(messages: Any) -> ChatRecord:
     return chat._replace(messages=turns[:end])
 
 
-def _error(place: object, name: str, problem: str) -> XtokError:
-    return XtokError(f"{place}: {problem}", hint=_HINT.format(_WHAT[name]))
+def _error(where: object, name: str, problem: str) -> XtokError:
+    return XtokError(f"{where}: {problem}", hint=_HINT.format(_WHAT[name]))
 
 
-def require_used(fields: Mapping[str, Any], place: object, beside: str) -> None:
+def require_used(fields: Mapping[str, Any], where: object, beside: str) -> None:
     """Check that a row with `beside` (`text`, `messages`, `input_ids`) has no unused field."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(beside)
     for unused in TEACHER_FIELDS:
         if unused != own and not is_missing(fields.get(unused)):
             raise XtokError(
-                f"{place}: {unused} is not used together with {beside}",
+                f"{where}: {unused} is not used together with {beside}",
                 hint=f"use {own} instead" if own else "include the teacher's context in its ids",
             )

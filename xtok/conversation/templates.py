@@ -108,8 +108,8 @@ def render_template(
         rendered = concatenate(compiled.root_render_func(context))
     # Templates can cause any Python error, for example by adding None to a string.
     except Exception as error:
-        place = context.message
-        where = f" at message {place}, the {messages[place]['role']}'s" if place >= 0 else ""
+        index = context.message
+        where = f" at message {index}, the {messages[index]['role']}'s" if index >= 0 else ""
         raise ChatTemplateError(
             f"{source} raises{where}: {str(error) or type(error).__name__}",
             hint="change the messages, or use another template with {option}",

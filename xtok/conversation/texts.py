@@ -9,7 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import BLOCK_BYTES, FileRow, LinePlace, decode, lines
+from xtok._lib.lines import BLOCK_BYTES, FileRow, LineOffset, decode, lines
 from xtok._lib.opening import decompressed, reading
 from xtok._lib.rows import read_rows
 from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
@@ -124,7 +124,7 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
 def read_samples(
     patterns: Paths, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, Any]]:
-    """Yield the place and the value of each sample, for a `DistillationCollator`.
+    """Yield each sample's location for errors and its value, for a `DistillationCollator`.
 
     A sample is a paragraph of plain text (blank lines separate paragraphs), or a row. `columns` are
     the columns of Parquet to read, if they exist; each other column is True.
@@ -138,7 +138,7 @@ def read_samples(
                     rows = read_rows(
                         shard, max_bytes=MAX_LINE_BYTES, hint=_SAMPLES_HINT, columns=columns
                     )
-                    yield from ((row.place, row.value) for row in rows)
+                    yield from ((row.where, row.value) for row in rows)
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
                 start = offset
             document += line
             if len(document) >= DOCUMENT_BYTES or (document and not line):
-                text = decode(LinePlace(shard.path, start), bytes(document))
+                text = decode(LineOffset(shard.path, start), bytes(document))
                 yield text, raw.tell() - shard.start
                 document.clear()
 
@@ -167,9 +167,9 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
 def _document(row: FileRow, field: str) -> str | None:
     value = row.value
     if isinstance(value, dict) and "messages" in value and value.get(field) is None:
-        text: str | None = "\n".join(_message_texts(chat_record(value, row.place).messages))
+        text: str | None = "\n".join(_message_texts(chat_record(value, row.where).messages))
     elif problem := _problem_of(value, field):
-        raise XtokError(f"{row.place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
+        raise XtokError(f"{row.where}: {problem}", hint=_OBJECTS_HINT, parameter="field")
     else:
         text = value[field]
     if text is not None:

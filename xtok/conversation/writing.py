@@ -17,7 +17,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.conversation.rendering import find_template
 from xtok.conversation.teacher_side import teachers_chats
-from xtok.errors import OutputError, naming_place
+from xtok.errors import OutputError, naming_row
 from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.tokenizers.display import safe_json
 
@@ -77,7 +77,7 @@ def render_file(
 
     def rows() -> Iterator[dict[str, Any]]:
         for chat in chats:
-            with naming_place(chat.place):
+            with naming_row(chat.where):
                 rendered = chat.render(
                     tokenizer, template, add_generation_prompt=add_generation_prompt
                 )

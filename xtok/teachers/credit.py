@@ -53,9 +53,9 @@ def prefix_weights(
         return weights
     chunks = []
     for number in numbers:
-        places = np.flatnonzero(is_shared[number])
-        sizes = np.bincount(number[places], minlength=len(sums))[is_shared]
-        chunks += [places, offsets_of(sizes)]
+        positions = np.flatnonzero(is_shared[number])
+        sizes = np.bincount(number[positions], minlength=len(sums))[is_shared]
+        chunks += [positions, offsets_of(sizes)]
     sides = aligner.student.with_ids(student), aligner.teacher.with_ids(teacher)
     by_bytes = aligner.teacher.by_bytes
     weigh_by_prefix(*sides, by_bytes, predictions, tuple(chunks), sums[is_shared], weights)
@@ -87,9 +87,9 @@ def shares(
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
     whole = (sums == 0) | ~np.isfinite(sums)  # every token gets the whole sum
     so_far, done = np.zeros_like(sums), np.zeros_like(sums)
-    place = ranks(number[tokens])  # position within the chunk
-    in_turn = tokens[np.argsort(place, kind="stable")]
-    for turn in np.split(in_turn, np.cumsum(np.bincount(place))[:-1]):
+    rank = ranks(number[tokens])  # position within the chunk
+    in_turn = tokens[np.argsort(rank, kind="stable")]
+    for turn in np.split(in_turn, np.cumsum(np.bincount(rank))[:-1]):
         chunk = number[turn]
         so_far[chunk] += weights[turn]
         now = np.rint(sums[chunk] / last_bit[chunk] * (so_far[chunk] / total[chunk]))

@@ -19,10 +19,10 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
     symbols. `chunks` contains the positions of the student's tokens and the bounds of the chunks in
     them, then the same for the teacher. `sums` are the log-probabilities of the chunks.
     """
-    s_places, s_bounds, t_places, t_bounds = chunks
+    s_positions, s_bounds, t_positions, t_bounds = chunks
     for c in range(len(s_bounds) - 1):
-        ours = s_places[s_bounds[c] : s_bounds[c + 1]]
-        theirs = t_places[t_bounds[c] : t_bounds[c + 1]]
+        ours = s_positions[s_bounds[c] : s_bounds[c + 1]]
+        theirs = t_positions[t_bounds[c] : t_bounds[c + 1]]
         ends = np.cumsum(s.offsets[s.ids[ours] + 1] - s.offsets[s.ids[ours]])
         reached = _reached(ends, theirs, t, by_bytes, predictions)
         weights[ours] = 1.0  # equal shares if a row has no candidates
@@ -38,7 +38,7 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
 
 
 @inner_kernel
-def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped-def]
+def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-untyped-def]
     """Return the probability of a chunk's bytes up to the end of each student token but the last.
 
     Returns zeros if a row has no candidates.
@@ -46,21 +46,21 @@ def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped
     reached, fits = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1, np.int64)
     text = np.empty(ends[-1], np.uint16)
     size = np.int64(0)
-    for i in t.ids[places]:
+    for i in t.ids[positions]:
         for x in range(t.offsets[i], t.offsets[i + 1]):
             text[size] = t.symbols[x]
             size += 1
     path, begin = 1.0, np.int64(0)
-    for place in places:
-        first, stop = predictions.starts[place], predictions.starts[place + 1]
+    for position in positions:
+        first, stop = predictions.starts[position], predictions.starts[position + 1]
         if begin >= ends[-2]:
             break
         if first == stop:
             reached[:] = 0.0
             break
-        own = t.ids[place]
-        p_own = np.exp(np.float64(predictions.realized_logprob[place]))
-        rest = np.exp(np.float64(predictions.rest_logprob[place]))
+        own = t.ids[position]
+        p_own = np.exp(np.float64(predictions.realized_logprob[position]))
+        rest = np.exp(np.float64(predictions.rest_logprob[position]))
         rest = 0.0 if np.isnan(rest) else rest
         fits[:] = 0
         is_listed, others = False, len(by_bytes)

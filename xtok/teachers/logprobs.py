@@ -137,8 +137,9 @@ def _exclude_unscored(
     shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
     wrong = np.flatnonzero(is_unscored & shared[number])
     if len(wrong):
+        index = side.original_index(wrong[0])
         raise ValueError(
-            f"{name}: {values[wrong[0]]} at {side.place(wrong[0])}, but only a first token and "
+            f"{name}: {values[wrong[0]]} at {index}, but only a first token and "
             "tokens outside response_mask may lack a log-probability"
         )
 
@@ -148,7 +149,7 @@ def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDAr
     wrong = np.argwhere(exceeds(flat, 0))
     if len(wrong):
         first = tuple(wrong[0].tolist())
-        value = f"{flat[first]:g} at {side.place(first[0])}"
+        value = f"{flat[first]:g} at {side.original_index(first[0])}"
         raise ValueError(f"{name}: {value}, expected log-probabilities of at most 0")
     return flat
 
@@ -170,8 +171,8 @@ def _predictions(
     try:
         topk = checked(candidates, len(aligner.teacher.table), begins=False)
     except PredictionError as error:
-        place = teacher.place(error.row)
-        raise ValueError(f"candidates at {place}: {error.problem}; {error.hint}") from error
+        index = teacher.original_index(error.row)
+        raise ValueError(f"candidates at {index}: {error.problem}; {error.hint}") from error
     return topk._replace(ids=topk.ids.astype(np.int32), realized_logprob=own)
 
 
@@ -183,8 +184,8 @@ def _require_one_text(
     """Raise an error if the texts of a row differ. Only rows with unaligned tokens are decoded."""
     tables, rows = (aligner.student.table, aligner.teacher.table), set[int]()
     for side, table, outside in zip(sides, tables, is_outside, strict=True):
-        places = np.flatnonzero(outside & (table.lengths[side.ids] > 0))
-        rows |= {*(np.searchsorted(side.bounds, places, side="right") - 1).tolist()}
+        indices = np.flatnonzero(outside & (table.lengths[side.ids] > 0))
+        rows |= {*(np.searchsorted(side.bounds, indices, side="right") - 1).tolist()}
     for row in sorted(rows):
         texts = []
         for side, table in zip(sides, tables, strict=True):

@@ -30,10 +30,10 @@ _MAX_STEMS = 1 << 23
 """Maximum size of the cache of byte strings (300 MB). A full cache is cleared."""
 
 
-class TokenPlaces(NamedTuple):
-    """The places of student tokens in teacher tokens, and the chunks of both sides' tokens."""
+class TokenPositions(NamedTuple):
+    """Positions of student tokens in teacher tokens, and the chunks of both sides' tokens."""
 
-    place: NDArray[np.int64]  # [S], the teacher token at the first byte, −1 if the texts differ
+    position: NDArray[np.int64]  # [S], the teacher token at the first byte, −1 if the texts differ
     inside: NDArray[np.int64]  # [S], the offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [S], a student token starts where this teacher token starts
     ours_in: NDArray[np.int64]  # [S], chunk
@@ -50,12 +50,12 @@ class Projector:
     - If a student token starts inside a teacher token, the candidates that start with the text's
       bytes up to there contribute their remaining bytes, as the student spells them there.
 
-    Example, with longer teacher tokens (left) and longer student tokens (right). `place` is the
+    Example, with longer teacher tokens (left) and longer student tokens (right). `position` is the
     teacher token in which a student token starts, `inside` the offset in bytes:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
-        place      0 0  1              0    2
+        position   0 0  1              0    2
         inside     0 1  0              0    0
 
     Left, at `01`: of the candidates for `201`, `201` adds `01`, `20` adds `0`, and the continuation
@@ -129,21 +129,21 @@ class Projector:
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
-        places = self.places(student, texts)
-        place, inside, is_aligned = places[:3]
-        credit = self._credit(student, texts, teacher, places)
-        numbers = np.flatnonzero(place >= 0)
-        numbers = numbers[teacher.valid[place[numbers]]]
-        ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
+        positions = self.positions(student, texts)
+        position, inside, is_aligned = positions[:3]
+        credit = self._credit(student, texts, teacher, positions)
+        numbers = np.flatnonzero(position >= 0)
+        numbers = numbers[teacher.valid[position[numbers]]]
+        ends = texts.bounds[np.searchsorted(texts.bounds, position, side="right")]
         predictions = teacher._replace(token_ids=texts.ids)
-        count = np.zeros(len(place), np.int64)
-        rest, own = np.full((2, len(place)), np.nan, np.float32)
+        count = np.zeros(len(position), np.int64)
+        rest, own = np.full((2, len(position)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
             rows = kernels.RowBlock(
-                place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
+                position[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
                 *np.empty((1, len(some), top_k), np.float32),
                 *np.full((2, len(some)), np.nan, np.float32),
@@ -159,7 +159,7 @@ class Projector:
             np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
 
-    def places(self, student: FlatIds, teacher: FlatIds) -> TokenPlaces:
+    def positions(self, student: FlatIds, teacher: FlatIds) -> TokenPositions:
         """Locate the student's tokens in the teacher's tokens of the same documents."""
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
@@ -171,18 +171,18 @@ class Projector:
         begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
         at = np.searchsorted(t_begins, begins, side="right") - 1
         size = len(student.ids)
-        place, inside = np.full(size, -1), np.zeros(size, np.int64)
+        position, inside = np.full(size, -1), np.zeros(size, np.int64)
         is_aligned = np.zeros(size, np.bool_)
-        place[s], inside[s] = t[at], begins - t_begins[at]
+        position[s], inside[s] = t[at], begins - t_begins[at]
         is_aligned[s] = np.isin(t_begins, begins)[at]
-        return TokenPlaces(place, inside, is_aligned, ours_in, theirs_in, len(is_shared))
+        return TokenPositions(position, inside, is_aligned, ours_in, theirs_in, len(is_shared))
 
     def _credit(
-        self, student: FlatIds, teacher: FlatIds, predictions: TopK, places: TokenPlaces
+        self, student: FlatIds, teacher: FlatIds, predictions: TopK, positions: TokenPositions
     ) -> NDArray[np.float32]:
         """Return each student token's share of its chunk's log-probability, or NaN."""
-        *_, ours_in, theirs_in, size = places
-        is_shared = places.place >= 0
+        *_, ours_in, theirs_in, size = positions
+        is_shared = positions.position >= 0
         sums = chunk_sums(theirs_in, predictions.realized_logprob, size)
         numbers = np.where(is_shared, ours_in, size - 1), theirs_in
         weights = prefix_weights(self.aligner, student, teacher, numbers, predictions, sums)

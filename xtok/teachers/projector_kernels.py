@@ -18,9 +18,9 @@ ID_BITS = 24  # bits of an id in a key, at least those of `MAX_WIDTH`
 NEGLIGIBLE = 2.0**-24  # smaller parts of a map row belong to the rest: half a float32 step at 1
 
 RESPLIT_RATE = 0.01
-"""Rate at which a student splits a token in a text at a place where it does not split it alone.
+"""Rate at which a student splits a token in a text at a byte where it does not split it alone.
 
-Measured: SmolLM2, Llama 3 and Qwen split 0.4 to 3 % of such places in Gemma 3's tokens, in manual
+Measured: SmolLM2, Llama 3 and Qwen split 0.4 to 3 % of such bytes in Gemma 3's tokens, in manual
 pages in four languages and in Python.
 """
 CLOSE_RATIO = 1 + 2.0**-9
@@ -79,7 +79,7 @@ class PrefixTable(NamedTuple):
 class RowBlock(NamedTuple):
     """A block of student rows: their positions, and up to `top_k` projected candidates of each."""
 
-    place: NDArray[np.int64]  # [rows], the teacher token at the first byte of the student token
+    position: NDArray[np.int64]  # [rows], the teacher token at the first byte of the student token
     inside: NDArray[np.int64]  # [rows], the offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [rows], a student token starts where this teacher token starts
     last: NDArray[np.int64]  # [rows], end of the teacher's document
@@ -108,7 +108,7 @@ class Scratch(NamedTuple):
     values: NDArray[np.float64]  # [V_student + 1], their probabilities
     kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
     order: NDArray[np.int32]  # [V_student + 1], the same, sorted
-    places: NDArray[np.int64]  # [BUCKETS], zeros before and after
+    starts: NDArray[np.int64]  # [BUCKETS], of the buckets in `order`; zeros before and after
     missing: NDArray[np.int64]  # number of keys without a stem, then these keys
 
 
@@ -240,7 +240,7 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
     parts = Parts(np.empty(1024, np.int32), np.empty(1024, np.float64))
     missing[0] = 0
     for x in todo:
-        j, u = rows.place[x], rows.inside[x]
+        j, u = rows.position[x], rows.inside[x]
         before = missing[0]
         most = predictions.starts[j + 1] - predictions.starts[j] + 2
         if before + most >= len(missing):
@@ -285,7 +285,7 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     # Local variables: access through the tuple would count references within loops.
     teacher, predictions, stems, rows = arrays
     goes_to, part = parts
-    j, u, is_aligned = rows.place[x], rows.inside[x], rows.is_aligned[x]
+    j, u, is_aligned = rows.position[x], rows.inside[x], rows.is_aligned[x]
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
     ids, logprobs, slots, keys = predictions.ids, predictions.logprobs, stems.slots, stems.keys
     token_or_row, is_boundary, t = stems.token_or_row, stems.is_boundary, predictions.token_ids[j]
@@ -356,7 +356,7 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
     token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = predictions
     slots, keys, stem_first, token_or_row, may_grow, is_boundary, _ = stems
     goes_to, part = parts
-    j, u, last, is_aligned = rows.place[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
+    j, u, last, is_aligned = rows.position[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
     while on_path > 0.0:
@@ -489,7 +489,7 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
     A bucket sort (16 buckets per octave) takes 1 µs for the best 64 of 64 to 800 tokens, a heap 3
     to 11 µs, a full sort 2 to 38 µs.
     """
-    _, tokens, values, kept, order, places, _ = scratch
+    _, tokens, values, kept, order, starts, _ = scratch
     bits = values.view(np.int64)
     lowest = _lowest_bucket(bits, count, top_k)
     edge, size = _edge(lowest) if lowest else np.int64(0), np.uint64(0)
@@ -497,15 +497,15 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
         kept[size] = n
         size += np.uint64(bits[n] >= edge)
     for n in range(size):
-        places[_bucket(bits[kept[n]])] += 1
+        starts[_bucket(bits[kept[n]])] += 1
     before = np.int64(0)
     for bucket in range(BUCKETS - 1, lowest - 1, -1):
-        places[bucket], before = before, before + places[bucket]
+        starts[bucket], before = before, before + starts[bucket]
     for n in range(size):
         bucket = _bucket(bits[kept[n]])
-        order[places[bucket]] = kept[n]
-        places[bucket] += 1
-    places[lowest:] = 0
+        order[starts[bucket]] = kept[n]
+        starts[bucket] += 1
+    starts[lowest:] = 0
     for n in range(1, size):
         new, m = order[n], n
         while m > 0 and _is_better(tokens, values, new, order[m - 1]):

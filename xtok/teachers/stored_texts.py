@@ -15,7 +15,7 @@ from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.teacher_side import substituted, teacher_differs
 from xtok.conversation.templates import message_dicts
-from xtok.errors import naming_place
+from xtok.errors import naming_row
 from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
@@ -42,7 +42,9 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
         masks = (np.ones(len(t.ids), np.bool_) if t.mask is None else t.mask for t in texts)
         mask = np.concatenate([*masks, np.zeros(0, np.bool_)])
         if rows.loss_mask is not None:
-            _narrow(mask, topk.bounds, translator.places(texts, rows.topk), rows.loss_mask)
+            _narrow(
+                mask, topk.bounds, translator.teacher_positions(texts, rows.topk), rows.loss_mask
+            )
     return rows._replace(topk=topk, loss_mask=mask)
 
 
@@ -50,18 +52,18 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     ids = [rows.topk.token_ids[a:b] for a, b in pairwise(rows.topk.bounds.tolist())]
     whole, parts = rows.values("text"), rows.values("student_text")
     texts, spans = dict[int, SharedText](), dict[int, slice]()
-    columns = zip(rows.places, _chats(rows), whole, parts, strict=True)
-    for i, (place, chat, text, part) in enumerate(columns):
+    columns = zip(rows.row_names, _chats(rows), whole, parts, strict=True)
+    for i, (where, chat, text, part) in enumerate(columns):
         if part is not None:
-            _check_student_text(part, text, place)
+            _check_student_text(part, text, where)
         if chat is not None:
             texts[i] = _of_chat(translator, ids[i], chat)
-        elif text is not None and (span := _text_in(translator, ids[i], text, place)):
+        elif text is not None and (span := _text_in(translator, ids[i], text, where)):
             spans[i] = span
         if part is not None and i not in spans:
             other = "messages" if chat else "control tokens in its text"
             problem = f"student_text is not supported together with {other}"
-            raise cache_error(place, problem, "remove student_text")
+            raise cache_error(where, problem, "remove student_text")
     of_student = [whole[i] if parts[i] is None else parts[i] for i in spans]
     encoded = translator.student.encode_batch(of_student)
     for (i, span), student_ids in zip(spans.items(), encoded, strict=True):
@@ -72,7 +74,7 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
 
 
 def _text_in(
-    translator: Translator, ids: NDArray[np.int32], text: str, place: object
+    translator: Translator, ids: NDArray[np.int32], text: str, where: object
 ) -> slice | None:
     """Return the ids of the text, without control tokens around it; None if it contains some.
 
@@ -97,7 +99,7 @@ def _text_in(
     same = num_common(b"".join(spelled[inner]), data)
     problem = f"its ids do not spell its text: they differ from byte {same} on"
     hint = f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}"
-    raise cache_error(place, problem, hint)
+    raise cache_error(where, problem, hint)
 
 
 def _of_text(
@@ -137,7 +139,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
-        raise cache_error(sides[1].place, problem, "; ".join([hint, *_notes_of(theirs)]))
+        raise cache_error(sides[1].where, problem, "; ".join([hint, *_notes_of(theirs)]))
     spans = written_alike(ours, theirs.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
@@ -145,20 +147,20 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
 def _narrow(
     mask: NDArray[np.bool_],
     bounds: NDArray[np.int64],
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     of_teacher: NDArray[np.bool_],
 ) -> None:
     """Remove the student tokens from a mask that start at a token outside the teacher's, in place.
 
-    Tokens without a place, as those that only the student's template writes, follow the preceding
-    token of their turn.
+    Tokens without a teacher position, as those that only the student's template writes, follow the
+    preceding token of their turn.
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, stop in pairwise(turns.tolist()):
-        known = start + np.flatnonzero(places[start:stop] >= 0)
+        known = start + np.flatnonzero(positions[start:stop] >= 0)
         if len(known) and mask[start]:
             before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = of_teacher[places[known[before.clip(0)]]]
+            mask[start:stop] = of_teacher[positions[known[before.clip(0)]]]
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
@@ -190,7 +192,7 @@ Sides = tuple[ChatRecord, ChatRecord]
 """A conversation in the versions of the student and the teacher."""
 
 
-def _check_student_text(part: str, text: str | None, place: object) -> None:
+def _check_student_text(part: str, text: str | None, where: object) -> None:
     if text is not None and text.endswith(part):
         return
     reason = "the row has no text"
@@ -198,25 +200,25 @@ def _check_student_text(part: str, text: str | None, place: object) -> None:
         own, whole = part.encode()[::-1], text.encode()[::-1]
         reason = f"byte {len(own) - 1 - num_common(own, whole)} differs"
     problem = f"its student_text is not the end of its text: {reason}"
-    raise cache_error(place, problem, "store the end of the teacher's text as student_text")
+    raise cache_error(where, problem, "store the end of the teacher's text as student_text")
 
 
 def _chats(rows: Documents) -> list[Sides | None]:
     names = "messages", "tools", "documents", "system", "chat_template_kwargs"
     columns = map(rows.values, (*names, "student_messages"))
     return [
-        _sides(dict(zip(names, fields, strict=True)), own, place)
-        for place, *fields, own in zip(rows.places, *columns, strict=True)
+        _sides(dict(zip(names, fields, strict=True)), own, where)
+        for where, *fields, own in zip(rows.row_names, *columns, strict=True)
     ]
 
 
-def _sides(fields: dict[str, Any], own: Any, place: object) -> Sides | None:
+def _sides(fields: dict[str, Any], own: Any, where: object) -> Sides | None:
     if fields["messages"] is None:
         if own is not None:
             problem = "it has student_messages, but no messages for the teacher"
-            raise cache_error(place, problem, "add messages, or remove student_messages")
+            raise cache_error(where, problem, "add messages, or remove student_messages")
         return None
-    student = teacher = chat_record(fields, place)
+    student = teacher = chat_record(fields, where)
     if own is not None:
         student = substituted(teacher, own, "student_messages")
         teacher = teacher_differs(student, teacher, ("student_messages", "messages"))
@@ -225,7 +227,7 @@ def _sides(fields: dict[str, Any], own: Any, place: object) -> Sides | None:
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
     chats = []
-    with naming_place(sides[1].place):
+    with naming_row(sides[1].where):
         for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):
             asks = message_dicts(side.messages)[-1]["role"] != "assistant"
             chats.append(side.render(tokenizer, template, add_generation_prompt=asks))

@@ -265,8 +265,8 @@ class Translator:
         back = replace(back, messages=[first, *back.messages[own:]])
         numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
         other = back.render(tokenizer, template)
-        place = other.message_spans[0].whole
-        return other.renumbered(numbers), slice(*place.tokens) if place else slice(0, 0)
+        whole = other.message_spans[0].whole
+        return other.renumbered(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, after a context for the teacher alone.
@@ -304,15 +304,17 @@ class Translator:
 
     # Predictions
 
-    def places(self, texts: Sequence[SharedText], predictions: TopK) -> NDArray[np.int64]:
+    def teacher_positions(
+        self, texts: Sequence[SharedText], predictions: TopK
+    ) -> NDArray[np.int64]:
         """Return the teacher token at the first byte of each token of `spelled`; −1 if unknown."""
         spelled = _spelled_ids(texts)
         ours, student = _in_spans(texts, 0, spelled)
         theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
-        within = self._projector.places(student, teacher)
-        places = np.full(len(spelled.ids), -1)
-        places[ours] = np.append(theirs, -1)[within.place]
-        return places
+        within = self._projector.positions(student, teacher)
+        positions = np.full(len(spelled.ids), -1)
+        positions[ours] = np.append(theirs, -1)[within.position]
+        return positions
 
     def project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
         """Return predictions of the tokens of `spelled`, one document per text.
@@ -365,14 +367,14 @@ def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
 def _in_spans(
     texts: Sequence[SharedText], side: Literal[0, 1], flat: FlatIds
 ) -> tuple[NDArray[np.int64], FlatIds]:
-    """Return the places of the tokens of a side that are in spans, and these spans as documents."""
+    """Return the positions of a side's tokens that are in spans, and these spans as documents."""
     ranges = [
         np.arange(begin + span[side].start, begin + span[side].stop)
         for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
         for span in text.spans
     ]
-    places = _concatenated(ranges, np.int64)
-    return places, FlatIds(flat.ids[places], offsets_of([*map(len, ranges)]))
+    positions = _concatenated(ranges, np.int64)
+    return positions, FlatIds(flat.ids[positions], offsets_of([*map(len, ranges)]))
 
 
 def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:

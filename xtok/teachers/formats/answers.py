@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.lines import FileRow, LinePlace, json_lines
+from xtok._lib.lines import FileRow, LineOffset, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
 from xtok.config import CacheKind
@@ -47,7 +47,7 @@ def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
-    for answer in _answers(first.value, first.place):
+    for answer in _answers(first.value, first.where):
         about = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
         if "prompt_logprobs" in answer:
             return "vllm", about
@@ -71,10 +71,10 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
     pending: list[Documents] = []
     size, done = 0, shard.start
     for line in _lines(shard):
-        for answer in _answers(line.value, line.place):
-            topk, columns = read(answer, line.place), _columns(answer, kind, line.place)
-            mask = _mask(answer, len(topk.token_ids), line.place)
-            pending.append(Documents(topk, columns, [line.place], mask))
+        for answer in _answers(line.value, line.where):
+            topk, columns = read(answer, line.where), _columns(answer, kind, line.where)
+            mask = _mask(answer, len(topk.token_ids), line.where)
+            pending.append(Documents(topk, columns, [line.where], mask))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
             yield _joined(pending), line.read - done
@@ -88,12 +88,12 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
     return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, strict=True)
 
 
-def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
+def _answers(value: Any, where: LineOffset) -> Iterator[dict[str, Any]]:
     """Yield a line's responses, one per choice: a line holds one response, or a list."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
-            raise cache_error(place, f"{json.dumps(item)} is not a response", _RETRY_HINT)
-        _require_no_error(item, place)
+            raise cache_error(where, f"{json.dumps(item)} is not a response", _RETRY_HINT)
+        _require_no_error(item, where)
         choices = item.get("choices")
         choices = [*filter(_is_scored, choices)] if isinstance(choices, list) else []
         for number, choice in enumerate(choices or [{}]):
@@ -125,14 +125,16 @@ def _item(prompt: Any, number: int) -> Any:
     return prompt[number] if number < len(prompt) else None
 
 
-def _require_no_error(value: Mapping[str, Any], place: LinePlace) -> None:
+def _require_no_error(value: Mapping[str, Any], where: LineOffset) -> None:
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
         message = error.get("message", error) if isinstance(error, dict) else error
-        raise cache_error(place, f"the response is an error: {message!s:.300}", _RETRY_HINT)
+        raise cache_error(where, f"the response is an error: {message!s:.300}", _RETRY_HINT)
 
 
-def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> dict[str, str | None]:
+def _columns(
+    answer: Mapping[str, Any], kind: CacheKind, where: LineOffset
+) -> dict[str, str | None]:
     """Return the other fields as strings, so that all rows have the same schema."""
     others = {name: value for name, value in answer.items() if name not in _ANSWER}
     if kind == "sglang":  # its text is the generated text
@@ -145,31 +147,33 @@ def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> di
             for name, value in others.items()
         }
     except RecursionError as error:
-        raise cache_error(place, "the fields are nested too deeply", _RETRY_HINT) from error
+        raise cache_error(where, "the fields are nested too deeply", _RETRY_HINT) from error
 
 
-def _mask(answer: Mapping[str, Any], num_tokens: int, place: LinePlace) -> NDArray[np.bool_] | None:
+def _mask(
+    answer: Mapping[str, Any], num_tokens: int, where: LineOffset
+) -> NDArray[np.bool_] | None:
     """Return the training targets: from `loss_mask`, otherwise from `labels`, if present."""
     name = "labels" if answer.get("loss_mask") is None else "loss_mask"
     stored = answer.get(name)
     if stored is None:
         return None
     if not isinstance(stored, list):
-        raise cache_error(place, f"{name} is not a list")
+        raise cache_error(where, f"{name} is not a list")
     if len(stored) != num_tokens:
         problem = f"{name} has {len(stored)} values, expected one for each of {num_tokens} tokens"
-        raise cache_error(place, problem)
+        raise cache_error(where, problem)
     dtype = np.int64 if name == "labels" else np.bool_
-    values = json_numbers(stored, name, dtype, place, [np.array([0, num_tokens])])
+    values = json_numbers(stored, name, dtype, where, [np.array([0, num_tokens])])
     return values != -100 if name == "labels" else values
 
 
 def _joined(answers: Sequence[Documents]) -> Documents:
     """Join documents; their columns are strings, and become arrays."""
-    places = [place for answer in answers for place in answer.places]
-    arrow = need("pyarrow", places[0])
+    row_names = [name for answer in answers for name in answer.row_names]
+    arrow = need("pyarrow", row_names[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
     has_mask = any(answer.loss_mask is not None for answer in answers)
     mask = np.concatenate([answer.targets for answer in answers]) if has_mask else None
-    return Documents(joined([answer.topk for answer in answers]), columns, places, mask)
+    return Documents(joined([answer.topk for answer in answers]), columns, row_names, mask)

@@ -151,7 +151,7 @@ def _require(
     if wrong.any():
         index = int(np.argmax(wrong))
         problem = f"{problem.format(values[index])}, but {metadata}"
-        raise cache_error(documents.place(index), problem, _FOOTER_HINT)
+        raise cache_error(documents.where(index), problem, _FOOTER_HINT)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
@@ -220,13 +220,13 @@ def read_cache(
             return
         table = ParquetTable(shard.path)
         for group in range(table.num_row_groups)[shard.start : shard.stop]:
-            for places, batch in table.batches(
+            for row_names, batch in table.batches(
                 [group], max_values=candidates, max_bytes=MAX_PAGE_BYTES
             ):
                 if cache.kind == "neutral":
-                    rows = neutral.read(batch, places)
+                    rows = neutral.read(batch, row_names)
                 else:
-                    rows = distillkit.read(batch, places, cache.config, cache.is_projected)
+                    rows = distillkit.read(batch, row_names, cache.config, cache.is_projected)
                 yield rows, shard.size * len(batch) // max(1, table.num_rows(group))
 
 

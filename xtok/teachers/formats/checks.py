@@ -30,7 +30,7 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
     is_pad, is_end = (np.isin(topk.token_ids, roles.get(role, ())) for role in ("pad", "eos"))
-    num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each place
+    num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each position
     begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
     is_trailing &= ~is_end | np.append(False, is_pad)[:-1]
@@ -66,14 +66,14 @@ def check_predictions(
     if is_unknown.any():
         n = int(np.argmax(is_unknown))
         hint = "pass the model that made these ids"
-        raise cache_error(documents.place(n), f"the id {ids[n]} {problem}", hint)
+        raise cache_error(documents.where(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:
         topk = checked(topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=name)
     except PredictionError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
-        place = documents.places[row] if error.is_document else documents.place(error.row)
-        raise cache_error(place, error.problem, error.hint) from error
+        where = documents.row_names[row] if error.is_document else documents.where(error.row)
+        raise cache_error(where, error.problem, error.hint) from error
     rest = topk.rest_logprob.copy()
     rest[~topk.valid | renormalized] = np.nan
     rest[has_all] = -np.inf

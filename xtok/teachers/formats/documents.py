@@ -1,4 +1,4 @@
-"""Documents of a cache: predictions and other columns, with places for errors."""
+"""Documents of a cache: predictions and other columns, and their locations for errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Documents(NamedTuple):
 
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays, a value per document
-    places: Sequence[object]  # file and row of each document, for errors
+    row_names: Sequence[object]  # file and row of each document, for errors
     loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; all if None
 
     @property
@@ -39,9 +39,9 @@ class Documents(NamedTuple):
         mask = self.loss_mask
         return np.ones(len(self.topk.token_ids), np.bool_) if mask is None else mask
 
-    def place(self, index: int) -> str:
-        """Return the place of a token, for errors."""
-        return place_of(index, self.places, [self.topk.bounds])
+    def where(self, index: int) -> str:
+        """Return the location of a token, for errors."""
+        return where_of(index, self.row_names, [self.topk.bounds])
 
     def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
         """Remove all other tokens, which are padding, bool `[N]`.
@@ -53,18 +53,18 @@ class Documents(NamedTuple):
         rows, topk, mask = np.flatnonzero(kept), self.topk, self.loss_mask
         bounds, before = offsets_of(kept)[topk.bounds], topk.bounds[:-1]
         is_first = np.isin(np.arange(len(rows)), bounds)
-        places = np.where(np.isin(rows, before) | ~is_first, rows, -1)
-        cut = chosen_rows(topk, places, topk.token_ids[rows], bounds)
+        chosen = np.where(np.isin(rows, before) | ~is_first, rows, -1)
+        cut = chosen_rows(topk, chosen, topk.token_ids[rows], bounds)
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:
         """Return a column as a list, with None in each row if it is missing."""
         if name not in self.columns:
-            return [None] * len(self.places)
-        return python_values(self.columns[name], self.places)
+            return [None] * len(self.row_names)
+        return python_values(self.columns[name], self.row_names)
 
 
-def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
+def where_of(index: int, row_names: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
     """Return the document and the token of a flat value, for errors.
 
     `bounds` contains the bounds of the documents, then of the lists within.
@@ -73,9 +73,9 @@ def place_of(index: int, places: Sequence[object], bounds: Sequence[NDArray[np.i
     for level in reversed(inner):
         index = int(np.searchsorted(level, index, side="right")) - 1
     row = int(np.searchsorted(document, index, side="right")) - 1
-    return f"{places[row]}, position {index - int(document[row])}"
+    return f"{row_names[row]}, position {index - int(document[row])}"
 
 
-def cache_error(place: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
-    """Return an error with its place in the cache."""
-    return XtokError(f"{place}: {problem}", hint=hint)
+def cache_error(where: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
+    """Return an error with its location in the cache."""
+    return XtokError(f"{where}: {problem}", hint=hint)

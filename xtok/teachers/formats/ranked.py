@@ -85,11 +85,11 @@ def ranked_entries(
     bounds = offsets_of(np.bincount(row_of, minlength=count))
     column = np.arange(len(row_of)) - bounds[row_of]
     kept = column < top_k
-    place = row_of[kept], column[kept] + 1
+    cells = row_of[kept], column[kept] + 1
     all_ids = np.zeros((count, top_k + 1), np.int32)
     logprobs = np.full((count, top_k + 1), np.nan)
     all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob
-    all_ids[place], logprobs[place] = ids[kept], values[kept]
+    all_ids[cells], logprobs[cells] = ids[kept], values[kept]
     _fill_short_rows(all_ids, logprobs, 1 + np.diff(bounds), _other_logprobs(topk, vocab_size))
     ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
     sizes = np.minimum(requested + (ranks > requested), top_k + 1)

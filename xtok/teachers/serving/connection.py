@@ -60,7 +60,7 @@ class Connection:
         self.url = _without_password(base)  # for messages: with its route, and the proxy
         self.note: Note = silent_note
         self.opened = 0  # connections for scores; a new connection may reach a different server
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._is_away = False
         proxy = _proxy_for(base)
         if proxy:
@@ -150,7 +150,7 @@ class Connection:
         """
         for pause in (*PAUSES, None):
             try:
-                async with self._places:
+                async with self._slots:
                     response = await self.send(
                         "POST",
                         route,

@@ -84,7 +84,7 @@ _REFUSED: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def _unread(fields: Mapping[str, Any], request: msgspec.Struct, place: str = "") -> list[str]:
+def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = "") -> list[str]:
     """Return the ignored fields of a request.
 
     Raises:
@@ -94,14 +94,14 @@ def _unread(fields: Mapping[str, Any], request: msgspec.Struct, place: str = "")
     for name, value in fields.items():
         read = getattr(request, name, None)
         if isinstance(read, msgspec.Struct):
-            names += _unread(value, read, f"{place}{name}.")
+            names += _unread(value, read, f"{prefix}{name}.")
         elif name in request.__struct_fields__ or not value or (value == 1 and name in _COUNTS):
             continue
         elif name in _REFUSED:
-            shown = f"{place}{name}: {shorten(json.dumps(value))}"
+            shown = f"{prefix}{name}: {shorten(json.dumps(value))}"
             raise BadRequest(f"{shown}, but this server {_REFUSED[name]}")
         else:
-            names.append(shorten(place + name))
+            names.append(shorten(prefix + name))
     return names
 
 
@@ -347,8 +347,8 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
-        message, _, place = str(problem).partition(" - at ")
-        field = place.strip("`").removeprefix("$.") if place else ""
+        message, _, path = str(problem).partition(" - at ")
+        field = path.strip("`").removeprefix("$.") if path else ""
         raise BadRequest(f"{field}: {message}" if field else message) from problem
 
 
