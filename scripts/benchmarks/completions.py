@@ -91,7 +91,7 @@ def chunks_of(pair: Pair, texts: list[tuple[str, str]], sides: list[Side]) -> li
             tokens.append(tokens_in("text", of_token, size, int(size.sum()), of_row, 1 << 40))
         events = index.events(*tokens)
         of: list[dict[int, int]] = [{} for _ in range(total)]
-        chunks = events.others[events.place]
+        chunks = events.others[events.chunk]
         cells = (chunks.tolist(), events.student.tolist(), events.teacher.tolist())
         for c, s, t in zip(*cells, strict=True):
             of[c][t] = s

@@ -148,13 +148,13 @@ class _AuditedSide:
     def trained(self) -> dict[str, Tensor]:
         return {n: p for n, p in unwrapped(self.model).named_parameters() if p.requires_grad}
 
-    def bits(self, place: int = 1) -> float:
+    def bits(self, index: int = 1) -> float:
         """Return bits per byte of the tokens before (0), at (1) or after (2) the targets.
 
         NaN for few bytes.
         """
         is_enough = self.bytes >= FEWEST_BYTES
-        return self.nats[place] / math.log(2) / self.bytes if is_enough else math.nan
+        return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
 
     @torch.no_grad()
     def read(self, num_rows: int) -> Tensor:
@@ -163,13 +163,13 @@ class _AuditedSide:
         part = _part(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
         logits = as_logits(run(self.model, part, self.head).logits)
         ids, targets = part["input_ids"], part["targets"]
-        places = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
+        tokens = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
         [positions] = (targets.flatten() >= 0).nonzero(as_tuple=True)
         parts = [torch.zeros(3, 0, device=ids.device)]
         for at in positions.split(block_length(logits, logits.shape[-1])):
             log_p = logits.at(at, torch.float32).log_softmax(-1)
-            of_places = [log_p.gather(1, x.flatten()[at, None]) for x in places]
-            parts.append(-torch.cat(of_places, 1).t())
+            losses = [log_p.gather(1, x.flatten()[at, None]) for x in tokens]
+            parts.append(-torch.cat(losses, 1).t())
         lost = torch.cat(parts, 1)
         self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
@@ -183,16 +183,16 @@ class _AuditedSide:
         A first token has no label: behind padding on the left, a model would predict it.
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
-        row, place = targets[0] if targets else (0, 0)
-        window = _part(self.batch, slice(row, row + 1), slice(place, place + FEWEST_TOKENS))
+        row, position = targets[0] if targets else (0, 0)
+        window = _part(self.batch, slice(row, row + 1), slice(position, position + FEWEST_TOKENS))
         window["labels"] = window["labels"].clone()
         window["labels"][:, 0] = IGNORED
         return {**window, "targets": shifted_targets(window)}
 
 
-def _part(side: Mapping[str, Any], rows: slice, places: slice) -> dict[str, Any]:
+def _part(side: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
     names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
-    return {name: side[name][rows, places] for name in names if name in side}
+    return {name: side[name][rows, positions] for name in names if name in side}
 
 
 def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
@@ -294,10 +294,10 @@ def _label_problems(
         (expected & ~is_target & ~is_end, "tokens of answers are no targets of {}"),
         (is_target & ~expected & kept, "targets of {} are in no answer"),
     ):
-        for row, place in is_wrong.nonzero().tolist()[:1]:
-            values = f"label {int(labels[row, place])}, id {int(ids[row, place])}"
+        for row, position in is_wrong.nonzero().tolist()[:1]:
+            values = f"label {int(labels[row, position])}, id {int(ids[row, position])}"
             wrong = f"{int(is_wrong.sum())} {problem.format(name)}"
-            yield f"{wrong}, as in row {row}, token {place}: {values}"
+            yield f"{wrong}, as in row {row}, token {position}: {values}"
 
 
 def _set_targets(
@@ -310,11 +310,11 @@ def _set_targets(
     """Set the targets of some texts, bool `[B, T]`; count the rows that lose all their ends."""
     num_cut = 0
     for number, row in enumerate(rows):
-        places = row.kept(max_length)
-        if int(kept[number].sum()) == len(places):
-            expected[number, kept[number]] = torch.from_numpy(row.is_target[places])
+        positions = row.kept(max_length)
+        if int(kept[number].sum()) == len(positions):
+            expected[number, kept[number]] = torch.from_numpy(row.is_target[positions])
         ends = np.isin(row.ids, end_ids) & row.is_target
-        num_cut += bool(ends.any() and not ends[places].any())
+        num_cut += bool(ends.any() and not ends[positions].any())
     return num_cut
 
 
@@ -443,11 +443,11 @@ def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
         results = " and ".join(f"{float(lost.mean()):.5f}" for lost in (first, second))
         yield f"{name} has two results for one batch, {results}: dropout?"
     yield from _uniform_problems(side)
-    for place, place_name in ((0, "before"), (2, "after")):
-        if side.bits(place) < side.bits() / 2:
+    for index, neighbor in ((0, "before"), (2, "after")):
+        if side.bits(index) < side.bits() / 2:
             yield (
-                f"{name} predicts the token {place_name} its targets better, with "
-                f"{side.bits(place):.2f} bits per byte, than the targets, with {side.bits():.2f}: "
+                f"{name} predicts the token {neighbor} its targets better, with "
+                f"{side.bits(index):.2f} bits per byte, than the targets, with {side.bits():.2f}: "
                 "its logits or ids are shifted"
             )
 

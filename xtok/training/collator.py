@@ -387,7 +387,7 @@ class _TokenizerFile(NamedTuple):
 
 
 def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:
-    parts = [(ids, not place) for row in rows for place, (ids, _) in enumerate(row)]
+    parts = [(ids, not index) for row in rows for index, (ids, _) in enumerate(row)]
     begins = [begins for _, begins in parts]
     spelled = iter(retokenizer([ids for ids, _ in parts], begins=begins))
     return [[(next(spelled), is_target) for _, is_target in row] for row in rows]
@@ -397,9 +397,9 @@ def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> di
     roles = tokenizer.table.roles
     pad_id = next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
     kept = [(row, row.kept(end)) for row in rows]
-    labels = [np.where(row.is_target, row.ids, IGNORED)[places] for row, places in kept]
+    labels = [np.where(row.is_target, row.ids, IGNORED)[positions] for row, positions in kept]
     return {
-        "input_ids": stack([row.ids[places] for row, places in kept], pad_id),
-        "attention_mask": stack([np.ones(len(places), np.int64) for _, places in kept], 0),
+        "input_ids": stack([row.ids[positions] for row, positions in kept], pad_id),
+        "attention_mask": stack([np.ones(len(positions), np.int64) for _, positions in kept], 0),
         "labels": stack(labels, IGNORED),
     }

@@ -138,8 +138,8 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
         return None
     if coefficient is None:
         inner = _base(unwrapped(model))
-        places = inner, inner.config.get_text_config()
-        named = [getattr(place, name, None) for place in places for name in ROUTER_COEFFICIENTS]
+        sources = inner, inner.config.get_text_config()
+        named = [getattr(source, name, None) for source in sources for name in ROUTER_COEFFICIENTS]
         coefficient = next((value for value in named if value is not None), 0.0)
     return coefficient * loss
 

@@ -66,8 +66,8 @@ class SampleRow(NamedTuple):
 
     def without_prompt(self) -> SampleRow:
         """Count the prompt in `num_alone`, so that only the teacher reads it."""
-        places = np.flatnonzero(self.is_target)
-        first = int(places[0]) if len(places) else len(self.ids)
+        targets = np.flatnonzero(self.is_target)
+        first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
     def kept(self, end: int | None) -> NDArray[np.int64]:
@@ -80,17 +80,17 @@ class SampleRow(NamedTuple):
         return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
-def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText | ChatRecord]:
+def read_sample(sample: Sample, where: str, num_teachers: int) -> list[SideText | ChatRecord]:
     """Return a text, or a conversation, as the student and each teacher read it."""
     sample = json_types(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
-    text = read_row(sample, place)
-    require_used(fields, place, "text" if isinstance(text, str) else "messages")
+    text = read_row(sample, where)
+    require_used(fields, where, "text" if isinstance(text, str) else "messages")
     if isinstance(text, str):
         for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
             warnings.warn(note, stacklevel=4)
         contexts = for_each_teacher(
-            fields.get("teacher_context"), num_teachers, "teacher_context", place
+            fields.get("teacher_context"), num_teachers, "teacher_context", where
         )
         return [SideText(text), *(SideText(text, context or "") for context in contexts)]
     return [text, *teachers_chats(text, num_teachers)]
@@ -155,7 +155,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
 ) -> FlatAlignment:
-    """Align two rows by bytes, or by places in the text if a side loses bytes of it."""
+    """Align two rows by bytes, or by byte offsets in the text if a side loses bytes of it."""
     by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
     if ours.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(ours.ids, theirs.ids)
@@ -167,12 +167,12 @@ def _align_texts(
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(ours.ids, theirs.ids)
-    places = [_places(*side) for side in zip(sides, (ours, theirs), strict=True)]
-    return aligner.align_spans((ours.ids, places[0]), (theirs.ids, places[1]))
+    offsets = [_byte_offsets(*side) for side in zip(sides, (ours, theirs), strict=True)]
+    return aligner.align_spans((ours.ids, offsets[0]), (theirs.ids, offsets[1]))
 
 
-def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the byte positions of a row's tokens; control tokens lie outside the text."""
+def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
+    """Return the byte offsets of a row's tokens; control tokens lie outside the text."""
     encoding = tokenizer.encode(row.text or "")
     before = np.arange(-row.num_before, 0)
     num_behind = len(row.ids) - row.num_before - len(encoding.ids)
@@ -190,11 +190,11 @@ def align_targets(
     rows, targets = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
-        places = np.flatnonzero(row.is_target & ~is_left_out)
-        targets.append((places, np.append(0, np.searchsorted(places, row.stops))))
-    (our_places, our_bounds), (their_places, their_bounds) = targets
+        positions = np.flatnonzero(row.is_target & ~is_left_out)
+        targets.append((positions, np.append(0, np.searchsorted(positions, row.stops))))
+    (our_positions, our_bounds), (their_positions, their_bounds) = targets
     aligned = aligner.align_ids(
-        ours.ids[our_places], our_bounds, theirs.ids[their_places], their_bounds
+        ours.ids[our_positions], our_bounds, theirs.ids[their_positions], their_bounds
     )
     numbers = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
     chunks = []
@@ -213,12 +213,12 @@ def _cut(
     both = alignment.student_chunk_id, alignment.teacher_chunk_id
     sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
     kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
-    for row, chunk, places in sides:
+    for row, chunk, positions in sides:
         kept[chunk[~row.is_target]] = False
-        kept[np.delete(chunk, places)] = False
+        kept[np.delete(chunk, positions)] = False
     kept[-1] = False  # for tokens in no chunk, −1
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-    chunks = [number[chunk[places]] for _, chunk, places in sides]
+    chunks = [number[chunk[positions]] for _, chunk, positions in sides]
     return FlatAlignment(
         chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
     )

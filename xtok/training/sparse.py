@@ -49,13 +49,13 @@ def check_width(side: str, logits_width: int, map_width: int) -> None:
         )
 
 
-def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return the `count` places where a mask `[n]` is true, without a fetch as in `nonzero`."""
+def true_indices(mask: Tensor, count: int) -> Tensor:
+    """Return the `count` indices where a mask `[n]` is true, without a fetch as in `nonzero`."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers and the places of n joined ranges, int64 `[total]` each."""
+    """Return the numbers and the indices of n joined ranges, int64 `[total]` each."""
     device = starts.device
     numbers = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts

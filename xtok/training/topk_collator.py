@@ -23,7 +23,7 @@ class StoredTopK:
     """Stored predictions for the tokens of a padded batch, for `topk_kl`."""
 
     top_ids: torch.Tensor  # int64 [B, T, K], the student's
-    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ for unused places
+    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ for unused entries
     rest_logprob: torch.Tensor  # float32 [B, T]; −∞ if the candidates have the whole mass
     valid: torch.Tensor  # bool [B, T], whether a token counts
 

@@ -19,7 +19,7 @@ from xtok.tokenizers.table import SIDES
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows, one_pass
-from xtok.training.sparse import check_width, places_of, ranges, work_dtype
+from xtok.training.sparse import check_width, ranges, true_indices, work_dtype
 
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, to match the values of NeMo-RL."""
@@ -118,11 +118,11 @@ def number_chunks(
         valid &= sizes[-1] > 0
     total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
     number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
-    # Place 0 is for positions outside chunks.
+    # Column 0 is for positions outside chunks.
     padded = torch.nn.functional.pad(number, (1, 0), value=total)
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
-    places = places_of(valid.flatten(), total)
-    of_student, of_teacher = (size.flatten()[places] for size in sizes)
+    indices = true_indices(valid.flatten(), total)
+    of_student, of_teacher = (size.flatten()[indices] for size in sizes)
     return Chunks(student, teacher, of_student, of_teacher, total, (positions[0], positions[1]))
 
 
@@ -134,10 +134,10 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
         ((ids >= 0) & (ids < ids.cummax(1).values), "below an earlier one"),
     ):
         if bool(wrong.any()):
-            row, place = wrong.nonzero()[0].tolist()
+            row, position = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
-                "must not decrease within a row"
+                f"{side}_chunk_id[{row}, {position}] is {int(ids[row, position])}, {problem}; "
+                "chunk ids must not decrease within a row"
             )
 
 
@@ -148,22 +148,22 @@ TargetIds: TypeAlias = tuple[Tensor | None, Tensor | None]
 class ChunkTokens(NamedTuple):
     """The n tokens of one side that are in chunks, ordered by chunk; int64 tensors."""
 
-    positions: Tensor  # [n], the positions that predict them: row · T + place
+    positions: Tensor  # [n], the positions that predict them: row · T + t
     chunk: Tensor  # [n], the number of the chunk, rising
     ids: Tensor  # [n]
-    starts: Tensor  # [N], the place of each chunk's first token
+    starts: Tensor  # [N], the index of each chunk's first token
     sizes: Tensor  # [N], at least 1
 
     def last(self, chunks: Tensor) -> Tensor:
-        """Return the places of the last tokens of some chunks."""
+        """Return the indices of the last tokens of some chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def only(self, chunks: Tensor, total: int) -> ChunkTokens:
         """Return the `total` tokens of some chunks, given in rising order."""
         sizes = self.sizes[chunks]
-        number, places = ranges(self.starts[chunks], sizes, total)
+        number, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
-        return ChunkTokens(self.positions[places], number, self.ids[places], starts, sizes)
+        return ChunkTokens(self.positions[indices], number, self.ids[indices], starts, sizes)
 
     def sums(self, values: Tensor) -> Tensor:
         """Return the sums of values `[n, …]` over each chunk, `[N, …]`."""
@@ -312,13 +312,13 @@ def chunk_part(
 
     def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher, *more = rows.entries
-        sides = _in_block(ours, chunks, rows.numbers), _in_block(theirs, chunks, teacher)
+        sides = _in_block(ours, chunks, rows.indices), _in_block(theirs, chunks, teacher)
         return compare(block, Chunked(chunks, *sides, rows.teacher_logits, more))
 
-    places = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
+    entry_positions = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
     size = width * len(theirs.chunk) // max(1, len(ours.chunk)) + 1
-    read = None if teacher is None else Read(teacher, theirs.positions, of_place=1)
-    return PlanPart(ours.positions, of_rows, read, size, places, ours.chunk)
+    read = None if teacher is None else Read(teacher, theirs.positions, per_entry=1)
+    return PlanPart(ours.positions, of_rows, read, size, entry_positions, ours.chunk)
 
 
 def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> ChunkTokens:

@@ -39,8 +39,8 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
     ids = of_positions.clamp(max=width - 1)[:, None]
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        log_p, target = block.log_probabilities(width), ids[rows.numbers]
-        is_wrong = (of_positions[rows.numbers] >= width).any()
+        log_p, target = block.log_probabilities(width), ids[rows.indices]
+        is_wrong = (of_positions[rows.indices] >= width).any()
         lost = -log_p.gather(1, target).sum(dtype=torch.float64)
         back = block.probabilities(width).clone()
         back.scatter_add_(1, target, torch.full_like(target, -1, dtype=back.dtype))

@@ -118,17 +118,19 @@ class _Shared(NamedTuple):
             cells = None
             if excluded is not None:
                 [entries] = rows.entries
-                row = torch.searchsorted(rows.numbers, excluded[0][entries])
-                row = row.clamp_(max=len(rows.numbers) - 1)
-                is_there = rows.numbers[row] == excluded[0][entries]
+                row = torch.searchsorted(rows.indices, excluded[0][entries])
+                row = row.clamp_(max=len(rows.indices) - 1)
+                is_there = rows.indices[row] == excluded[0][entries]
                 cells = row[is_there], excluded[1][entries][is_there]
             lost, back = self.compare(block, rows.teacher_logits, cells)
             return lost * weight, back.mul_(weight)
 
         firsts = [side.positions[side.starts[chunks]] for side in self.tokens]
         teacher = self.both.teacher
-        places = [] if excluded is None else excluded[:1]
-        return PlanPart(firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], places)
+        entry_positions = [] if excluded is None else excluded[:1]
+        return PlanPart(
+            firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], entry_positions
+        )
 
     def excluded(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return the first tokens and the completions of the chunks that are not 1:1."""
@@ -136,7 +138,7 @@ class _Shared(NamedTuple):
         numbers = torch.arange(len(events.others), device=events.others.device)
         ours, theirs = (side.ids[side.starts[events.others]] for side in self.tokens)
         tokens = torch.cat([ours, self.spellings.teacher_partner[theirs], events.student])
-        chunks = torch.cat([numbers, numbers, events.place])
+        chunks = torch.cat([numbers, numbers, events.chunk])
         is_shared = (tokens >= 0) & (self.spellings.student_partner[tokens] >= 0)
         cells = torch.unique((chunks * width + tokens)[is_shared])
         return cells // width, cells % width
@@ -187,13 +189,13 @@ def _completed_part(
         log_p = block.log_probabilities(widths[0], config.temperature)
         log_q = log_probabilities(inside.teacher_logits[:, : widths[1]], config.temperature)
         [which] = inside.others
-        place = events.place[which] - inside.chunks.start
-        student, of_tokens = _completed(log_p, inside.ours, place, events.student[which])
-        teacher, _ = _completed(log_q, inside.theirs, place, events.teacher[which])
+        chunk = events.chunk[which] - inside.chunks.start
+        student, of_tokens = _completed(log_p, inside.ours, chunk, events.student[which])
+        teacher, _ = _completed(log_q, inside.theirs, chunk, events.teacher[which])
         with torch.enable_grad():
             student.requires_grad_()
             zeros = student.new_zeros(len(inside.ours.sizes))
-            masses = [zeros.index_add(0, place, side.exp()) for side in (student, teacher)]
+            masses = [zeros.index_add(0, chunk, side.exp()) for side in (student, teacher)]
             rests = [(1 - mass).clamp(min=LEAST).log() for mass in masses]
             of_rest, _ = _divergence(rests[0], rests[1], config)
             of_each, _ = _divergence(student, teacher, config)
@@ -202,24 +204,24 @@ def _completed_part(
         p = block.probabilities(widths[0], config.temperature)
         return lost.detach(), to_logits(p, of_tokens(to_each))
 
-    return chunk_part(ours, theirs, compare, both.teacher, widths[1], [events.place])
+    return chunk_part(ours, theirs, compare, both.teacher, widths[1], [events.chunk])
 
 
 def _completed(
-    log_p: Tensor, inside: ChunkTokens, place: Tensor, ends: Tensor
+    log_p: Tensor, inside: ChunkTokens, chunk: Tensor, ends: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
     """Return the log-probabilities of e completions, and a function for their gradients."""
-    rows, at = torch.arange(len(inside.ids), device=place.device), inside.last(place)
+    rows, at = torch.arange(len(inside.ids), device=chunk.device), inside.last(chunk)
     is_path = rows != inside.last(inside.chunk)
     path, of_ends = picked(log_p, rows, inside.ids), picked(log_p, at, ends)
     sums = inside.sums(path.where(is_path, 0))
 
     def of_tokens(to_each: Tensor) -> list[TokenGradients]:
-        to_chunk = torch.zeros_like(sums).index_add(0, place, to_each)
+        to_chunk = torch.zeros_like(sums).index_add(0, chunk, to_each)
         to_path = to_chunk[inside.chunk] * is_path
         return [(rows, inside.ids, path, to_path), (at, ends, of_ends, to_each)]
 
-    return of_ends + sums[place], of_tokens
+    return of_ends + sums[chunk], of_tokens
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

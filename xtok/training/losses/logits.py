@@ -81,7 +81,7 @@ class HiddenLogits:
         """Return the logits of n positions, `[n, V]`, without a gradient.
 
         Args:
-            positions: int64 `[n]`; row · T + place.
+            positions: int64 `[n]`; row · T + t.
             dtype: float32 by default, float64 for float64.
         """
         dtype = dtype or work_dtype(self)
@@ -138,7 +138,7 @@ class HiddenLogits:
             back = back.to(self.dtype)
             if to_hidden is not None:
                 of_rows = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
-                to_hidden[rows_and_places(self, positions)] = of_rows
+                to_hidden[batch_indices(self, positions)] = of_rows
             if to_weight is not None and to_weight.dtype == self.dtype:
                 to_weight.addmm_(back.t(), rows)
             elif to_weight is not None:
@@ -146,7 +146,7 @@ class HiddenLogits:
 
     def culprit(self, positions: Tensor) -> str | None:
         """Describe the first NaN or infinite value in the inputs of these logits."""
-        at = rows_and_places(self, positions)
+        at = batch_indices(self, positions)
         hidden = self.hidden.detach()[at]
         if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", at):
             return culprit
@@ -167,7 +167,7 @@ class HiddenLogits:
         return torch.stack(self._head.aminmax()).abs().amax().float()
 
     def _rows(self, positions: Tensor) -> Tensor:
-        return self.hidden.detach()[rows_and_places(self, positions)].to(self.dtype)
+        return self.hidden.detach()[batch_indices(self, positions)].to(self.dtype)
 
     @cached_property
     def _head(self) -> Tensor:
@@ -185,11 +185,11 @@ class WholeLogits:
     @torch.no_grad()
     def at(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the logits of n positions, `[n, V]`."""
-        rows, places = rows_and_places(self, positions)
+        rows, indices = batch_indices(self, positions)
         if self.columns is None:
-            block = self.logits[rows, places]
+            block = self.logits[rows, indices]
         else:
-            block = self.logits[rows[:, None], places[:, None], self.columns]
+            block = self.logits[rows[:, None], indices[:, None], self.columns]
         return block.to(dtype or work_dtype(self))
 
     def only(self, columns: Tensor) -> WholeLogits:
@@ -213,12 +213,12 @@ class WholeLogits:
         """Write the gradient of some logits."""
         [to_logits] = to
         if to_logits is not None:
-            to_logits[rows_and_places(self, positions)] = back.to(to_logits.dtype)
+            to_logits[batch_indices(self, positions)] = back.to(to_logits.dtype)
 
     def culprit(self, positions: Tensor) -> str | None:
         """Describe the first NaN or +∞ among the logits at n positions."""
         for part in positions.split(256):
-            at = rows_and_places(self, part)
+            at = batch_indices(self, part)
             values = self.logits.detach()[at]
             wrong = torch.isnan(values) | torch.isposinf(values)
             if culprit := _first(wrong, values, "logits", at):
@@ -257,8 +257,8 @@ def top_columns(logits: Logits, width: int, top_k: int) -> Tensor:
     return logits.largest()[:width].topk(top_k).indices.sort().values
 
 
-def rows_and_places(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and places of positions in a batch `[B, T, …]`."""
+def batch_indices(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row and the token index of each position in a batch `[B, T, …]`."""
     return positions // like.shape[1], positions % like.shape[1]
 
 
@@ -266,8 +266,8 @@ def _first(wrong: Tensor, values: Tensor, name: str, at: Sequence[Tensor] = ()) 
     if not bool(wrong.any()):
         return None
     first, *others = wrong.nonzero()[0].tolist()
-    place = [int(side[first]) for side in at] or [first]
-    return f"{name} are {values[(first, *others)].item()} at {[*place, *others]}"
+    index = [int(side[first]) for side in at] or [first]
+    return f"{name} are {values[(first, *others)].item()} at {[*index, *others]}"
 
 
 def _unscaled(product: Tensor, factor: Tensor | None) -> Tensor:

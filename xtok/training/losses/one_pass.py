@@ -53,8 +53,8 @@ class LogitBlock:
 class Rows(NamedTuple):
     """The positions and entries of a part that are in a block."""
 
-    numbers: Tensor  # int64 [m], rising: places among the part's n positions
-    entries: Sequence[slice]  # for each of `places`, the range of its entries
+    indices: Tensor  # int64 [m], rising: indices into the part's n positions
+    entries: Sequence[slice]  # for each of `entry_positions`, the range of its entries
     teacher_logits: Tensor  # [0] if the part reads no teacher
 
 
@@ -64,26 +64,26 @@ student's logits over τ. The caller overwrites the gradient."""
 
 
 class Read(NamedTuple):
-    """The teacher's logits that a part reads: per position, or per entry of `places[of_place]`."""
+    """The teacher's logits that a part reads, at each of its positions or entries."""
 
     logits: Logits
     positions: Tensor  # int64
-    of_place: int | None = None
+    per_entry: int | None = None  # index in `entry_positions`; None: at each position
 
     def at(self, rows: Rows) -> Tensor:
         """Return the positions for a block."""
-        which = rows.numbers if self.of_place is None else rows.entries[self.of_place]
+        which = rows.indices if self.per_entry is None else rows.entries[self.per_entry]
         return self.positions[which]
 
 
 class PlanPart(NamedTuple):
     """A comparison at n positions of the student."""
 
-    positions: Tensor  # int64 [n], row · T + place: distinct, rising with `chunk`
+    positions: Tensor  # int64 [n], row · T + t: distinct, rising with `chunk`
     compare: Compare
     teacher: Read | None = None
     width: int = 0  # of the teacher's logits, for the size of blocks
-    places: Sequence[Tensor] = ()  # int64 [e], rising: the positions of entries
+    entry_positions: Sequence[Tensor] = ()  # int64 [e], rising: of each entry, in `positions`
     chunk: Tensor | None = None  # int64 [n], rising: equal numbers share a block
 
 
@@ -174,12 +174,12 @@ def _compare_at(
     """Compare at some positions; on return, all logits of these positions are freed."""
     made, back = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in to)
-    for place, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
-        back = _compare_block(made[place], terms, in_block, has_gradient=has_gradient)
+    for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
+        back = _compare_block(made[span], terms, in_block, has_gradient=has_gradient)
         if back is not None:
-            back = logits.before_cap(made[place], back)
+            back = logits.before_cap(made[span], back)
             if len(blocks) > 1:
-                made[place].copy_(back)
+                made[span].copy_(back)
     if back is not None:
         logits.add(to, positions, back if len(blocks) == 1 else made)
 
@@ -211,7 +211,7 @@ def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | Non
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""The number of a part, its rows, and their places in the block; None for all rows of the block."""
+"""The number of a part, its rows, and their indices in the block; None for the whole block."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
 """A slice of the positions that are computed at once, and the parts that compare there."""
@@ -227,12 +227,12 @@ def _with_teachers(
             at = [read.at(rows) for _, block in blocks for n, rows, _ in block if n == number]
             sizes = [*map(len, at)]
             made[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
-    for place, in_block in blocks:
+    for span, in_block in blocks:
         with_logits = [
             (n, rows._replace(teacher_logits=next(made[n])) if n in made else rows, inside)
             for n, rows, inside in in_block
         ]
-        yield place, with_logits
+        yield span, with_logits
 
 
 def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
@@ -253,12 +253,12 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
             yield order[begin:start], blocks
             begin, blocks = start, []
         in_block: list[InBlock] = []
-        for number, (at, numbers) in enumerate(ordered):
+        for number, (at, indices) in enumerate(ordered):
             first, last, *entries = next(slices)
             if last > first:
                 inside = None if last - first == stop - start else at[first:last] - start
                 ends = zip(entries[::2], entries[1::2], strict=True)
-                rows = Rows(numbers[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
+                rows = Rows(indices[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
                 in_block.append((number, rows, inside))
         blocks.append((slice(start - begin, stop - begin), in_block))
     yield order[begin:], blocks
@@ -278,7 +278,8 @@ def _order(
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
     """Return positions ordered by block, unused ones first, and the bounds of the blocks.
 
-    Also return each part's places in this order, rising, and the numbers of its positions there.
+    For each part, also return the indices of its positions in this order, rising, and their indices
+    in the part.
 
     Positions that the same parts compare have the same code, and a block has one code. So no part
     needs a mask within a block. An example with two parts and blocks of two positions:
@@ -294,8 +295,8 @@ def _order(
     """
     first, device = parts[0].positions, parts[0].positions.device
     if len(parts) == 1 and parts[0].chunk is None:
-        places = torch.arange(len(first), device=device)
-        return first, [*range(0, len(first), step), len(first)], [(places, places)]
+        indices = torch.arange(len(first), device=device)
+        return first, [*range(0, len(first), step), len(first)], [(indices, indices)]
     code, joined = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
     for number, part in enumerate(parts):
         code *= 2
@@ -327,20 +328,20 @@ def _slices(
     parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
     """Yield, for each block and part, the bounds of the part's rows and entries."""
-    if len(parts) == 1 and not parts[0].places:
+    if len(parts) == 1 and not parts[0].entry_positions:
         yield from ([start, stop] for start, stop in pairwise(bounds))
         return
     columns = []
-    for part, (at, numbers) in zip(parts, ordered, strict=True):
+    for part, (at, indices) in zip(parts, ordered, strict=True):
         edges = torch.searchsorted(at, torch.tensor(bounds, device=at.device))
         columns += [edges[:-1], edges[1:]]
-        first, last = numbers[columns[-2].clamp(max=len(at) - 1)], numbers[columns[-1] - 1]
-        for place in part.places:
-            columns += [torch.searchsorted(place, first), torch.searchsorted(place, last + 1)]
+        first, last = indices[columns[-2].clamp(max=len(at) - 1)], indices[columns[-1] - 1]
+        for entries in part.entry_positions:
+            columns += [torch.searchsorted(entries, first), torch.searchsorted(entries, last + 1)]
     for block in torch.stack(columns, 1).tolist():
         rest = iter(block)
         for part in parts:
-            yield [*islice(rest, 2 + 2 * len(part.places))]
+            yield [*islice(rest, 2 + 2 * len(part.entry_positions))]
 
 
 class _WithGradient(torch.autograd.Function):

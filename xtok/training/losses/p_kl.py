@@ -59,7 +59,7 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
         columns = top_columns(compared, teacher_width, config.top_k)
         compared = compared.only(columns)
     # The map's m entries in these k columns, by column: their starts, [k], the R student tokens
-    # that they use, rising, and the place of each entry's token among these, [m].
+    # that they use, rising, and the index of each entry's token among these, [m].
     columns = columns.to(both.student.device)
     first = module.offsets[columns]
     counts = module.offsets[columns + 1] - first

@@ -13,7 +13,7 @@ from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.chunks import ChunkTokens
 from xtok.training.rows import to_device
-from xtok.training.sparse import places_of, ranges
+from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
@@ -40,15 +40,15 @@ class CompletionTrie(NamedTuple):
         for level in range(min(self.depth, longest)):
             inside = sizes > level
             key = node * self.width + pieces[(starts + level).clamp(max=len(pieces) - 1)]
-            place = torch.searchsorted(self.keys, key).clamp_(max=none - 2)
-            following = torch.where(self.keys[place] == key, place + 1, none)
+            index = torch.searchsorted(self.keys, key).clamp_(max=none - 2)
+            following = torch.where(self.keys[index] == key, index + 1, none)
             node = torch.where(inside, following, node)
         return node
 
     def first_of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first completions of n nodes: the place of the node, tokens, pieces."""
-        place, at = ranges(self.bounds[nodes], counts, total)
-        return place, self.tokens[at], self.pieces[at]
+        """Return the first completions of n nodes: the index of the node, tokens, pieces."""
+        index, at = ranges(self.bounds[nodes], counts, total)
+        return index, self.tokens[at], self.pieces[at]
 
     def counts(self, nodes: Tensor) -> Tensor:
         """Return the number of completions of n nodes."""
@@ -62,7 +62,7 @@ class Events(NamedTuple):
     others: Tensor  # int64 [G], the other chunks that count
     sizes: tuple[int, int]  # their tokens on each side
     # The completions of the other chunks, int64 [e] each, by chunk:
-    place: Tensor  # the place among the G chunks
+    chunk: Tensor  # the number of the chunk among the G, rising
     student: Tensor  # replaces the chunk's last student token
     teacher: Tensor  # replaces its last teacher token
 
@@ -94,7 +94,7 @@ class SpellingIndex(NamedTuple):
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
         sizes = [*(kind.sum() for kind in kinds), ours.sizes.amax(), theirs.sizes.amax()]
         *counts, our_longest, their_longest = torch.stack(sizes).tolist()
-        singles, both, by_theirs, by_ours = map(places_of, kinds, counts)
+        singles, both, by_theirs, by_ours = map(true_indices, kinds, counts)
         prefixed = []
         for completions, spelled, chunks, longest in (
             (self.of_student, theirs, by_theirs, their_longest - 1),
@@ -112,11 +112,11 @@ class SpellingIndex(NamedTuple):
         num_others, of_ours, of_theirs, *totals = torch.stack(sums).tolist()
         parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
         for (completions, chunks, nodes, several), total in zip(prefixed, totals, strict=True):
-            place, tokens, pieces = completions.first_of(nodes, several, total)
+            index, tokens, pieces = completions.first_of(nodes, several, total)
             sides = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
-            parts.append((chunks[place], *sides))
+            parts.append((chunks[index], *sides))
         chunk, student, teacher = (torch.cat(part) for part in zip(*parts, strict=True))
-        order, others = torch.argsort(chunk, stable=True), places_of(is_other, num_others)
+        order, others = torch.argsort(chunk, stable=True), true_indices(is_other, num_others)
         return Events(
             singles, others, (of_ours, of_theirs),
             torch.searchsorted(others, chunk[order]), student[order], teacher[order],

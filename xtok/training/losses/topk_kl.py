@@ -38,7 +38,7 @@ def topk_kl(
     Args:
         student_logits: `[B, T, V]`, a tensor or `HiddenLogits`.
         top_ids: int64 or int32 `[B, T, K]`, distinct at each position.
-        top_logprobs: `[B, T, K]`, natural logarithms; −∞ or an id of −1 marks an unused place.
+        top_logprobs: `[B, T, K]`, natural logarithms; −∞ or an id of −1 marks an unused entry.
         rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates have the whole mass.
         valid: `[B, T]`, 0 for tokens that do not count; a row's first token never counts.
 
@@ -76,12 +76,12 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
 
     def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)
-        top, logprobs, rests = stored_at(entries.numbers)
+        top, logprobs, rests = stored_at(entries.indices)
         ids, log_p = _candidates(top, logprobs.to(dtype), width)
         log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
         # Sum the student's rest over the other tokens: 1 − Σ q_k is inaccurate if it is small.
-        # Column `width` belongs to unused places.
+        # Column `width` belongs to unused entries.
         others = torch.nn.functional.pad(log_q, (0, 1))
         of_candidates = others.gather(1, ids)
         others[:, width] = -torch.inf
@@ -108,7 +108,7 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    Unused places get the id `width` and −∞. Invalid or repeated ids get NaN, without a fetch from
+    Unused entries get the id `width` and −∞. Invalid or repeated ids get NaN, without a fetch from
     the device; `_check_candidates` reports them.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
