@@ -82,14 +82,14 @@ def connected(s_link: Ids, t_link: Ids) -> Ids:
 
 def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
     """Merge all components with tokens of one side into an event; number events by lowest token."""
-    labels, places = np.unique(joined, return_inverse=True)
-    sides = np.split(places, [offset])
+    labels, components = np.unique(joined, return_inverse=True)
+    sides = np.split(components, [offset])
     has = np.stack([np.bincount(side, minlength=len(labels)) > 0 for side in sides])
     alone = np.logical_not(has.all(0))
     rest = None
     if alone.any():
         both = has[:, alone].any(1).all()
         rest = np.flatnonzero(alone)[0] if both else np.flatnonzero(~alone)[-1]
-        places = np.where(alone[places], rest, places)
-    used, numbers = np.unique(places, return_inverse=True)
+        components = np.where(alone[components], rest, components)
+    used, numbers = np.unique(components, return_inverse=True)
     return numbers.astype(np.int32), None if rest is None else int(np.searchsorted(used, rest))

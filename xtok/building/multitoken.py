@@ -102,13 +102,13 @@ def _spell(
 ) -> tuple[Edges, list[str]]:
     pieces, counts = pair.pieces(ids, progress)
     owner = np.repeat(np.arange(len(ids)), counts)  # [pieces], index of the piece's token
-    place = ranks(owner)
-    first = place < max_pieces
+    rank = ranks(owner)
+    first = rank < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
     edges = Edges(
         ids[owner[first]].astype(np.int32),
         pieces[first],
-        decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
+        decay[rank[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
     return edges, unspelled_note(pair, ids[counts == 0].tolist())

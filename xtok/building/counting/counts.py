@@ -150,10 +150,10 @@ class ChunkCounts:
     def __len__(self) -> int:
         return self._size
 
-    def _allocate(self, places: int, num_ids: int) -> None:
-        ids, bounds = np.empty(num_ids, np.int32), np.zeros(places + 1, np.int64)
-        self._chunks = DistinctChunks(ids, bounds, *np.empty((2, places), np.int64))
-        self._table = np.full(places, -1, np.int64)
+    def _allocate(self, num_chunks: int, num_ids: int) -> None:
+        ids, bounds = np.empty(num_ids, np.int32), np.zeros(num_chunks + 1, np.int64)
+        self._chunks = DistinctChunks(ids, bounds, *np.empty((2, num_chunks), np.int64))
+        self._table = np.full(num_chunks, -1, np.int64)
 
     def add(
         self,
@@ -166,12 +166,12 @@ class ChunkCounts:
 
         `spans` is int64 `[4, chunks]`, as in `AlignedTexts`.
         """
-        places = np.empty(spans.shape[1], np.int64)
-        self._make_room(len(places), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))
+        indices = np.empty(spans.shape[1], np.int64)
+        self._make_room(len(indices), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))
         self._size = add_chunks(
-            tuple(spans), amounts, s_ids, t_ids, self._chunks, self._table, self._size, places
+            tuple(spans), amounts, s_ids, t_ids, self._chunks, self._table, self._size, indices
         )
-        return places
+        return indices
 
     def _make_room(self, num_chunks: int, num_ids: int) -> None:
         """Move everything to larger arrays if these numbers could be too many."""

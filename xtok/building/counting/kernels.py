@@ -52,14 +52,14 @@ def weight_of(rows, row, column):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_chunks(  # type: ignore[no-untyped-def]
-    spans, amounts, s_ids, t_ids, chunks, table, size, places
+    spans, amounts, s_ids, t_ids, chunks, table, size, indices
 ):
     """Add amounts to chunks in an open-addressed table; return their new number.
 
     Most time goes into memory latency. `spans` are four int64 arrays: the first token and the end
     of each chunk in `s_ids`, then in `t_ids`; `amounts` has one int64 per chunk, or a single one.
     `chunks` are the `DistinctChunks` so far, with room for all; `table`, int64 `[2**n]`, contains
-    their indices, −1 if free; `size` is their number; `places` is an output.
+    their indices, −1 if free; `size` is their number; `indices`, one per chunk, is an output.
     """
     s_starts, s_ends, t_starts, t_ends = spans
     ids, bounds, widths, counts = chunks
@@ -70,11 +70,11 @@ def add_chunks(  # type: ignore[no-untyped-def]
         mixed = _mixed(_mixed(np.uint64(n), s_ids, i, i_end), t_ids, j, j_end)
         slot = np.int64(mixed >> np.uint64(32)) & mask
         while table[slot] >= 0:
-            place = table[slot]
-            start = bounds[place]
+            index = table[slot]
+            start = bounds[index]
             if (
-                widths[place] == n
-                and bounds[place + 1] - start == length
+                widths[index] == n
+                and bounds[index + 1] - start == length
                 and _has(ids, start, s_ids, i, i_end)
                 and _has(ids, start + n, t_ids, j, j_end)
             ):
@@ -87,8 +87,8 @@ def add_chunks(  # type: ignore[no-untyped-def]
             table[slot], bounds[size + 1] = size, start + length
             widths[size], counts[size] = n, 0
             size += 1
-        places[x] = table[slot]
-        counts[places[x]] += amounts[0] if len(amounts) == 1 else amounts[x]
+        indices[x] = table[slot]
+        counts[indices[x]] += amounts[0] if len(amounts) == 1 else amounts[x]
     return size
 
 
@@ -101,16 +101,16 @@ def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _has(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
-    while start < stop and ids[place] == others[start]:
-        place, start = place + 1, start + 1
+def _has(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
+    while start < stop and ids[index] == others[start]:
+        index, start = index + 1, start + 1
     return start == stop
 
 
 @inner_kernel
-def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
+def _copy(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
     for a in range(start, stop):
-        ids[place + a - start] = others[a]
+        ids[index + a - start] = others[a]
 
 
 @kernel
@@ -122,7 +122,7 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
     `DistinctChunks`, `rows` are `MapRows`.
     """
     ids, bounds, widths, counts = chunks
-    place = np.int64(0)
+    index = np.int64(0)
     for c in range(len(widths)):
         start, end = bounds[c], bounds[c + 1]
         n = widths[c]
@@ -133,13 +133,13 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
                 for a in range(start, start + n):
                     total += weight_of(rows, ids[a], ids[b])
             for a in range(start, start + n):
-                keys[place] = np.int64(ids[a]) << 32 | ids[b]
+                keys[index] = np.int64(ids[a]) << 32 | ids[b]
                 if total > 0.0:
                     share = weight_of(rows, ids[a], ids[b]) / total
-                    amounts[place] = np.int64(unit // m * share + 0.5) * counts[c]
+                    amounts[index] = np.int64(unit // m * share + 0.5) * counts[c]
                 else:
-                    amounts[place] = unit // (n * m) * counts[c]
-                place += 1
+                    amounts[index] = unit // (n * m) * counts[c]
+                index += 1
 
 
 @kernel

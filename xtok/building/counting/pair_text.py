@@ -95,7 +95,7 @@ class PerDocument:
 
     groups: tuple[str, ...]  # [documents], file names
     documents: NDArray[np.int32]  # [entries]
-    places: NDArray[np.int32]  # [entries], index of the chunk in `chunks`
+    chunk_indices: NDArray[np.int32]  # [entries], index of the chunk in `chunks`
     counts: NDArray[np.int32]  # [entries]
     chunks: DistinctChunks  # with their counts in the whole text
 
@@ -124,7 +124,7 @@ class PerDocument:
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sum a value of each chunk over all chunks of each document."""
-        weights = self.counts * values[self.places]
+        weights = self.counts * values[self.chunk_indices]
         return np.bincount(self.documents, weights, len(self.groups)).astype(np.float64)
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -136,7 +136,7 @@ class PerDocument:
 
     def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         amounts = self.counts * chosen[self.documents]
-        return np.bincount(self.places, amounts, len(self.chunks.widths)).astype(np.int64)
+        return np.bincount(self.chunk_indices, amounts, len(self.chunks.widths)).astype(np.int64)
 
     def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
         """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
@@ -267,9 +267,9 @@ class TextCounter:
 
     def _is_held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         is_held = np.zeros(len(texts), np.bool_)
-        for place, text in enumerate(texts if self.plan.hold_out else ()):
+        for index, text in enumerate(texts if self.plan.hold_out else ()):
             digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-            is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
+            is_held[index] = int.from_bytes(digest, "little") % HELD_OUT == 0
         return is_held
 
     def result(self, sources: tuple[SourceFile, ...]) -> PairText:
@@ -295,17 +295,17 @@ class DocumentCounter:
 
     def add(self, aligned: AlignedTexts, group: str) -> None:
         """Add documents of one group."""
-        places = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
+        chunk_indices = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
-        entries, counts = np.unique(aligned.documents * size + places, return_counts=True)
-        documents, places = np.divmod(entries, max(1, size))
+        entries, counts = np.unique(aligned.documents * size + chunk_indices, return_counts=True)
+        documents, chunk_indices = np.divmod(entries, max(1, size))
         self._entries.append(
-            np.stack([documents + len(self._groups), places, counts]).astype(np.int32)
+            np.stack([documents + len(self._groups), chunk_indices, counts]).astype(np.int32)
         )
         self._groups += [group] * len(aligned.differs)
 
     def result(self) -> PerDocument:
         """Return the counts."""
-        documents, places, counts = np.concatenate(self._entries, axis=1)
+        documents, chunk_indices, counts = np.concatenate(self._entries, axis=1)
         chunks = self._chunks.chunks()
-        return PerDocument(tuple(self._groups), documents, places, counts, chunks)
+        return PerDocument(tuple(self._groups), documents, chunk_indices, counts, chunks)

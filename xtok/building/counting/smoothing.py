@@ -59,14 +59,14 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
     of_edges = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(of_edges)
     of_edges, weights = of_edges[order], edges.weights[order].astype(np.float64)
-    places = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)
-    return np.where(of_edges[places] == keys, weights[places], 0.0)
+    indices = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)
+    return np.where(of_edges[indices] == keys, weights[indices], 0.0)
 
 
 def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
     """Return the entropy of counts summed by id, in bits."""
-    _, places = np.unique(ids, return_inverse=True)
-    sums = np.bincount(places, counts)
+    _, indices = np.unique(ids, return_inverse=True)
+    sums = np.bincount(indices, counts)
     shares = sums[sums > 0] / (counts.sum() or 1)
     return float(-(shares * np.log2(shares)).sum()) + 0.0
 

@@ -211,11 +211,11 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
     """Return the index of the longest other token that each sorted token starts with, or −1."""
     before: list[int] = []
     begun: list[int] = []  # indices of nested beginnings of the current token
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         while begun and not token.startswith(tokens[begun[-1]]):
             begun.pop()
         before.append(begun[-1] if begun else -1)
-        begun.append(place)
+        begun.append(index)
     return np.array(before, np.int64)
 
 
@@ -289,17 +289,17 @@ class SyntheticSource:
         lower = self.data | 32
         begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
         spelled = np.isin(pool_of, [TextKind.WORD, TextKind.CONTINUATION, TextKind.SYMBOL])
-        places = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
-        token_at = token_at[places]
-        behind = places - self.starts[token_at]
-        keys = np.zeros(len(places), np.int64)
+        offsets = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
+        token_at = token_at[offsets]
+        behind = offsets - self.starts[token_at]
+        keys = np.zeros(len(offsets), np.int64)
         for back in range(1, _CONTEXT + 1):
-            keys = keys << 8 | np.where(behind >= back, self.data[places - back], 0)
+            keys = keys << 8 | np.where(behind >= back, self.data[offsets - back], 0)
         order = np.argsort(keys, kind="stable")
         order = order[behind[order] >= 2]
         self.keys = np.append(keys[order], np.iinfo(np.int64).max)  # beyond all contexts
-        self.places, token_at = places[order], token_at[order]
-        self.place_ends = self.ends[token_at]
+        self.offsets, token_at = offsets[order], token_at[order]
+        self.token_ends = self.ends[token_at]
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
     def texts(self, number: int) -> list[str]:
@@ -309,8 +309,8 @@ class SyntheticSource:
         ends = np.cumsum(lengths.sum(axis=1))
         # [tokens], distance from a token's position in the text to its position in the data
         shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
-        places = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
-        drawn = self.data[places].tobytes()
+        offsets = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
+        drawn = self.data[offsets].tobytes()
         return [
             drawn[start:stop].decode("utf-8", "ignore")
             for start, stop in pairwise([0, *ends.tolist()])
@@ -355,9 +355,9 @@ class SyntheticSource:
         others = [pool for pool in self.pools if pool > _HAN]
         mass = np.cumsum([self.pools[s][1][-1] for s in others])
         numbers = self.draw.in_any_order("script", number)
-        place = np.searchsorted(mass, numbers * mass[-1], side="right").clip(0, len(others) - 1)
+        index = np.searchsorted(mass, numbers * mass[-1], side="right").clip(0, len(others) - 1)
         script = np.where(language < 0.45, _HAN, _JAPANESE)
-        return np.where(language > 0.8, np.array(others)[place], script)
+        return np.where(language > 0.8, np.array(others)[index], script)
 
     def _draw_tokens(
         self, kind: Integers, script: Integers, last: Integers
@@ -393,7 +393,7 @@ class SyntheticSource:
             below, above = self.cumulated[low], self.cumulated[high]
             goal = below + self.draw(("continuation", length), low) * (above - below)
             drawn = (np.searchsorted(self.cumulated, goal, side="right") - 1).clip(low, high - 1)
-            start[chosen], stop[chosen] = self.places[drawn], self.place_ends[drawn]
+            start[chosen], stop[chosen] = self.offsets[drawn], self.token_ends[drawn]
             rows = rows[~serves]
 
 
@@ -495,8 +495,8 @@ _KANA_SHARE = 0.1
 def _characters() -> dict[str, float]:
     weights: dict[str, float] = defaultdict(float)
     for codec, first, end, share in _STANDARDS:
-        places = [(row, cell) for row in range(first, end) for cell in range(1, 95)]
-        decoded = [bytes([0xA0 + r, 0xA0 + c]).decode(codec, "ignore") for r, c in places]
+        cells = [(row, cell) for row in range(first, end) for cell in range(1, 95)]
+        decoded = [bytes([0xA0 + r, 0xA0 + c]).decode(codec, "ignore") for r, c in cells]
         characters = [c for c in decoded if len(c) == 1]
         for c in characters:
             weights[c] += share / len(characters)

@@ -142,12 +142,12 @@ def _edges_by_spelling(
     )
     if config.canonicalization == "relaxed":
         rows, columns = list(map(relaxed_form, rows)), list(map(relaxed_form, columns))
-    values, places = most_similar(rows, columns, config.top_k, progress)
+    values, indices = most_similar(rows, columns, config.top_k, progress)
     weights = _weights(values, values[:, :1], config, power=_power)
-    weights = np.where(places >= 0, weights, 0)
-    near, counts = _above_threshold(weights, places, weights.sum(axis=1), config)
+    weights = np.where(indices >= 0, weights, 0)
+    near, counts = _above_threshold(weights, indices, weights.sum(axis=1), config)
     edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
-    alone = row_ids[places[:, 0] < 0].tolist()
+    alone = row_ids[indices[:, 0] < 0].tolist()
     return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
 
 
@@ -170,7 +170,7 @@ def _weights(
 
 
 def _above_threshold(
-    weights: Floats, places: NDArray[np.int32], sums: Floats, config: GenerateConfig
+    weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
     """Return the entries to keep, as edges of indices, normalized; and counts of the others."""
     kept = weights > 0
@@ -182,7 +182,7 @@ def _above_threshold(
         counts["entries below the threshold"] = int(below.sum())
         counts["rows emptied by the threshold"] = int((had & ~kept.any(axis=1)).sum())
     rows, ranks = np.nonzero(kept)
-    edges = Edges(rows, places[rows, ranks], weights[rows, ranks])
+    edges = Edges(rows, indices[rows, ranks], weights[rows, ranks])
     return edges.normalized(), counts
 
 
@@ -254,7 +254,7 @@ def _most_similar(
     # The threshold applies to the share in the whole row, not only in the `top_k`.
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
-        values, places, sums = largest_cosines(
+        values, indices, sums = largest_cosines(
             x, y, config, pool=pool, advance=advance, weigh=weigh
         )
-    return _weights(values.astype(np.float64), values[:, :1], config), places, sums
+    return _weights(values.astype(np.float64), values[:, :1], config), indices, sums

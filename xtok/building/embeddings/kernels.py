@@ -32,29 +32,29 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
                 if absolute:
                     x = abs(x)
                 if x > floor:
-                    place = k - 1
-                    while place > 0 and values[row, place - 1] < x:
-                        values[row, place] = values[row, place - 1]
-                        ids[row, place] = ids[row, place - 1]
-                        place -= 1
-                    values[row, place] = x
-                    ids[row, place] = first_id + column
+                    rank = k - 1
+                    while rank > 0 and values[row, rank - 1] < x:
+                        values[row, rank] = values[row, rank - 1]
+                        ids[row, rank] = ids[row, rank - 1]
+                        rank -= 1
+                    values[row, rank] = x
+                    ids[row, rank] = first_id + column
                     floor = values[row, k - 1]
 
 
 @kernel
-def add_up_and_keep_largest(shared, first, values, places):  # type: ignore[no-untyped-def]
+def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-untyped-def]
     """Fill empty rows, from row `first`, with the `k` columns of the largest cosines.
 
-    A product is the sum of the squared weights of `SharedGrams`. `places`, int32 `[rows, k]`, are
-    -1 in empty rows; ties go to the lower place. `values`, float64 `[rows, k]`, descend, then 0.
+    A product is the sum of the squared weights of `SharedGrams`. `indices`, int32 `[rows, k]`, are
+    -1 in empty rows; ties go to the lower index. `values`, float64 `[rows, k]`, descend, then 0.
     """
-    row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_places = shared
+    row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_order = shared
     k = values.shape[1]
     sums = np.zeros(len(per_length), np.int32)
     touched = np.empty(len(per_length) + 1, np.int32)
     for row in range(values.shape[0]):
-        if places[row, 0] >= 0:
+        if indices[row, 0] >= 0:
             continue
         num_touched = 0
         for i in range(row_starts[first + row], row_starts[first + row + 1]):
@@ -70,17 +70,17 @@ def add_up_and_keep_largest(shared, first, values, places):  # type: ignore[no-u
             sums[column] = 0
             if x < values[row, k - 1]:
                 continue
-            id = column_places[column]
-            place = k
-            while place > 0 and (
-                values[row, place - 1] < x
-                or (values[row, place - 1] == x and places[row, place - 1] > id)
+            id = column_order[column]
+            rank = k
+            while rank > 0 and (
+                values[row, rank - 1] < x
+                or (values[row, rank - 1] == x and indices[row, rank - 1] > id)
             ):
-                place -= 1
-                if place + 1 < k:
-                    values[row, place + 1] = values[row, place]
-                    places[row, place + 1] = places[row, place]
-            if place < k:
-                values[row, place], places[row, place] = x, id
-        for place in range(k):
-            values[row, place] = min(values[row, place] / row_lengths[first + row], 1.0)
+                rank -= 1
+                if rank + 1 < k:
+                    values[row, rank + 1] = values[row, rank]
+                    indices[row, rank + 1] = indices[row, rank]
+            if rank < k:
+                values[row, rank], indices[row, rank] = x, id
+        for rank in range(k):
+            values[row, rank] = min(values[row, rank] / row_lengths[first + row], 1.0)

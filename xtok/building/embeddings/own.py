@@ -99,15 +99,15 @@ def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
 
 
 def _anchors(pair: Pair, row_ids: Ids, column_ids: Ids) -> tuple[Ids, Ids]:
-    places = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
-    if len(places) < _FEWEST_ANCHORS:
+    indices = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
+    if len(indices) < _FEWEST_ANCHORS:
         raise EmbeddingError(
-            f"only {len(places)} tokens are equal on both sides, expected at least "
+            f"only {len(indices)} tokens are equal on both sides, expected at least "
             f"{_FEWEST_ANCHORS} to fit one model's embeddings to the other's",
             hint="give spelling, sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
-    return places, np.searchsorted(column_ids, pair.equal_bytes[row_ids[places]])
+    return indices, np.searchsorted(column_ids, pair.equal_bytes[row_ids[indices]])
 
 
 def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:

@@ -46,20 +46,20 @@ def most_similar(
     similar columns is compared again with all n-grams.
     """
     values = np.zeros((len(rows), top_k))
-    places = np.full((len(rows), top_k), -1, np.int32)
+    indices = np.full((len(rows), top_k), -1, np.int32)
     if not (rows and columns):
-        return values, places
+        return values, indices
     # Neighbours in sorted order share n-grams, so their columns are in the processor's cache.
     row_order, column_order = (
         np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
     )
     tokens = [rows[i] for i in row_order.tolist()] + [columns[i] for i in column_order.tolist()]
     for limit in (most_columns, len(columns)):
-        is_empty = places[:, 0] < 0
+        is_empty = indices[:, 0] < 0
         if is_empty.any():
-            _fill(values, places, _shared_ngrams(tokens, is_empty, limit, column_order), progress)
+            _fill(values, indices, _shared_ngrams(tokens, is_empty, limit, column_order), progress)
     in_order = np.argsort(row_order)
-    return values[in_order], places[in_order]
+    return values[in_order], indices[in_order]
 
 
 class SharedGrams(NamedTuple):
@@ -72,11 +72,11 @@ class SharedGrams(NamedTuple):
     starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
     columns: Ints
     per_length: Floats  # [columns], 1 / length
-    column_places: NDArray[np.int64]  # [columns], place to return
+    column_order: NDArray[np.int64]  # [columns], index to return
 
 
 def _shared_ngrams(
-    tokens: list[bytes], is_wanted: NDArray[np.bool_], limit: int, column_places: NDArray[np.int64]
+    tokens: list[bytes], is_wanted: NDArray[np.bool_], limit: int, column_order: NDArray[np.int64]
 ) -> SharedGrams:
     num_rows, sums = len(is_wanted), np.zeros(len(tokens))
     entries: list[NDArray[np.int64]] = []  # row << 32 | n-gram
@@ -110,16 +110,16 @@ def _shared_ngrams(
     return SharedGrams(
         row_starts, by_row.astype(np.int32), lengths[:num_rows], np.concatenate(weights),
         np.cumsum(np.concatenate(sizes)), np.concatenate(columns), 1 / lengths[num_rows:],
-        column_places,
+        column_order,
     )  # fmt: skip
 
 
-def _fill(values: Floats, places: Ints, shared: SharedGrams, progress: Progress) -> None:
+def _fill(values: Floats, indices: Ints, shared: SharedGrams, progress: Progress) -> None:
     with progress("comparing spellings", len(values)) as advance:
 
         def work(first: int) -> None:
             part = slice(first, first + BLOCK_ROWS)
-            add_up_and_keep_largest(shared, first, values[part], places[part])
+            add_up_and_keep_largest(shared, first, values[part], indices[part])
             advance(len(values[part]))
 
         with ThreadPoolExecutor(available_cores()) as pool:
@@ -149,12 +149,12 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     for n in range(1, 5):
         is_within = is_byte if n == 1 else owners[n - 1 :] == owners[: len(owners) - n + 1]
         for part in range(_PARTS):
-            places = np.flatnonzero(is_within & (symbols[n - 1 :] % _PARTS == part))
-            codes = np.zeros(len(places), np.int64)
-            for place in range(n):
+            indices = np.flatnonzero(is_within & (symbols[n - 1 :] % _PARTS == part))
+            codes = np.zeros(len(indices), np.int64)
+            for offset in range(n):
                 codes <<= 9
-                codes |= symbols[place:][places]
-            yield _numbered(codes, owners[places])
+                codes |= symbols[offset:][indices]
+            yield _numbered(codes, owners[indices])
 
 
 def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
