@@ -170,14 +170,14 @@ def _parsed(model: str | PathLike[str]) -> _Name:
         )
     cuts = ((location[: m.start()], location[m.end() :]) for m in re.finditer("(?!^)@", location))
     ways: list[tuple[str, str | None]] = [(location, None), *cuts]
-    for place, suffix in ways:
+    for candidate, suffix in ways:
         with suppress(TokenizerError):  # a pattern may be too long for a path
-            if (path := _path(place)).exists():
-                return _Name(kind, place, suffix, path)
-    place, suffix = ways[:2][-1]  # a repo has its revision after the first @
-    if _is_path(place, sure=True):
-        place, suffix = ways[0]
-    return _Name(kind, place, suffix, _path(place))
+            if (path := _path(candidate)).exists():
+                return _Name(kind, candidate, suffix, path)
+    candidate, suffix = ways[:2][-1]  # a repo has its revision after the first @
+    if _is_path(candidate, sure=True):
+        candidate, suffix = ways[0]
+    return _Name(kind, candidate, suffix, _path(candidate))
 
 
 def model_id(model: str | PathLike[str]) -> str:

@@ -131,7 +131,7 @@ class AddedNames:
         self.ids, self._pattern = ids, re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
     def split(self, text: str) -> list[str]:
-        """Return the parts of a text, in turn text (at even places) and names."""
+        """Return the parts of a text, in turn text (at even indices) and names."""
         return self._pattern.split(text)
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -139,7 +139,7 @@ class AddedNames:
         if not self._pattern.search(text):
             return encode(text)
         parts = enumerate(self.split(text))
-        ids = ([self.ids[part]] if place % 2 else encode(part) for place, part in parts)
+        ids = ([self.ids[part]] if index % 2 else encode(part) for index, part in parts)
         return [*chain.from_iterable(ids)]
 
 

@@ -32,11 +32,11 @@ class SentencePieceBackend(Backend):
     def __init__(self, proto: ModelProto) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        for place, piece in enumerate(proto.pieces):
+        for index, piece in enumerate(proto.pieces):
             if not isinstance(piece.piece, str):  # protobuf returns bytes
-                raise ValueError(f"piece {place}: {piece.piece!r} is not UTF-8")
+                raise ValueError(f"piece {index}: {piece.piece!r} is not UTF-8")
             if "\0" in piece.piece:
-                raise ValueError(f"piece {place}: {piece.piece!r} contains U+0000")
+                raise ValueError(f"piece {index}: {piece.piece!r} contains U+0000")
         self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
         self.text_changes = tuple(_text_changes(proto.normalizer_spec))

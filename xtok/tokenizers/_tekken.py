@@ -74,14 +74,14 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
 
 def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    for place, entry in enumerate(vocab):
+    for index, entry in enumerate(vocab):
         try:
             token = base64.b64decode(entry["token_bytes"], validate=True)
         except binascii.Error as error:
-            raise damaged(f"{path}, entry {place} of vocab: invalid base64") from error
-        if token in ranks or int(entry["rank"]) != place:
-            raise ValueError(f"entry {place} of vocab is repeated or out of order")
-        ranks[token] = first + place
+            raise damaged(f"{path}, entry {index} of vocab: invalid base64") from error
+        if token in ranks or int(entry["rank"]) != index:
+            raise ValueError(f"entry {index} of vocab is repeated or out of order")
+        ranks[token] = first + index
     require_single_bytes(ranks, str(path))
     return ranks
 

@@ -43,7 +43,7 @@ from xtok.tokenizers.table import (
 
 
 class Encoding(NamedTuple):
-    """The ids of a text, int32 `[T]`, and their places in it.
+    """The ids of a text, int32 `[T]`, and their spans in it.
 
     Token i covers bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8, int64 `[T + 1]`.
     `num_changed` counts the bytes that the library changed before it encoded them.
@@ -243,9 +243,9 @@ class Tokenizer:
         with no_panic(self._model_id):
             spans: list[tuple[int, int]] = []
             begin = 0
-            for place, part in enumerate(self._added.split(text)):
+            for index, part in enumerate(self._added.split(text)):
                 size = len(part.encode())
-                inner = [(0, size)] if place % 2 else self._backend.spans(part, at_start=not place)
+                inner = [(0, size)] if index % 2 else self._backend.spans(part, at_start=not index)
                 spans += [(begin + start, begin + end) for start, end in inner]
                 begin += size
             return spans
@@ -402,13 +402,13 @@ class Tokenizer:
 
 def _require_utf8(texts: Sequence[str]) -> None:
     """Refuse half of a surrogate pair: JSON can contain it, but libraries fail on it."""
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = text[error.start]
             raise TokenizerError(
-                f"text {place}, {text[:40]!a}: {half!a} is half of a surrogate pair, expected "
+                f"text {index}, {text[:40]!a}: {half!a} is half of a surrogate pair, expected "
                 "valid Unicode",
                 hint="write the whole pair or the character",
             ) from error
@@ -476,8 +476,8 @@ def _stretch(
         tokens, begins, start = tokens[1:], begins[1:], begin
     spelled, stretch = b"".join(tokens), data[start:end]
     if spelled in (stretch, b" " + stretch):
-        places = accumulate(map(len, tokens), initial=end - len(spelled))
-        return starts + [max(place, start) for place in places][:-1], num_changed
+        offsets = accumulate(map(len, tokens), initial=end - len(spelled))
+        return starts + [max(offset, start) for offset in offsets][:-1], num_changed
     # A control token may absorb whitespace next to it.
     if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
         num_changed += end - start

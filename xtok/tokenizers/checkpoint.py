@@ -66,7 +66,7 @@ def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | N
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return each tensor's dtype, shape and place in a safetensors file, in the file's order."""
+    """Return each tensor's dtype, shape and offsets in a safetensors file, in the file's order."""
     with _opened(path), path.open("rb") as file:  # which checks the file
         header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)

@@ -61,12 +61,12 @@ def _ids(
 ) -> Iterator[str]:
     library = tokenizer.library
     bos, eos = ([*tokenizer.declared.get(role, ())] for role in ("bos", "eos"))
-    for place, (text, inner) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True)):
+    for index, (text, inner) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True)):
         bare = library(text, add_special_tokens=False, verbose=False)["input_ids"]
         whole = library(text, verbose=False)["input_ids"]
         begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
         before, behind = whole[:begin], whole[begin + len(bare) :]
-        ours = [*before, *inner, *behind] if rows is None else [*rows[place]]
+        ours = [*before, *inner, *behind] if rows is None else [*rows[index]]
         ends = [behind, [], *([i] for i in eos)]
         wanted = [[*b, *bare, *e] for b in _beginnings(before, bare, bos[:1]) for e in ends]
         if not any(ours == (ids[: len(ours)] if rows else ids) for ids in wanted):

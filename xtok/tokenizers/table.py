@@ -352,7 +352,7 @@ class Decoded:
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
         types[ids[order]] = np.frombuffer(bytes(self._kinds), np.uint8)[order]
-        parts = [tokens[place] for place in order.tolist()]
+        parts = [tokens[index] for index in order.tolist()]
         lengths = np.zeros(width, np.int64)
         lengths[ids[order]] = np.fromiter(map(len, parts), np.int64, len(parts))
         data = np.frombuffer(b"".join(parts), np.uint8)
