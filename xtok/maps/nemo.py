@@ -243,7 +243,7 @@ def foreign_fields(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
     """Return the fields of another program's map, counts of repairs, and notes."""
-    student, teacher = sides = [_side(place, entries) for place in (0, 1)]
+    student, teacher = sides = [_side(index, entries) for index in (0, 1)]
     scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
@@ -278,9 +278,9 @@ def foreign_fields(
     return fields, counts, unknown
 
 
-def _side(place: int, entries: PtEntries) -> Vocabulary:
-    side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
-    width, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
+def _side(index: int, entries: PtEntries) -> Vocabulary:
+    side, old = (("student", "model_A"), ("teacher", "model_B"))[index]
+    width, highest = entries.shape[index], int(entries.edges[index].max(initial=0))
     size = highest + 1 if width is None else width
     require_valid(highest < size, f"the {side} id {highest} (width {size})")
     require_valid(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")

@@ -70,8 +70,8 @@ def _num_ids(vocabulary: Vocabulary) -> int:
 
 def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     rows = np.repeat(np.arange(len(counts)), counts)
-    place = ranks(rows)
-    kept = place < N_MAX
+    rank = ranks(rows)
+    kept = rank < N_MAX
     subtoks = np.full((len(counts), N_MAX), -1, np.int64)
-    subtoks[rows[kept], place[kept]] = pieces[kept]
+    subtoks[rows[kept], rank[kept]] = pieces[kept]
     return subtoks

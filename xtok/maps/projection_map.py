@@ -118,8 +118,8 @@ class ProjectionMap(StoredMap):
         """Teacher id of each row's heaviest entry except the slot, int32 `[V_student]`, or −1."""
         heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
-        rows, places = np.unique(entries.student_ids, return_index=True)
-        heaviest[rows] = entries.teacher_ids[places]
+        rows, indices = np.unique(entries.student_ids, return_index=True)
+        heaviest[rows] = entries.teacher_ids[indices]
         return heaviest
 
     def row(self, student_id: str | bytes | int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -146,7 +146,7 @@ class ProjectionMap(StoredMap):
         student_id = self._emitted_id(token)
         teacher_ids, weights = (array.tolist() for array in self.row(student_id))
         has_slot = self.scale_slot is not None and bool(self.scale_slot[student_id])
-        is_slot = [has_slot and place == len(weights) - 1 for place in range(len(weights))]
+        is_slot = [has_slot and index == len(weights) - 1 for index in range(len(weights))]
         return Row(
             student_id=student_id,
             token=token_name(self.student, student_id),
@@ -362,9 +362,9 @@ def _check_sums(m: ProjectionMap) -> None:
     sums = np.add.reduceat(m.weights, starts, dtype=np.float64)
     off = np.abs(sums - 1) > SUM_TOLERANCE
     if off.any():
-        place = int(np.argmax(off))
-        row = int(m.student_ids[starts[place]])
-        raise ValueError(f"row {row} sums to {sums[place]:.6g}, not 1")
+        index = int(np.argmax(off))
+        row = int(m.student_ids[starts[index]])
+        raise ValueError(f"row {row} sums to {sums[index]:.6g}, not 1")
 
 
 ProjectionMap.INVARIANTS = {
