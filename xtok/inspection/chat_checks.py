@@ -169,5 +169,5 @@ class ChatTrial:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:
             return error.message
-        place = num_common(first, full)
-        return "kept" if place == len(first) else f"changed from token {place} of {len(first)}"
+        same = num_common(first, full)
+        return "kept" if same == len(first) else f"changed from token {same} of {len(first)}"

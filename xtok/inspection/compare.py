@@ -138,8 +138,8 @@ def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int
 def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float64]:
     keys = np.concatenate([pair_keys(m.student_ids, m.teacher_ids) for m in (first, second)])
     weights = np.concatenate([first.weights.astype(np.float64), -second.weights.astype(np.float64)])
-    pairs, place = np.unique(keys, return_inverse=True)
-    moved = np.abs(np.bincount(place, weights, len(pairs)))
+    pairs, index = np.unique(keys, return_inverse=True)
+    moved = np.abs(np.bincount(index, weights, len(pairs)))
     distance = np.bincount(pairs >> 32, moved, first.shape[0]) / 2
     distance[(first.row_kind == 0) != (second.row_kind == 0)] = 1.0
     return distance

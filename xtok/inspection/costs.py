@@ -137,8 +137,8 @@ class Occurrences:
         ]
 
     def _wanted(self, row: int, weights: _Values) -> Iterator[tuple[str, float, float]]:
-        places = np.flatnonzero(self.keys >> 32 == row)
-        total = self._counts[places].sum()
-        for place in places[np.argsort(-self._counts[places], kind="stable")][:3]:
-            token = self._teacher.name(int(self.keys[place] & 0xFFFFFFFF))
-            yield token, float(self._counts[place] / total), float(weights[place])
+        entries = np.flatnonzero(self.keys >> 32 == row)
+        total = self._counts[entries].sum()
+        for entry in entries[np.argsort(-self._counts[entries], kind="stable")][:3]:
+            token = self._teacher.name(int(self.keys[entry] & 0xFFFFFFFF))
+            yield token, float(self._counts[entry] / total), float(weights[entry])

@@ -146,8 +146,8 @@ def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
 
 def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
     """Return up to `count` ids, evenly spread."""
-    places = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
-    some: list[int] = ids[places].tolist()
+    indices = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
+    some: list[int] = ids[indices].tolist()
     return some
 
 

@@ -378,11 +378,11 @@ def _difference(text: bytes, decoded: bytes) -> str:
     """Show the first difference of two byte strings, from the start of its character."""
     if text == decoded:
         return ""
-    place = num_common(text, decoded)
-    while place and text[place : place + 1] and text[place] & 0xC0 == 0x80:
-        place -= 1
+    offset = num_common(text, decoded)
+    while offset and text[offset : offset + 1] and text[offset] & 0xC0 == 0x80:
+        offset -= 1
     shown = []
     for data in (text, decoded):
-        part = data[place : place + 12]
+        part = data[offset : offset + 12]
         shown.append(quoted(escape(part.decode("utf-8", "ignore").encode() or part)))
     return " becomes ".join(shown)

@@ -230,14 +230,14 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]
         XtokError: if a file cannot be read, or a row has neither the field nor `messages`.
     """
     rows: list[SideText | ChatRecord] = []
-    for place, value in islice(read_samples(texts), NUM_ROWS):
+    for where, value in islice(read_samples(texts), NUM_ROWS):
         text = value.get(field) if isinstance(value, Mapping) else value
         if isinstance(text, str):
             rows.append(SideText(text))
         elif isinstance(value, Mapping) and "messages" not in value:
             check_texts(texts, field)  # the error names the fields of the file; skips nulls
         else:
-            rows.append(chat_record(value, place))
+            rows.append(chat_record(value, where))
     return rows
 
 

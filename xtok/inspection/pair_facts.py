@@ -47,7 +47,7 @@ class TextFacts:
 
     files: tuple[str, ...]
     num_bytes: int
-    tokens: SharedCounts  # `both`: equal tokens at the same place
+    tokens: SharedCounts  # `both`: equal tokens at the same offset
     known: tuple[float, float]  # share of each side's tokens with a partner of equal bytes
     boundaries: int  # shared token boundaries
     leak: float  # share of boundaries with a shared token and a different token

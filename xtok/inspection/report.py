@@ -191,8 +191,8 @@ def _findings(
 def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
     same = "of the student's tokens have a teacher token with the same bytes"
     if pair.text is not None:
-        at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
-        same += f"; {percent(at_place, 0)} of the tokens in the text are equal on both sides"
+        share = pair.text.tokens.both / max(1, pair.text.tokens.student)
+        same += f"; {percent(share, 0)} of the tokens in the text are equal on both sides"
     yield Finding("note", percent(pair.student_share, 0), f"{same}.", "pair")
     if missing := pair.numbers.only_student:
         numbers = plural(pair.numbers.student, "multi-digit ASCII number")

@@ -187,8 +187,8 @@ def _exact_rows(m: ProjectionMap) -> Result:
     exact = np.flatnonzero(m.row_kind == RowKind.EXACT)
     sizes = m.entries_per_row[exact]
     if (sizes != 1).any():
-        place = int(np.argmax(sizes != 1))
-        return "failed", f"row {exact[place]} has {sizes[place]} entries"
+        index = int(np.argmax(sizes != 1))
+        return "failed", f"row {exact[index]} has {sizes[index]} entries"
     if rows is None or columns is None:
         return _NO_TOKENS
     of_student, of_teacher = rows.tokens(), columns.tokens()
