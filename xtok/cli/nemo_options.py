@@ -73,7 +73,7 @@ _NAMES: Mapping[str, str] = {
     "build": "projection_matrix_{student}_{teacher}_top{top_k}",
 }
 _FOLDER = "cross_tokenizer_data"
-_PLACES = ("data_dir", "output_dir", "output_filename")
+_OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
 # Options with the same name in both, but typical of a NeMo-RL command line.
 _TYPICAL = {"multitoken": "num_examples"}
@@ -152,39 +152,39 @@ class Command(TyperCommand):
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
-        """Put models given as options in the places of the arguments, and move the others up."""
+        """Set arguments to the models given as options, and move the other models up."""
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
-        by_place = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
-        places = [one.name for one in self.params if one.param_type_name == "argument"]
-        typed = [ctx.params[name] for name in places if ctx.params[name] is not None]
-        free = [name for name in places if name not in by_place]
-        if by_place and len(typed) > len(free):
+        by_argument = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
+        arguments = [one.name for one in self.params if one.param_type_name == "argument"]
+        typed = [ctx.params[name] for name in arguments if ctx.params[name] is not None]
+        free = [name for name in arguments if name not in by_argument]
+        if by_argument and len(typed) > len(free):
             name = next(iter(models))
             once = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
             raise typer.BadParameter(once, ctx=ctx)
-        if by_place:
+        if by_argument:
             moved = dict(zip(free, typed, strict=False))
-            ctx.params |= {**dict.fromkeys(places), **by_place, **moved}
+            ctx.params |= {**dict.fromkeys(arguments), **by_argument, **moved}
 
     def _set_options(self, ctx: Any, words: NemoWords, typed: Mapping[str, Any]) -> None:
         for name, value in typed.items():
             sets = ALIASES.get(name, {})
-            is_unused = name in (*_PLACES, *FIXED) or not sets.keys() <= ctx.params.keys()
+            is_unused = name in (*_OUTPUT_OPTIONS, *FIXED) or not sets.keys() <= ctx.params.keys()
             if self.name == _IGNORING and is_unused:
                 words.notes.append(f"{_flag(name)} has no effect in {self.name}")
             elif name in FIXED:
                 _, only, why = FIXED[name]
                 if value != only:
                     raise typer.BadParameter(f"{_flag(name)}: {why}", ctx=ctx)
-            elif name not in _PLACES:
+            elif name not in _OUTPUT_OPTIONS:
                 for target, fixed in sets.items():
                     if fixed is not None:
                         _set(ctx, target, value if fixed is ... else fixed, name)
 
     def _set_output(self, ctx: Any, typed: Mapping[str, Any]) -> None:
-        name = next((name for name in _PLACES if name in typed), "")
+        name = next((name for name in _OUTPUT_OPTIONS if name in typed), "")
         stem = typed.get("output_filename", "")
         folder = typed.get("data_dir", typed.get("output_dir"))
         if self.name == "generate" and folder and not is_given(ctx, "cache_dir"):

@@ -142,7 +142,7 @@ def checked(
         _check_rest(topk, left, width)
     listed = _listed(topk, 0)
     if not is_answer or is_projected:
-        _check_places(topk, left, width, also_chance=not is_projected)
+        _check_shift(topk, left, width, also_chance=not is_projected)
     if not is_projected:
         _check_realized(topk, listed, is_listed, is_answer=is_answer)
     others = np.where(np.isnan(listed) & (not is_projected), np.exp(own, dtype=np.float64), 0)
@@ -302,7 +302,7 @@ def _check_realized(
     )
 
 
-def _check_places(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
+def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
     """Check that rows predict their own tokens, with one likelihood-ratio test per alternative.
 
     The alternatives: the rows predict the next tokens, the previous tokens, or, for all documents
@@ -362,11 +362,11 @@ def _first_rows(topk: TopK) -> NDArray[np.int64]:
 
 
 def _listed(topk: TopK, shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability for the token `shift` places later; NaN if not listed."""
+    """Return each row's log-probability of the token `shift` positions later; NaN if not listed."""
     size, row_of = len(topk.token_ids), rows_of(topk.starts)
-    place = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside
+    index = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside
     document = np.append(rows_of(topk.bounds), -1)
-    tokens = np.where(document[place] == document[:-1], np.append(topk.token_ids, -1)[place], -1)
+    tokens = np.where(document[index] == document[:-1], np.append(topk.token_ids, -1)[index], -1)
     logprobs = np.full(size, np.nan, np.float32)
     hits = topk.ids == tokens[row_of]
     logprobs[row_of[hits]] = topk.logprobs[hits]

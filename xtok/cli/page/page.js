@@ -16,9 +16,9 @@ function make(tag, about, ...children) {
 
 function sortBy(header) {
   const table = header.closest("table");
-  const place = [...header.parentNode.children].indexOf(header);
+  const index = [...header.parentNode.children].indexOf(header);
   const body = table.tBodies[0];
-  const cells = [...body.rows].map((row) => [row.cells[place], row]);
+  const cells = [...body.rows].map((row) => [row.cells[index], row]);
   const isNumber = cells.some(([cell]) => cell.dataset.v !== undefined);
   const before = header.getAttribute("aria-sort");
   const falls = before ? before === "ascending" : isNumber;
@@ -129,14 +129,14 @@ class Side {
     return { ids: ranks.flat().slice(0, SHOWN), found };
   }
 
-  idAt(place, from) {
+  idAt(offset, from) {
     let step = 1;
-    while (from + step < this.length && this.starts[from + step] <= place) step *= 2;
+    while (from + step < this.length && this.starts[from + step] <= offset) step *= 2;
     let low = from + (step >> 1);
     let high = Math.min(from + step, this.length);
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (this.starts[middle] <= place) low = middle;
+      if (this.starts[middle] <= offset) low = middle;
       else high = middle;
     }
     return low;
@@ -148,7 +148,7 @@ class Side {
 }
 
 class Rows {
-  // A map's entries by row, and their places by column.
+  // A map's entries by row, and their indices by column.
   constructor(columns, number, partner, width) {
     const own = columns[`own_${number}`];
     const ids = columns[`ids_${number}`];
@@ -167,9 +167,9 @@ class Rows {
     const sizes = new Uint32Array(width);
     for (const id of this.teachers) sizes[id]++;
     this.columnBounds = boundsOf(sizes);
-    this.places = new Uint32Array(own.length);
+    this.byColumn = new Uint32Array(own.length);
     const next = this.columnBounds.slice();
-    for (let at = 0; at < own.length; at++) this.places[next[this.teachers[at]]++] = at;
+    for (let at = 0; at < own.length; at++) this.byColumn[next[this.teachers[at]]++] = at;
   }
 
   weight(at) {
@@ -187,7 +187,7 @@ class Rows {
   column(id) {
     const entries = [];
     for (let n = this.columnBounds[id]; n < this.columnBounds[id + 1]; n++) {
-      const at = this.places[n];
+      const at = this.byColumn[n];
       entries.push({ id: this.rows[at], weight: this.weight(at), isSlot: this.slots[at] === 1 });
     }
     return entries.sort((a, b) => a.isSlot - b.isSlot || b.weight - a.weight || a.id - b.id);
@@ -264,11 +264,11 @@ const tokenButton = (side, id) => {
   return button;
 };
 
-function list(place, side, { ids, found }) {
+function list(elementId, side, { ids, found }) {
   const items = ids.map((id) => make("li", {}, tokenButton(side, id)));
   if (found > ids.length) items.push(make("li", { class: "soft small" }, `and ${count(found - ids.length)} more`));
   if (!found) items.push(make("li", { class: "soft small" }, "none"));
-  byId(place).replaceChildren(...items);
+  byId(elementId).replaceChildren(...items);
 }
 
 function search(query) {

@@ -90,8 +90,8 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
         sizes = np.zeros(len(lengths), np.int64)
         sizes[ids] = np.minimum(counts, MOST_PIECES)
         columns[f"{side}_pieces_sizes"] = packed(sizes)
-        place = ranks(np.repeat(ids, counts))
-        columns[f"{side}_pieces"] = packed(pieces[place < MOST_PIECES])
+        rank = ranks(np.repeat(ids, counts))
+        columns[f"{side}_pieces"] = packed(pieces[rank < MOST_PIECES])
     return columns
 
 
