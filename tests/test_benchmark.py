@@ -131,7 +131,7 @@ def test_projecting_beside_a_model(
     save_model(tmp_path / "teacher", load_tokenizer(str(source)), source, seed=0, sharp=0.5)
     line = json.dumps({"text": (ROOT / "tests/small_corpus/german.txt").read_text("utf-8")})
     (tmp_path / "de.valid.jsonl.gz").write_bytes(gzip.compress(line.encode()))
-    constants = {"STUDENTS": ("qwen",), "PLACES": {"shared": 2, "inside": 1}, "FEWEST": 16,
+    constants = {"STUDENTS": ("qwen",), "BOUNDARIES": {"shared": 2, "inside": 1}, "FEWEST": 16,
                  "SAMPLES": 64, "NEW_TOKENS": 12, "CANDIDATES": (16, 1024)}  # fmt: skip
     for name, value in constants.items():
         monkeypatch.setattr(projecting, name, value)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import xtok
 from benchmarks import harness
 from benchmarks.harness import Row, documents, tokenizer
-from benchmarks.projecting import CHARACTERS, LANGUAGES, Place, Side, Writer, spelled
+from benchmarks.projecting import CHARACTERS, LANGUAGES, Boundary, Side, Writer, spelled
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
@@ -29,7 +29,7 @@ from xtok.training.losses.chunks import tokens_in
 
 PAIRS = [("smollm2", "gemma3"), ("llama3", "qwen"), ("mistral-v1", "qwen")]
 KINDS = ("1:1", "1:N", "M:1", "M:N", "left out")
-TEXTS, PLACES = 24, 4  # of a language; places of each kind
+TEXTS, BOUNDARIES = 24, 4  # of a language; boundaries of each kind
 LIKELY = 1e-4  # completions by bytes below this are not tried
 
 
@@ -144,7 +144,7 @@ def judged(
 
 def some_of(drawn: list[tuple[Chunk, Rules]], size: float) -> list[tuple[Chunk, Rules]]:
     """Draw chunks of each kind and language."""
-    random, count = np.random.default_rng(3), max(1, int(PLACES * size))
+    random, count = np.random.default_rng(3), max(1, int(BOUNDARIES * size))
     groups = [
         [n for n, (c, _) in enumerate(drawn) if (c.kind, c.language) == (kind, language)]
         for language in LANGUAGES
@@ -161,8 +161,8 @@ def agreement(
     """Return for each continuation whether it is an event, and whether both sides agree."""
     events = xtok.events(pair)
     lengths = pair.tables[1].lengths
-    places = [
-        Place(
+    boundaries = [
+        Boundary(
             c.language,
             c.text,
             int(sides[1].ends[c.text][c.at[1]] - lengths[c.theirs[0]]),
@@ -171,10 +171,10 @@ def agreement(
         )
         for c, _ in chosen
     ]
-    written, _ = writer.write(places)
+    written, _ = writer.write(boundaries)
     found: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
-    for (chunk, rules), place in zip(chosen, places, strict=True):
-        for ours, theirs in continuations(pair, sides[0], chunk, written[place]):
+    for (chunk, rules), boundary in zip(chosen, boundaries, strict=True):
+        for ours, theirs in continuations(pair, sides[0], chunk, written[boundary]):
             for rule, completions in rules.items():
                 told = completions.get(after(theirs, chunk.theirs), -1)
                 seen = told >= 0, told == after(ours, chunk.ours)

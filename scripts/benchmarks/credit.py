@@ -100,7 +100,7 @@ def errors(pair: xtok.Pair, train: list[str], valid: list[str], most: int) -> Ro
     names = ["uniform", "student", *(f"prefix, K = {k}" for k in CANDIDATES)]
     distances: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
     several = tokens = 0
-    places = []
+    candidates = []
     sides = [side.library_arrays(valid) for side in pair.tokenizers]
     for n, (s, t) in enumerate(zip(*sides, strict=True)):
         tokens += len(s)
@@ -109,9 +109,9 @@ def errors(pair: xtok.Pair, train: list[str], valid: list[str], most: int) -> Ro
             if chunk.is_correct and len(chunk.student_ids) > 1:
                 several += len(chunk.student_ids)
                 if chunk.teacher_tokens[0] and size <= LONGEST:
-                    places.append((n, chunk))
-    for place in np.random.default_rng(0).permutation(len(places)).tolist():
-        n, chunk = places[place]
+                    candidates.append((n, chunk))
+    for index in np.random.default_rng(0).permutation(len(candidates)).tolist():
+        n, chunk = candidates[index]
         ours, theirs = list(chunk.student_ids), list(chunk.teacher_ids)
         spans = chunk.student_tokens, chunk.teacher_tokens
         before = [side[n][: span[0]].tolist() for side, span in zip(sides, spans, strict=True)]

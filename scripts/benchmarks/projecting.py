@@ -35,21 +35,21 @@ from xtok.tokenizers import Tokenizer
 STUDENTS = ("smollm2", "llama3", "qwen")
 LANGUAGES = ("de", "en", "ja", "zh", "python")
 CHARACTERS = 1200  # of a text
-PLACES = {"shared": 20, "inside": 4}  # of a language
-SAMPLES, NEW_TOKENS = 128, 5  # continuations of a place, and the teacher's tokens in each
+BOUNDARIES = {"shared": 20, "inside": 4}  # of a language
+SAMPLES, NEW_TOKENS = 128, 5  # continuations of a boundary, and the teacher's tokens in each
 FEWEST = 64  # continuations that the student spells as it does the text before them
 CANDIDATES = (16, 64, 256, 1024)
 AHEAD = 4  # teacher rows that a path may take
 
 
-class Place(NamedTuple):
+class Boundary(NamedTuple):
     """A byte of a text where all students begin a token."""
 
     language: str
     text: int  # among all texts
     byte: int
     at: int  # the teacher's token there, among those of the text
-    inside: int  # its bytes before the place
+    inside: int  # its bytes before the boundary
 
 
 class Side(NamedTuple):
@@ -69,13 +69,13 @@ def quality(options: Namespace) -> Iterator[Row]:
     students = {x: tokenizer(x) for x in STUDENTS}
     theirs = spelled(teacher, texts)
     ours = {name: spelled(student, texts) for name, student in students.items()}
-    places = choose(texts, theirs, list(ours.values()), options.size)
-    written, known = Writer(options.teacher, teacher, theirs, options.work).write(places)
+    boundaries = choose(texts, theirs, list(ours.values()), options.size)
+    written, known = Writer(options.teacher, teacher, theirs, options.work).write(boundaries)
     for name in [x for x in STUDENTS if options.only in x]:
         student = students[name]
         judge = Judge(student, teacher, ours[name], theirs, known)
-        drawn = judge.drawn(places, written)
-        for where in PLACES:
+        drawn = judge.drawn(boundaries, written)
+        for where in BOUNDARIES:
             own = [p for p in drawn if (p.inside > 0) == (where == "inside")]
             for k in CANDIDATES if own else ():
                 scores = judge.scores({p: drawn[p] for p in own}, k)
@@ -83,7 +83,7 @@ def quality(options: Namespace) -> Iterator[Row]:
                     rows = [scores[p] for p in own if language in ("all", p.language)]
                     if rows:
                         first: Row = {"student": name, "where": where, "text": language}
-                        first |= {"places": len(rows), "K": k}
+                        first |= {"boundaries": len(rows), "K": k}
                         yield first | {x: fmean(row[x] for row in rows) for x in rows[0]}
 
 
@@ -95,12 +95,12 @@ def spelled(side: Tokenizer, texts: Sequence[tuple[str, str]]) -> Side:
 
 def choose(
     texts: Sequence[tuple[str, str]], theirs: Side, ours: Sequence[Side], size: float
-) -> list[Place]:
-    """Draw places where all students begin a token, in texts that all sides spell alike."""
+) -> list[Boundary]:
+    """Draw boundaries where all students begin a token, in texts that all sides spell alike."""
     random = np.random.default_rng(1)
-    drawn: list[Place] = []
+    drawn: list[Boundary] = []
     for language in LANGUAGES:
-        found: dict[str, list[Place]] = {where: [] for where in PLACES}
+        found: dict[str, list[Boundary]] = {where: [] for where in BOUNDARIES}
         for number, (of, text) in enumerate(texts):
             length = len(text.encode())
             sides = [side.ends[number] for side in (theirs, *ours)]
@@ -109,10 +109,10 @@ def choose(
             for byte in sorted(set.intersection(*(set(ends[:-1].tolist()) for ends in sides[1:]))):
                 at = int(np.searchsorted(sides[0], byte, side="right"))
                 begin = int(sides[0][at - 1]) if at else 0
-                place = Place(language, number, byte, at, byte - begin)
+                boundary = Boundary(language, number, byte, at, byte - begin)
                 if byte >= length // 4:
-                    found["inside" if place.inside else "shared"].append(place)
-        for where, count in PLACES.items():
+                    found["inside" if boundary.inside else "shared"].append(boundary)
+        for where, count in BOUNDARIES.items():
             order = random.permutation(len(found[where]))[: max(1, int(count * size))]
             drawn += [found[where][i] for i in order.tolist()]
     return drawn
@@ -130,25 +130,27 @@ class Writer:
 
     @torch.no_grad()
     def write(
-        self, places: Sequence[Place]
-    ) -> tuple[dict[Place, NDArray[np.int32]], dict[tuple[int, int], Sparse]]:
+        self, boundaries: Sequence[Boundary]
+    ) -> tuple[dict[Boundary, NDArray[np.int32]], dict[tuple[int, int], Sparse]]:
         """Return the generated tokens at each position, and the predictions for the texts."""
         written, known = {}, {}
-        for place in places:
-            ids = self.theirs.ids[place.text].tolist()
-            last = min(len(ids), place.at + 1 + AHEAD)
+        for boundary in boundaries:
+            ids = self.theirs.ids[boundary.text].tolist()
+            last = min(len(ids), boundary.at + 1 + AHEAD)
             given = torch.tensor([[*self.begin, *ids[:last]]])
-            hidden = self.model.model(input_ids=given).last_hidden_state[0, -1 - last + place.at :]
+            states = self.model.model(input_ids=given).last_hidden_state
+            hidden = states[0, -1 - last + boundary.at :]
             log_p = self.model.get_output_embeddings()(hidden).double().log_softmax(-1)
-            for j, row in zip(range(place.at, last), log_p, strict=False):
+            for j, row in zip(range(boundary.at, last), log_p, strict=False):
                 best = row.topk(max(CANDIDATES)).indices
                 best = torch.cat([best, torch.tensor([ids[j]])])  # the text's own token comes last
-                known[place.text, j] = best.numpy(), row[best].exp().numpy()
-            written[place] = self._kept(place, ids[: place.at])
+                known[boundary.text, j] = best.numpy(), row[best].exp().numpy()
+            written[boundary] = self._kept(boundary, ids[: boundary.at])
         return written, known
 
-    def _kept(self, place: Place, before: list[int]) -> NDArray[np.int32]:
-        prefix = self.teacher.table.tokens()[self.theirs.ids[place.text][place.at]][: place.inside]
+    def _kept(self, boundary: Boundary, before: list[int]) -> NDArray[np.int32]:
+        token = self.teacher.table.tokens()[self.theirs.ids[boundary.text][boundary.at]]
+        prefix = token[: boundary.inside]
         if self.work is None:
             return self._sample(before, prefix)
         name = hashlib.sha256(f"{self.begin + before} {prefix!r} {SAMPLES} {NEW_TOKENS}".encode())
@@ -201,49 +203,49 @@ class Judge:
         }
 
     def drawn(
-        self, places: Sequence[Place], written: dict[Place, NDArray[np.int32]]
-    ) -> dict[Place, NDArray[np.int64]]:
-        """Return the student's next token of each continuation, at places with enough of them."""
+        self, boundaries: Sequence[Boundary], written: dict[Boundary, NDArray[np.int32]]
+    ) -> dict[Boundary, NDArray[np.int64]]:
+        """Return the student's next token of each continuation, at boundaries with enough."""
         tokens, ours = self.teacher.table.tokens(), self.student.table.tokens()
         found = {}
-        for place in places:
-            row = self._row(place)
-            before = self.ours.ids[place.text][max(0, row - 3) : row].tolist()
+        for boundary in boundaries:
+            row = self._row(boundary)
+            before = self.ours.ids[boundary.text][max(0, row - 3) : row].tolist()
             left = b"".join(ours[i] for i in before)
-            texts = [b"".join(tokens[i] for i in ids) for ids in written[place].tolist()]
-            spelled = self.student.segment_batch([left + text[place.inside :] for text in texts])
+            texts = [b"".join(tokens[i] for i in ids) for ids in written[boundary].tolist()]
+            spelled = self.student.segment_batch([left + text[boundary.inside :] for text in texts])
             n = len(before)
             own = [x[n] for x in spelled if x is not None and len(x) > n and x[:n] == before]
             if len(own) >= FEWEST:
-                found[place] = np.array(own, np.int64)
+                found[boundary] = np.array(own, np.int64)
         return found
 
-    def _row(self, place: Place) -> int:
-        return int(np.searchsorted(self.ours.ends[place.text], place.byte, side="right"))
+    def _row(self, boundary: Boundary) -> int:
+        return int(np.searchsorted(self.ours.ends[boundary.text], boundary.byte, side="right"))
 
     def scores(
-        self, drawn: dict[Place, NDArray[np.int64]], top_k: int
-    ) -> dict[Place, dict[str, float]]:
-        """Return each place's bits, and how often the most probable token is written."""
+        self, drawn: dict[Boundary, NDArray[np.int64]], top_k: int
+    ) -> dict[Boundary, dict[str, float]]:
+        """Return each boundary's bits, and how often the most probable token is written."""
         given = stored(*self.t_flat, self.known, top_k)
         out = {
             name: projector.project(given, *self.s_flat, top_k)
             for name, projector in self.projectors.items()
-            if name != "longest prefix" or not any(place.inside for place in drawn)
+            if name != "longest prefix" or not any(boundary.inside for boundary in drawn)
         }
         given = stored(*self.t_flat, self.known, max(CANDIDATES))
         best = self.projectors["path"].project(given, *self.s_flat, max(CANDIDATES))
         width, found = len(self.student.table), {}
-        for place, tokens in drawn.items():
-            row = int(self.s_flat[1][place.text]) + self._row(place)
+        for boundary, tokens in drawn.items():
+            row = int(self.s_flat[1][boundary.text]) + self._row(boundary)
             counts = Counter(tokens.tolist())
-            found[place] = {"limit": limit(counts, prediction(best, row, width))}
-            found[place]["top, limit"] = counts.most_common(1)[0][1] / len(tokens)
+            found[boundary] = {"limit": limit(counts, prediction(best, row, width))}
+            found[boundary]["top, limit"] = counts.most_common(1)[0][1] / len(tokens)
             for name, made in out.items():
                 q, ids = prediction(made, row, width), made.ids[made.starts[row] :][:1]
-                found[place][name] = fmean(-np.log2(q[tokens]))
+                found[boundary][name] = fmean(-np.log2(q[tokens]))
                 told = made.starts[row + 1] > made.starts[row]
-                found[place][f"top, {name}"] = fmean(tokens == ids[0]) if told else 0.0
+                found[boundary][f"top, {name}"] = fmean(tokens == ids[0]) if told else 0.0
         return found
 
 

@@ -100,12 +100,12 @@ def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[lis
     epoch, order = -1, []
     for step in range(first, options.steps):
         batch = []
-        for place in range(step * options.batch_size, (step + 1) * options.batch_size):
-            if place // count != epoch:
-                epoch = place // count
+        for index in range(step * options.batch_size, (step + 1) * options.batch_size):
+            if index // count != epoch:
+                epoch = index // count
                 generator = torch.Generator().manual_seed(options.seed * 1_000_003 + epoch)
                 order = torch.randperm(count, generator=generator).tolist()
-            batch.append(order[place % count])
+            batch.append(order[index % count])
         yield batch
 
 

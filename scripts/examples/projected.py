@@ -89,14 +89,14 @@ class ProjectedTeacher:
 
     def _top_k(self, logits: Tensor, input_ids: Tensor, mask: Tensor) -> TopK:
         """Return the best candidates for each token of rows; none for their first tokens."""
-        rows, places = mask.nonzero(as_tuple=True)
+        rows, columns = mask.nonzero(as_tuple=True)
         tokens = input_ids[mask]
         is_first = torch.ones_like(rows, dtype=torch.bool)
         is_first[1:] = rows[1:] != rows[:-1]
         predicted = (~is_first).nonzero()[:, 0]
         ids, values, rests, own = [], [], [], []
         for positions in predicted.split(BLOCK):
-            picked = logits[rows[positions - 1], places[positions - 1]][:, : self.width].float()
+            picked = logits[rows[positions - 1], columns[positions - 1]][:, : self.width].float()
             best = picked.topk(min(self.top_k, self.width)).indices.sort(1).values
             of_best, order = picked.gather(1, best).sort(dim=1, descending=True, stable=True)
             ids.append(best.gather(1, order))

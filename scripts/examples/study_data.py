@@ -412,8 +412,8 @@ class Teacher:
             for name, ids in (("student", chunk), ("teacher", alignment.teacher_chunk_id))
         }
         last = word.amax(1, keepdim=True)
-        places = torch.arange(word.shape[1], device=word.device)
-        valid = (places <= last) & (places > 0)
+        positions = torch.arange(word.shape[1], device=word.device)
+        valid = (positions <= last) & (positions > 0)
         return {**side, "shifted": replace(alignment, pair_valid=valid, has_start=valid, **joined)}
 
     def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:

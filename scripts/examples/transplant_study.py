@@ -82,7 +82,7 @@ def sample(folder: str, count: int, seed: int) -> Iterator[str]:
 
 
 def weighted(rows: NewRows, weigh: Callable[[Any, Any], Any]) -> NewRows:
-    """Return rows with other weights of pieces: `weigh(place, count)`, then normalized."""
+    """Return rows with other weights of pieces: `weigh(index, count)`, then normalized."""
     s, t, _ = rows.edges
     counts = np.bincount(s, minlength=len(rows.mean_share))
     starts = np.cumsum(counts) - counts
@@ -91,11 +91,11 @@ def weighted(rows: NewRows, weigh: Callable[[Any, Any], Any]) -> NewRows:
 
 
 PIECES: dict[str, Callable[[Any, Any], Any]] = {
-    "first piece": lambda place, count: place == 0,
-    "last piece": lambda place, count: place == count - 1,
-    "1, 1/2, 1/4, …": lambda place, count: 0.5**place,
-    "1, 1/3, 1/9, …": lambda place, count: (1 / 3) ** place,
-    "1/4, 1/2, 1": lambda place, count: 0.5 ** (count - 1 - place),
+    "first piece": lambda index, count: index == 0,
+    "last piece": lambda index, count: index == count - 1,
+    "1, 1/2, 1/4, …": lambda index, count: 0.5**index,
+    "1, 1/3, 1/9, …": lambda index, count: (1 / 3) ** index,
+    "1/4, 1/2, 1": lambda index, count: 0.5 ** (count - 1 - index),
 }
 SHARES = 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 
