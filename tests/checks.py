@@ -136,25 +136,25 @@ def on_a_full_disk(forks: Forks, size: int, args: list[str], folder: Path) -> Do
 
 def mutant(data: bytes, chance: random.Random) -> bytes:
     """Cut a file, flip bits, write a huge or negative number, or repeat or drop a part."""
-    place = chance.randrange(len(data))
+    offset = chance.randrange(len(data))
     if chance.random() < 0.5:
-        place = place % 400  # a header contains the lengths
+        offset = offset % 400  # a header contains the lengths
     kind = chance.randrange(5)
     if kind == 0:
-        return data[:place]
+        return data[:offset]
     if kind == 1:
         flipped = bytearray(data)
         for _ in range(chance.choice((1, 1, 8))):
-            flipped[place] ^= 1 << chance.randrange(8)
-            place = chance.randrange(len(data))
+            flipped[offset] ^= 1 << chance.randrange(8)
+            offset = chance.randrange(len(data))
         return bytes(flipped)
     size: int = chance.choice((1, 4, 8))
     if kind == 2:
         number = chance.choice((2**63, 2**64 - 1, 2**31, 2**40, 0, 1_000_000)) % (1 << 8 * size)
-        return data[:place] + number.to_bytes(size, "little") + data[place + size :]
+        return data[:offset] + number.to_bytes(size, "little") + data[offset + size :]
     length = chance.randrange(1, 200)
-    part = data[place : place + length]
-    return data[:place] + part * (2 if kind == 3 else 0) + data[place + length :]
+    part = data[offset : offset + length]
+    return data[:offset] + part * (2 if kind == 3 else 0) + data[offset + length :]
 
 
 @contextmanager

@@ -154,10 +154,10 @@ def spelling_cosines(rows: list[bytes], columns: list[bytes], most_columns: int)
             kept = [g for g in grams if in_columns[g] <= limit]
             return sum(round(16 * math.log2((total + 1) / counts[g]) + 1) ** 2 for g in kept)
 
-        products = {place: square(row & column) for place, column in enumerate(column_grams)}
+        products = {i: square(row & column) for i, column in enumerate(column_grams)}
         return {
-            place: product / math.sqrt(square(row)) / math.sqrt(square(column_grams[place]))
-            for place, product in products.items()
+            i: product / math.sqrt(square(row)) / math.sqrt(square(column_grams[i]))
+            for i, product in products.items()
             if product
         }
 

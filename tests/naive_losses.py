@@ -204,8 +204,8 @@ def csd(
     shared = completions(spelled[0], [])
     found = []
 
-    def compare(u: list[int], v: list[int], places: tuple[int, int, int], paths: Any) -> Tensor:
-        row, i, j = places
+    def compare(u: list[int], v: list[int], indices: tuple[int, int, int], paths: Any) -> Tensor:
+        row, i, j = indices
         p, t = (
             with_rest(
                 path.exp() * torch.softmax(logits[row, at].double() / temperature, -1)[events]

@@ -114,12 +114,12 @@ class Projection:
         self.ids, self.rows, self.tokens, self.back, self.student = ids, rows, tokens, back, student
         self.along_path = along_path
 
-    def at(self, place: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
+    def at(self, position: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
         """What is predicted for the student's token `inside` bytes into the teacher's token.
 
         `is_aligned`: a token of the student's begins at the first of these bytes.
         """
-        realized, row = self.ids[place], self.rows[place]
+        realized, row = self.ids[position], self.rows[position]
         so_far = self.before = self.tokens[realized][:inside]
         self.is_aligned = is_aligned
         fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
@@ -129,7 +129,7 @@ class Projection:
         for c, p in fits.items():
             left = self.tokens[c][inside:]
             if c == realized and self.tokens[c]:
-                self.along(left, place, p, c if left == self.tokens[c] else self.token_of(left))
+                self.along(left, position, p, c if left == self.tokens[c] else self.token_of(left))
             elif not inside:
                 self.spread(c, p)
             elif left:
@@ -143,16 +143,16 @@ class Projection:
         total = sum(self.found.values()) + share * (1 - sum(row.values())) if inside else 1.0
         return {s: p / total for s, p in self.found.items() if p and s is not None}
 
-    def along(self, text: bytes, place: int, p: float, token: int | None = None) -> None:
-        """The text goes on with the prediction at the next place, while a token may grow."""
+    def along(self, text: bytes, position: int, p: float, token: int | None = None) -> None:
+        """The text goes on with the prediction at the next position, while a token may grow."""
         may_grow = any(x.startswith(text) and x != text for x in self.student.table.tokens())
-        following = self.rows[place + 1] if place + 1 < len(self.rows) else {}
+        following = self.rows[position + 1] if position + 1 < len(self.rows) else {}
         if not self.along_path or not may_grow or not following:
             self.settle(text, p, token)
             return
         for c, q in following.items():
-            if c == self.ids[place + 1] and self.tokens[c]:
-                self.along(text + self.tokens[c], place + 1, p * q)
+            if c == self.ids[position + 1] and self.tokens[c]:
+                self.along(text + self.tokens[c], position + 1, p * q)
             else:  # the end of text ends a token
                 self.settle(text + self.tokens[c], p * q)
         self.settle(text, p * (1 - sum(following.values())), token)

@@ -115,7 +115,7 @@ class _Dispatch(TorchDispatchMode):
             return
         if on_gpu and on_cpu and not (name in INDEXED and isinstance(args[0], OnGPU)):
             shapes = [list(tensor.shape) for tensor in on_cpu]
-            raise RuntimeError(f"{name} at {_place()} on two devices; on the CPU: {shapes}")
+            raise RuntimeError(f"{name} at {_line()} on two devices; on the CPU: {shapes}")
         if not on_gpu:
             return
         self._count(name in FETCHES, name)
@@ -127,14 +127,14 @@ class _Dispatch(TorchDispatchMode):
 
     def _count(self, happens: bool, what: str) -> None:
         if happens:
-            self.fetches[f"{what} at {_place()}"] += 1
+            self.fetches[f"{what} at {_line()}"] += 1
 
 
 def _inner(value: Any) -> Any:
     return value.held if isinstance(value, OnGPU) else value
 
 
-def _place() -> str:
+def _line() -> str:
     """Return the innermost line of the library that is running."""
     frame = sys._getframe()
     while LIBRARY not in frame.f_code.co_filename:

@@ -201,12 +201,12 @@ def built_once(script: str, folder: Path, kept: Path) -> Iterator[str]:
     `--skip-existing` checks that it is the same one.
     """
     builds = [command for command in xtok_commands(script) if command[0] == "build"]
-    places = [i for command in builds for i, w in enumerate(command) if w in ("-o", "--output")]
-    if len(builds) != 1 or len(places) != 1 or "$" in script:
+    indices = [i for command in builds for i, w in enumerate(command) if w in ("-o", "--output")]
+    if len(builds) != 1 or len(indices) != 1 or "$" in script:
         yield script
         return
-    [command], [place] = builds, places
-    output = command.pop(place + 1)
+    [command], [index] = builds, indices
+    output = command.pop(index + 1)
     quiet = {"-q", "--quiet"}
     asked = " ".join(word for word in command if word not in quiet)
     same = kept / (re.sub(r"\W+", "-", asked) + Path(output).suffix)

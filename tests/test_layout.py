@@ -73,12 +73,12 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_names_of_types_are_unique() -> None:
     """Two modules do not have classes or type aliases with the same name."""
-    places: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         for name in (*classes(path), *aliases(path)):
-            places.setdefault(name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
-    assert {"ProjectionMap", "AnyMap", "MapKind"} <= places.keys()
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+            files.setdefault(name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {"ProjectionMap", "AnyMap", "MapKind"} <= files.keys()
+    assert {name: in_files for name, in_files in files.items() if len(in_files) > 1} == {}
 
 
 def classes(path: Path) -> list[str]:
@@ -180,10 +180,10 @@ def test_outside_input_passes_the_readers() -> None:
 
 def test_install_hints_work_from_a_clone() -> None:
     """xtok is on no package index: `pip install xtok` fails, or installs another package."""
-    places = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    places += [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    paths = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    paths += [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     wrong = re.compile(r"xtok\[[^]]*\](?! @ git\+)|pip3? install (-U )?xtok\b")
-    found = [path.name for path in places if wrong.search(path.read_text(encoding="utf-8"))]
+    found = [path.name for path in paths if wrong.search(path.read_text(encoding="utf-8"))]
     assert found == []
 
 

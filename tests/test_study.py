@@ -344,8 +344,8 @@ def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Toke
 
         def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
             logits = torch.zeros(1, len(ids), len(digits.table))
-            for place, token in enumerate(ids[1:]):
-                logits[0, place, token] = -1.0 if place + 1 == self.wrong else 1.0
+            for position, token in enumerate(ids[1:]):
+                logits[0, position, token] = -1.0 if position + 1 == self.wrong else 1.0
             return SimpleNamespace(logits=logits)
 
     assert study.words_found(Model(None), [text], collate) == (3, 3)

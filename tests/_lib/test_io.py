@@ -119,9 +119,9 @@ def test_changed_bytes_of_a_sealed_file_are_detected(tmp_path: Path) -> None:
 
     assert reread(whole) == b"some bytes"
     assert reread(whole, "something else") is None
-    for place in range(len(whole)):
+    for offset in range(len(whole)):
         flipped = bytearray(whole)
-        flipped[place] ^= 1 << place % 8
+        flipped[offset] ^= 1 << offset % 8
         assert reread(bytes(flipped)) is None
     assert [name for name in DAMAGES if reread(DAMAGES[name](whole))] == ["none"]
     path.unlink()

@@ -1,4 +1,4 @@
-"""Lines of files, plain and compressed, and the values of JSON lines with their places."""
+"""Lines of files, plain and compressed, and the values of JSON lines with their locations."""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
     whole, taken = path.read_bytes(), 0
     about = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0)
     end = about.data_page_offset + about.total_compressed_size
-    for place in range(about.data_page_offset + 60, end, 97):  # behind the page's header
+    for offset in range(about.data_page_offset + 60, end, 97):  # behind the page's header
         flipped = bytearray(whole)
-        flipped[place] ^= 4
+        flipped[offset] ^= 4
         path.write_bytes(flipped)
         try:
             with reading(path):

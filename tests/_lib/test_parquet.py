@@ -144,9 +144,9 @@ from xtok.errors import XtokError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])
 whole, count = path.read_bytes(), 0
-for place in range(len(whole) - 8):
+for offset in range(len(whole) - 8):
     for bit in (1, 64, 128):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
         try:
             with reading(path):
                 table = ParquetTable(path)

@@ -287,9 +287,9 @@ def batch(
     ids = np.full((len(rows), width), pad, np.int64)
     mask = np.zeros((len(rows), width), np.bool_)
     for i, row in enumerate(rows):
-        place = slice(width - len(row), None) if left else slice(len(row))
-        ids[i, place] = row
-        mask[i, place] = True
+        span = slice(width - len(row), None) if left else slice(len(row))
+        ids[i, span] = row
+        mask[i, span] = True
     return ids, mask
 
 
@@ -370,11 +370,11 @@ def test_exact_partition_masks_mark_chunks_with_a_token_on_each_side(
     for i, sides in enumerate(zip(*texts, strict=True)):
         chunks = [p for p in aligner.pairs(*sides) if p.is_correct]
         single = [p for p in chunks if len(p.student_ids) == len(p.teacher_ids) == 1]
-        for mask, places in (
+        for mask, positions in (
             (alignment.student_exact_partition_mask, [p.student_tokens[0] for p in single]),
             (alignment.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in single]),
         ):
-            assert np.flatnonzero(mask[i]).tolist() == places
+            assert np.flatnonzero(mask[i]).tolist() == positions
 
 
 def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
@@ -424,15 +424,15 @@ def test_padding_has_no_prediction_on_either_side(
 
 def test_byte_spans(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
     s, t, data = ours(TEXT), theirs(TEXT), TEXT.encode()
-    place = 0
+    offset = 0
     for p in aligner.pairs(s, t):
-        assert p.student_bytes == p.teacher_bytes == (place, p.student_bytes[1])
+        assert p.student_bytes == p.teacher_bytes == (offset, p.student_bytes[1])
         written = b"".join(aligner.student.table[i] for i in p.student_ids)
         assert written == data[slice(*p.student_bytes)]
         assert p.student_ids == tuple(s[slice(*p.student_tokens)])
         assert p.teacher_ids == tuple(t[slice(*p.teacher_tokens)])
-        place = p.student_bytes[1]
-    assert place == len(data)
+        offset = p.student_bytes[1]
+    assert offset == len(data)
 
 
 # Whole data sets
@@ -446,7 +446,7 @@ def test_flat_arrays_give_the_chunks_of_each_document(
     s_bounds, t_bounds = (np.cumsum([0, *map(len, side)]) for side in (s, t))
     flat = [np.array([i for row in side for i in row], np.int32) for side in (s, t)]
     together = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
-    place = 0
+    index = 0
     for d, (row, column) in enumerate(zip(s, t, strict=True)):
         alone = aligner.align(np.array([row]), np.array([column]))
         n = int(alone.num_chunks[0])
@@ -456,9 +456,9 @@ def test_flat_arrays_give_the_chunks_of_each_document(
             (together.teacher_chunk_id, t_bounds, alone.teacher_chunk_id),
         ):
             assert chunk_id[bounds[d] : bounds[d + 1]].tolist() == expected[0].tolist()
-        assert together.is_correct[place : place + n].tolist() == alone.pair_is_correct[0].tolist()
-        place += n
-    assert place == len(together.is_correct)
+        assert together.is_correct[index : index + n].tolist() == alone.pair_is_correct[0].tolist()
+        index += n
+    assert index == len(together.is_correct)
 
 
 def test_no_documents(aligner: TokenAligner) -> None:

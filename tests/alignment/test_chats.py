@@ -181,9 +181,9 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
     ours, theirs = (folder / f"{name}.jinja" for name in (student, teacher))
     chat = align_chat(aligner, pair, CHAT[1:], student_template=ours, teacher_template=theirs)
     text = aligned_text(chat, aligner)
-    place = 0
+    offset = 0
     for message in CHAT[1:]:
-        place = text.index(message["content"], place) + len(message["content"])
+        offset = text.index(message["content"], offset) + len(message["content"])
 
 
 def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -92,15 +92,15 @@ def spans(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
 
 
 def check_chunks(
-    text: str, pair: Sides, ids: list[list[int]], places: list[list[tuple[int, int]]],
+    text: str, pair: Sides, ids: list[list[int]], text_spans: list[list[tuple[int, int]]],
     chunks: list[list[int]],
 ) -> int:  # fmt: skip
     """Each chunk is the same bytes of the text on both sides, and has no unknown token."""
     count = max([-1, *chunks[0]]) + 1
     told: list[list[tuple[int, int]]] = []
-    for tokenizer, place, own, chunk in zip(pair, places, ids, chunks, strict=True):
+    for tokenizer, own_spans, own, chunk in zip(pair, text_spans, ids, chunks, strict=True):
         members: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        for at, token, number in zip(place, own, chunk[: len(own)], strict=True):
+        for at, token, number in zip(own_spans, own, chunk[: len(own)], strict=True):
             if number >= 0:
                 members[number].append(at)
                 assert tokenizer.table[token]
@@ -147,17 +147,17 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
     known = total = by_ids = 0
     for text in texts(int(turned)):
         ids = [tokenizer.encode_batch([text])[0] for tokenizer in pair]
-        places = [spans(tokenizer, text) for tokenizer in pair]
+        text_spans = [spans(tokenizer, text) for tokenizer in pair]
         [side] = collator([text])["teachers"]
         alignment = side["alignment"]
         if any(tokenizer.encode(text).num_changed for tokenizer in pair):
             assert bool(alignment.pair_is_correct[alignment.pair_valid].all())
         chunks = [alignment.student_chunk_id[0].tolist(), alignment.teacher_chunk_id[0].tolist()]
-        known += check_chunks(text, pair, ids, places, chunks)
-        total += num_shared(*places)
+        known += check_chunks(text, pair, ids, text_spans, chunks)
+        total += num_shared(*text_spans)
         flat = aligner.align_document(*ids)
         chunks = [flat.student_chunk_id.tolist(), flat.teacher_chunk_id.tolist()]
-        by_ids += check_chunks(text, pair, ids, places, chunks)
+        by_ids += check_chunks(text, pair, ids, text_spans, chunks)
         shown = xtok.align(*pair, text)
         assert [p.student_tokens for p in shown.pairs] == runs(
             alignment.student_chunk_id[0].tolist()

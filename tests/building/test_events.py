@@ -111,11 +111,11 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
         [[0, 1, 1, 2, -1], [1, 1, 2, 3, 3]], [[0, 1, 2, 2, 2, -1], [1, 2, 2, 3, -1, -1]]
     )
     # Row 0, chunk 0: position 0 may predict the middle of a chunk. The others' first positions:
-    places = [(0, 1, 0, 1), (0, 3, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 3, 1, 3)]
+    indices = [(0, 1, 0, 1), (0, 3, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 3, 1, 3)]
     config = ChunkLossConfig(temperature=temperature, reverse_kl=reverse)
     loss = event_kl(student, teacher, index, aligned, config)
     terms = []
-    for row, i, other, j in places:
+    for row, i, other, j in indices:
         s = torch.softmax(student[row, i, :7] / temperature, -1) @ of_student
         r = torch.softmax(teacher[other, j] / temperature, -1) @ of_teacher
         p, q = (s, r) if reverse else (r, s)

@@ -265,11 +265,11 @@ def test_the_page_holds_every_entry(measured: PageData) -> None:
 def test_a_long_row_has_its_heaviest_entries(byte_level: Tokenizer, digits: Tokenizer) -> None:
     m = xtok.multitoken(xtok.load_pair(byte_level, digits))
     examined = examine(m)
-    place = np.arange(m.nnz) - np.searchsorted(m.student_ids, m.student_ids)
+    rank = np.arange(m.nnz) - np.searchsorted(m.student_ids, m.student_ids)
     held = unpack_map(examined)
     assert [entry[:2] for entry in held] == [
         (int(s), int(t))
-        for s, t in zip(m.student_ids[place < 8], m.teacher_ids[place < 8], strict=True)
+        for s, t in zip(m.student_ids[rank < 8], m.teacher_ids[rank < 8], strict=True)
     ]
     assert len(held) < m.nnz
     assert b"This page contains the 8 heaviest entries of each row." in render(examined)

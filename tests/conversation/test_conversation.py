@@ -319,7 +319,7 @@ def test_the_text_of_each_format(
     generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
     expected = [generated[name]] if name in generated else None
     blocks = rendered.generated
-    assert expected == (None if blocks is None else [text[slice(*place)] for place in blocks])
+    assert expected == (None if blocks is None else [text[slice(*block)] for block in blocks])
 
 
 def test_every_format_is_tested() -> None:
@@ -402,7 +402,7 @@ RAISES = each(
         (CHAT, "{% include '/etc/passwd' %}", "no loader"),
         (CHAT, "{{ messages.__class__.__mro__ }}", "is unsafe"),
         (CHAT, "{{ cycler.__init__.__globals__ }}", "is unsafe"),
-        # What places marks, and so decides what a target is, has no name.
+        # The function that sets marks, and so decides about targets, has no name.
         (CHAT, "{{ mark('generation') }}", "'mark' is undefined"),
         (CHAT, "{{ environment.mark('generation') }}", "'environment' is undefined"),
         (CHAT, "{{ xtok_mark('generation') }}", "'xtok_mark' is undefined"),

@@ -41,8 +41,8 @@ def calls(*made: dict[str, Any], content: str = "", **more: Any) -> dict[str, An
 
 
 def told(content: str = "qtold", name: str = "qname", number: int = 1) -> dict[str, Any]:
-    place = {"name": name, "tool_call_id": f"callid00{number}"}
-    return {"role": "tool", **place, "content": content}
+    fields = {"name": name, "tool_call_id": f"callid00{number}"}
+    return {"role": "tool", **fields, "content": content}
 
 
 def tool(*, required: list[str], properties: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
@@ -220,9 +220,9 @@ def words(value: Any) -> list[str]:
 
 def named(problem: str, case: Messages, beside: dict[str, Any]) -> Any:
     """The value at the message and the key that an error names."""
-    place = re.search(r"message (\d+), the \w+'s: the template drops (?:.* of )?its (\S+)", problem)
-    value: Any = case[int(place[1])] if place else beside
-    path = place[2] if place else problem.partition("the template drops ")[2]
+    match = re.search(r"message (\d+), the \w+'s: the template drops (?:.* of )?its (\S+)", problem)
+    value: Any = case[int(match[1])] if match else beside
+    path = match[2] if match else problem.partition("the template drops ")[2]
     return functools.reduce(
         lambda at, key: at[int(key) if key.isdigit() else key], re.findall(r"\w+", path), value
     )

@@ -79,12 +79,12 @@ def check_targets(
 ) -> int:
     """Compare each answer's first target with the prompt rendered alone; return how many."""
     checked = 0
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         make = partial(render, tokenizer, template=template)
-        whole = or_none(partial(make, messages[: place + 1]))
-        asked = or_none(partial(make, messages[:place], add_generation_prompt=True))
+        whole = or_none(partial(make, messages[: index + 1]))
+        asked = or_none(partial(make, messages[:index], add_generation_prompt=True))
         if whole is None or asked is None:
             continue
         inside = shared(whole, asked)

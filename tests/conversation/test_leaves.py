@@ -315,7 +315,7 @@ def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
     for end in ("<|end_of_text|>", "<|pad|>"):  # the second is of no role that ends a turn
         shown = render(byte_level, chat, template=template.replace("<|end_of_text|>", end))
         written = [target.strip() for target in targets(shown)]
-        is_lost = "ns.text" in template and end == "<|pad|>"  # the places of what is kept are
+        is_lost = "ns.text" in template and end == "<|pad|>"  # then tracked spans are lost
         assert written == (["Nine", "Seven"] if is_lost else [f"Nine {end}", f"Seven {end}"])
         assert bool(shown.notes) == is_lost
 

@@ -193,13 +193,13 @@ def test_parquet_has_the_same_rows(written: Path) -> None:
     assert table.schema.field("input_ids").type == pyarrow.list_(pyarrow.int32())
 
 
-@pytest.mark.parametrize(("name", "place"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
+@pytest.mark.parametrize(("name", "where"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
 def test_a_compressed_file_does_not_fill_the_memory(
-    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     (tmp_path / name).write_bytes(gzip.compress(b" " * (1 << 24)))
-    with pytest.raises(XtokError, match=rf"{name}{place}: .* 1 MiB"):
+    with pytest.raises(XtokError, match=rf"{name}{where}: .* 1 MiB"):
         list(read_conversations(tmp_path / name))
 
 

@@ -161,8 +161,8 @@ def test_an_error_names_the_row_in_every_container(
     for name, read in CONTAINERS.items():
         message = error_of(lambda read=read: read(tmp_path, [row]))  # type: ignore[misc]
         assert problem in message, name
-        place = "line 1" if name == "JSON lines" else "row 0"
-        assert place in message, name
+        where = "line 1" if name == "JSON lines" else "row 0"
+        assert where in message, name
 
 
 @pytest.mark.filterwarnings("ignore:bytes")

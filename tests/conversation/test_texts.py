@@ -106,7 +106,7 @@ def test_long_lines_are_cut_or_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @each_suffix
-def test_another_encoding_is_named_with_its_place_in_the_file(
+def test_another_encoding_is_named_with_its_line_in_the_file(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
@@ -167,9 +167,9 @@ def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
     pyarrow.parquet.write_table(table, path, compression=compression)
     whole = path.read_bytes()
     outcomes: set[int | str] = set()
-    for place in range(len(whole)):
+    for offset in range(len(whole)):
         for change in (0x01, 0x80, 0xFF):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ change]) + whole[offset + 1 :])
             try:
                 outcomes.add(len(read(path)))
             except XtokError as error:

@@ -105,10 +105,10 @@ def on_all(evaluation: Evaluation) -> dict[str, MapMeasures]:
 def starts(tokenizer: Tokenizer, text: str) -> dict[int, int]:
     """Return byte offset to token id, one token after another."""
     [ids] = tokenizer.library_ids([text])
-    place, tokens = 0, {}
+    offset, tokens = 0, {}
     for i in ids:
-        tokens[place] = i
-        place += len(tokenizer.table[i])
+        tokens[offset] = i
+        offset += len(tokenizer.table[i])
     return tokens
 
 
@@ -128,8 +128,8 @@ def test_measures_match_their_definition(
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for document in TEXTS * 3:
         ours, theirs = (starts(side, document) for side in pair.tokenizers)
-        for place in ours.keys() & theirs.keys():
-            counts[ours[place], theirs[place]] += 1
+        for offset in ours.keys() & theirs.keys():
+            counts[ours[offset], theirs[offset]] += 1
     plain, of_recipe, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
     rows, total = rows_of_map(maps["plain"]), sum(counts.values())
     assert (plain.starts, plain.documents) == (total, 12)
@@ -166,8 +166,8 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
     rows, width = rows_of_map(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
     for a, b in pairwise([*sorted(s.keys() & t.keys()), len(text)]):
-        own = [i for place, i in s.items() if a <= place < b]
-        others = [i for place, i in t.items() if a <= place < b]
+        own = [i for offset, i in s.items() if a <= offset < b]
+        others = [i for offset, i in t.items() if a <= offset < b]
         mean = [sum(dict(rows[i]).get(o, 0.0) for i in own) / len(own) for o in others]
         losses.append(sum(-log((1 - 1e-3) * p + 1e-3 / width) for p in mean) / len(mean))
     assert len(losses) >= 4

@@ -69,8 +69,8 @@ def test_a_whole_map(path: Path, numbers_pair: Sides, digits: Tokenizer) -> None
     )
 
 
-def set_item(name: str, place: int, value: float) -> Change:
-    return lambda tensors, _: tensors[name].__setitem__(place, value)
+def set_item(name: str, index: int, value: float) -> Change:
+    return lambda tensors, _: tensors[name].__setitem__(index, value)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_a_changed_byte_is_found(path: Path, name: str) -> None:
     data = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
     first, last = json.loads(data[8:start])[name]["data_offsets"]
-    for place in (first, last - 1):
-        data[start + place] ^= 1
+    for offset in (first, last - 1):
+        data[start + offset] ^= 1
         path.write_bytes(data)
         assert "tensors" in verify(path).failed
         with pytest.raises(MapFileError, match=r"changed|not all"):
             ProjectionMap.load(path)
-        data[start + place] ^= 1
+        data[start + offset] ^= 1
 
 
 def test_a_changed_byte_of_a_pt_is_found(projection: ProjectionMap, tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ def test_row_operations_match_plain_loops(entries: list[tuple[int, int, int]]) -
     ]
     assert row_sums(added).tolist() == [sum(rows[s].values()) for s in added.student_ids.tolist()]
     ordered = added.take(map_order(added))
-    places = ranks(ordered.student_ids)
-    assert list(zip(ordered.student_ids, ordered.teacher_ids, places, strict=True)) == [
-        (s, t, place)
+    in_row = ranks(ordered.student_ids)
+    assert list(zip(ordered.student_ids, ordered.teacher_ids, in_row, strict=True)) == [
+        (s, t, index)
         for s in sorted(rows)
-        for place, (t, _) in enumerate(sorted(rows[s].items(), key=lambda e: (-e[1], e[0])))
+        for index, (t, _) in enumerate(sorted(rows[s].items(), key=lambda e: (-e[1], e[0])))
     ]
 
 

@@ -70,19 +70,19 @@ def rows_of_vllm(answer: Row) -> list[Any]:
 # A text's own token that has a stand-in
 
 
-def own_unknown(row: Row, kind: str, place: int, value: Any) -> Row:
+def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
     """Give a text's own token what a server writes for −∞."""
-    answer, token = answer_of(row, kind), row["input_ids"][place]
+    answer, token = answer_of(row, kind), row["input_ids"][position]
     if kind == "vllm":
-        rows_of_vllm(answer)[place][str(token)]["logprob"] = value
+        rows_of_vllm(answer)[position][str(token)]["logprob"] = value
     elif kind == "sglang":
         about = answer["meta_info"]
-        about["input_token_logprobs"][place][0] = value
+        about["input_token_logprobs"][position][0] = value
         top = about["input_top_logprobs"]
-        top[place] = [entry for entry in top[place] if entry[1] != token]
+        top[position] = [entry for entry in top[position] if entry[1] != token]
     else:
-        at = answer["topk_ids"][place].index(token)
-        answer["topk_logprobs"][place][at] = value
+        at = answer["topk_ids"][position].index(token)
+        answer["topk_logprobs"][position][at] = value
     return answer
 
 
@@ -253,9 +253,9 @@ def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> No
 def test_candidates_and_the_own_token_sum_to_at_most_1(row: Row, projected: Any) -> None:
     value = answer_of(row, "neutral")
     value["realized_logprob"] = [None] + [-0.01] * (len(row["input_ids"]) - 1)
-    for place, token in enumerate(row["input_ids"][1:], start=1):
-        at = value["topk_ids"][place].index(token)
-        del value["topk_ids"][place][at], value["topk_logprobs"][place][at]
+    for position, token in enumerate(row["input_ids"][1:], start=1):
+        at = value["topk_ids"][position].index(token)
+        del value["topk_ids"][position][at], value["topk_logprobs"][position][at]
     assert "position 1: " in error_of(lambda: projected("neutral", value))
 
 
@@ -300,11 +300,11 @@ def test_project_logprobs_leaves_out_placeholders(
     }
     plain = xtok.project_logprobs(aligner, ours, theirs, values, **given)
     assert plain.valid.all()
-    for place, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
-        odd = [*values[:place], value, *values[place + 1 :]]
+    for position, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
+        odd = [*values[:position], value, *values[position + 1 :]]
         result = xtok.project_logprobs(aligner, ours, theirs, odd, **given)
         assert 0 < (~result.valid).sum() < 6
-        assert not result.valid[0 if place == 0 else -1]
+        assert not result.valid[0 if position == 0 else -1]
         assert np.array_equal(result.logprobs[result.valid], plain.logprobs[result.valid])
         assert not result.logprobs[~result.valid].any()
     assert math.isclose(plain.logprobs.sum(), -len(theirs))
@@ -420,9 +420,9 @@ def test_each_document_is_compared_separately() -> None:
 def test_padding_is_not_a_candidate(value: float, row: Row, projected: Any) -> None:
     """Whatever id it has."""
     padded: Row = json.loads(json.dumps(row))
-    for place in range(1, len(row["input_ids"])):
-        padded["topk_ids"][place] += [0, 0]
-        padded["topk_logprobs"][place] += [value, value]
+    for position in range(1, len(row["input_ids"])):
+        padded["topk_ids"][position] += [0, 0]
+        padded["topk_logprobs"][position] += [value, value]
     assert projected("neutral", padded) == projected("neutral", row)
 
 

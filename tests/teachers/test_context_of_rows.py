@@ -36,11 +36,11 @@ def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any
     return done
 
 
-def shifted(row: Row, ids: list[int], places: list[int]) -> Row:
-    """Return a row of other ids, which has the predictions of a row's places at its own."""
+def shifted(row: Row, ids: list[int], sources: list[int]) -> Row:
+    """Return a row of other ids, with the predictions of a row at `sources`; −1: none."""
     made: Row = {"input_ids": ids}
     for name in ("topk_ids", "topk_logprobs"):
-        made[name] = [row[name][place] if place >= 0 else [] for place in places]
+        made[name] = [row[name][source] if source >= 0 else [] for source in sources]
     return made
 
 
@@ -57,8 +57,8 @@ def test_the_predictions_of_a_text_go_onto_the_students_row(
     [bos] = teacher.table.roles["bos"]
     context, text = teacher.encode_batch([CONTEXT, TEXT])
     row = predicted([bos, *context, *text], len(teacher.table), 8)
-    places = [-1, *range(1 + len(context), len(row["input_ids"]))]
-    usual = shifted(row, [bos, *text], places)
+    sources = [-1, *range(1 + len(context), len(row["input_ids"]))]
+    usual = shifted(row, [bos, *text], sources)
     more = {**row, "text": CONTEXT + TEXT, "student_text": TEXT}
     student_row = projected(tmp_path, back, back_map, more)
     expected = projected(tmp_path, back, back_map, {**usual, "text": TEXT})
@@ -87,10 +87,10 @@ def test_only_the_answers_of_a_conversation_have_predictions(
     rendered, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (TOLD, CHAT))
     row = predicted(rendered.ids.tolist(), len(teacher.table), 8)
     size = len(plain.ids) - int(np.flatnonzero(plain.assistant_mask)[0])
-    places = [-1] * (len(plain.ids) - size) + list(
+    sources = [-1] * (len(plain.ids) - size) + list(
         range(len(rendered.ids) - size, len(rendered.ids))
     )
-    usual = shifted(row, plain.ids.tolist(), places)
+    usual = shifted(row, plain.ids.tolist(), sources)
     more = {**row, "messages": TOLD, "student_messages": CHAT}
     student_row = projected(tmp_path, back, back_map, more, **templates)
     expected = projected(tmp_path, back, back_map, {**usual, "messages": CHAT}, **templates)

@@ -109,17 +109,17 @@ def test_shares_match_the_plain_twin(
     assert (projected.logprobs <= 0).all()
     tokens = teacher.table.tokens()
     pieces = [student.table[i] for i in s], [tokens[i] for i in t]
-    for places, of_teacher in naive.common_boundaries(*pieces):
+    for positions, of_teacher in naive.common_boundaries(*pieces):
         expected = naive.prefix_credit(
-            [pieces[0][i] for i in places],
+            [pieces[0][i] for i in positions],
             [pieces[1][j] for j in of_teacher],
             [{tokens[k]: p for k, p in rows[j].items()} for j in of_teacher],
             [own[j] for j in of_teacher],
             tokens[1:],
         )
-        assert projected.logprobs[places].tolist() == pytest.approx(expected, abs=1e-5)
+        assert projected.logprobs[positions].tolist() == pytest.approx(expected, abs=1e-5)
         total = np.float32(math.fsum(own[j] for j in of_teacher))
-        assert projected.logprobs[places].astype(np.float64).sum() == total
+        assert projected.logprobs[positions].astype(np.float64).sum() == total
 
 
 def test_equal_tokenizers_keep_their_log_probabilities(byte_level: Tokenizer) -> None:
@@ -186,9 +186,9 @@ def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[
     projector = Projector(pair, map_of({}, teacher, student))
     realized = projector.project(given_rows, *flat([s]), 16).realized_logprob
     chunks = naive.common_boundaries([student.table[i] for i in s], [teacher.table[i] for i in t])
-    assert sum(len(places) > 1 for places, _ in chunks) > 3
-    for places, theirs in chunks[1:]:
-        assert np.isfinite(realized[places]).all()
-        assert (realized[places] <= 0).all()
+    assert sum(len(positions) > 1 for positions, _ in chunks) > 3
+    for positions, theirs in chunks[1:]:
+        assert np.isfinite(realized[positions]).all()
+        assert (realized[positions] <= 0).all()
         total = given_rows.realized_logprob[theirs].sum(dtype=np.float64)
-        assert realized[places].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)
+        assert realized[positions].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)

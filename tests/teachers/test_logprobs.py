@@ -123,11 +123,11 @@ def test_sums_are_preserved_exactly(
     )
     rows, columns = (tokenizers[name].table for name in pair)
     chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
-    for places, teacher_places in chunks:
-        total = float(np.float32(sum(theirs[j] for j in teacher_places)))
-        assert math.fsum(projected.logprobs[places].tolist()) == total
-        assert float(projected.logprobs[places].astype(np.float64).sum()) == total
-    inside = {i for places, _ in chunks for i in places}
+    for positions, teacher_positions in chunks:
+        total = float(np.float32(sum(theirs[j] for j in teacher_positions)))
+        assert math.fsum(projected.logprobs[positions].tolist()) == total
+        assert float(projected.logprobs[positions].astype(np.float64).sum()) == total
+    inside = {i for positions, _ in chunks for i in positions}
     assert np.flatnonzero(projected.valid).tolist() == sorted(inside)
     assert not projected.logprobs[~projected.valid].any()
     assert (projected.logprobs <= 0).all()
@@ -284,7 +284,7 @@ def test_invalid_log_probabilities_are_refused(project: Project) -> None:
     assert rounded.logprobs[0] == np.float32(1e-6)
 
 
-def test_an_error_names_the_place_in_the_padded_batch(project: Project) -> None:
+def test_an_error_names_the_index_in_the_padded_batch(project: Project) -> None:
     t = np.array([[0, 0, 97], [0, 97, 98]])
     logprobs = np.array([[5, 5, -1], [5, -1, math.nan]])
     with pytest.raises(ValueError, match=r"nan at \[1, 2\]"):

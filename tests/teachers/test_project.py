@@ -129,9 +129,10 @@ def test_rows_match_the_naive_projection(
         ends = np.cumsum([0, *(len(tokens[i]) for i in ids)])
         starts = np.cumsum([0, *(len(student.table[s]) for s in ours_of_it)])[:-1].tolist()
         for start in starts:
-            place = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
-            is_aligned = int(ends[place]) in starts
-            expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
+            position = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
+            is_aligned = int(ends[position]) in starts
+            inside = start - int(ends[position])
+            expected.append(twin.at(position, inside, is_aligned=is_aligned) or {})
         begin += len(ids)
     for row, want in zip(rows_of_topk(topk), expected, strict=True):
         assert_close(row, want)
@@ -171,9 +172,9 @@ def test_rows_of_a_bigram_teacher_are_exact_at_common_starts(
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
     for s, row in zip(spelling, rows_of_topk(topk), strict=True):
-        place = begins.index(start) if start in begins else 0
-        if place and place < len(ids):
-            assert_close(row, model.begins(ids[place - 1], spell, longest))
+        index = begins.index(start) if start in begins else 0
+        if index and index < len(ids):
+            assert_close(row, model.begins(ids[index - 1], spell, longest))
         start += len(student.table[s])
 
 

@@ -150,12 +150,12 @@ def _check_chunks(pair: Pair) -> None:
     [side] = batch["teachers"]
     rows = batch["input_ids"][0], side["input_ids"][0]
     chunks = side["alignment"].student_chunk_id[0], side["alignment"].teacher_chunk_id[0]
-    for place, role in ((0, "bos"), (-1, "eos")):
+    for index, role in ((0, "bos"), (-1, "eos")):
         ours, theirs = own(student, role), own(teacher, role)
-        assert ours is None or rows[0][place] == ours
-        assert theirs is None or rows[1][place] == theirs
+        assert ours is None or rows[0][index] == ours
+        assert theirs is None or rows[1][index] == theirs
         if ours is not None and theirs is not None:
-            assert chunks[0][place] == chunks[1][place] >= 0
+            assert chunks[0][index] == chunks[1][index] >= 0
 
 
 @pytest.mark.parametrize(("student", "teacher"), [("mistral", "gemma-1"), ("phi-3", "gemma-3")])

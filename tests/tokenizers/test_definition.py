@@ -29,8 +29,8 @@ TEXTS = [*(text[:1500] for text in CORPUS), *MARKED, ""]
 EVERY = 9  # remove one merge
 
 
-def without(place: int) -> Change:
-    return lambda document: document["model"]["merges"].pop(place)
+def without(index: int) -> Change:
+    return lambda document: document["model"]["merges"].pop(index)
 
 
 def to(name: str, value: Any) -> Change:
@@ -63,10 +63,10 @@ def byte_level(**options: bool) -> Change:
     return change
 
 
-def swapped(place: int) -> Change:
+def swapped(index: int) -> Change:
     def change(document: Document) -> None:
         merges = document["model"]["merges"]
-        merges[place], merges[place + 1] = merges[place + 1], merges[place]
+        merges[index], merges[index + 1] = merges[index + 1], merges[index]
 
     return change
 
@@ -76,8 +76,8 @@ def replaces(old: str, new: str) -> Change:
 
 
 CHANGES: dict[str, Change] = {
-    **{f"merge {place}": without(place) for place in range(0, 1000, EVERY)},
-    **{f"merges {place} and the next": swapped(place) for place in range(0, 1000, 3 * EVERY)},
+    **{f"merge {index}": without(index) for index in range(0, 1000, EVERY)},
+    **{f"merges {index} and the next": swapped(index) for index in range(0, 1000, 3 * EVERY)},
     **{
         f"{name} of {token}": flag(name, token, name != "normalized")
         for name in ("lstrip", "rstrip", "single_word")
@@ -216,13 +216,13 @@ def changes_of_sentencepiece() -> Iterator[Change]:
     def normalizes(name: str, proto: Any) -> None:
         setattr(proto.normalizer_spec, name, not getattr(proto.normalizer_spec, name))
 
-    def never(place: int, proto: Any) -> None:
-        proto.pieces[place].score = -1e6
+    def never(index: int, proto: Any) -> None:
+        proto.pieces[index].score = -1e6
 
     for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
         yield partial(normalizes, name)
-    for place in range(262, 500, 5):
-        yield partial(never, place)
+    for index in range(262, 500, 5):
+        yield partial(never, index)
     yield lambda proto: setattr(proto.pieces[300], "type", 5)
 
 

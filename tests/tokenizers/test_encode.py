@@ -55,8 +55,8 @@ def test_a_decomposed_character_changes_only_its_own_bounds(small: Path, tmp_pat
     think = tokenizer.table.canonical_ids()[b"<think>"]
     text = "<think>cafe\u0301<think> hi"
     encoding = check_encoding(tokenizer, by_transformers(tmp_path / "nfc"), text)
-    places = np.flatnonzero(encoding.ids == think)
-    assert [tuple(encoding.bounds[[i, i + 1]]) for i in places.tolist()] == [(0, 7), (13, 20)]
+    indices = np.flatnonzero(encoding.ids == think)
+    assert [tuple(encoding.bounds[[i, i + 1]]) for i in indices.tolist()] == [(0, 7), (13, 20)]
     assert encoding.num_changed == 3  # "e" and the accent
     assert tokenizer.encode("<think>caf\u00e9<think> hi").num_changed == 0
 

@@ -157,7 +157,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
-    """Compare ids, special tokens and roles with AutoTokenizer's, and look at bytes and places."""
+    """Compare ids, special tokens and roles with AutoTokenizer's, and look at bytes and spans."""
     table = ours.table
     added = auto.added_tokens_decoder
     special = {i: token.content for i, token in added.items() if token.special}

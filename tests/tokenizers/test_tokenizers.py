@@ -395,12 +395,12 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
         assert "nor a tiktoken file" in not_loaded(model)
 
 
-@pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
-def test_pieces_that_are_not_utf8(small: Path, tmp_path: Path, place: bytes) -> None:
+@pytest.mark.parametrize("piece", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
+def test_pieces_that_are_not_utf8(small: Path, tmp_path: Path, piece: bytes) -> None:
     data = (small / "small.model").read_bytes()
-    assert place in data
+    assert piece in data
     path = tmp_path / "x.model"
-    path.write_bytes(data.replace(place, place[:2] + b"\xff" * len(place[2:]), 1))
+    path.write_bytes(data.replace(piece, piece[:2] + b"\xff" * len(piece[2:]), 1))
     assert re.search(r"piece \d+: b'\\xff.*' is not UTF-8", not_loaded(path))
 
 

@@ -40,13 +40,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:Us
 class Knowing(nn.Module):
     """A teacher that knows which token follows which in a batch, by bigrams."""
 
-    def __init__(self, width: int, batch: Any, *, places: int = 1) -> None:
+    def __init__(self, width: int, batch: Any, *, shift: int = 1) -> None:
         super().__init__()
         table = torch.zeros(width, width)
         ids, mask = batch["input_ids"], batch["attention_mask"]
         for row, kept in zip(ids, mask, strict=True):
             known = row[kept != 0]
-            table[known[:-places], known[places:]] = 12.0
+            table[known[:-shift], known[shift:]] = 12.0
         self.table, self.after = nn.Parameter(table), nn.Identity()
 
     def forward(self, input_ids: Tensor, attention_mask: Any = None, use_cache: Any = None) -> Any:
@@ -211,13 +211,13 @@ def all_labels_kept(bench: Bench) -> None:
     bench.batch["targets"] = bench.batch["labels"]
 
 
-def other_id(side_of: Callable[[Bench], Any], row: int, place: int) -> Callable[[Bench], None]:
+def other_id(side_of: Callable[[Bench], Any], row: int, position: int) -> Callable[[Bench], None]:
     """Another token than the library's, in ids and labels alike."""
 
     def change(bench: Bench) -> None:
         side = side_of(bench)
         ids = side["input_ids"].clone()
-        ids[row, place] = (ids[row, place] + 1) % 500
+        ids[row, position] = (ids[row, position] + 1) % 500
         side["input_ids"] = ids
         side["labels"] = torch.where(side["labels"] >= 0, ids, side["labels"])
         side["targets"] = torch.nn.functional.pad(side["labels"][:, 1:], (0, 1), value=-100)
@@ -305,7 +305,7 @@ def teacher_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Bench], None
 
 
 def knows_other_ids(bench: Bench) -> None:
-    """As two teachers whose places are swapped."""
+    """As two teachers that are swapped."""
     bench.teacher.table.data = 4 * bench.teacher.table.data.roll(1, 1)
 
 
@@ -316,8 +316,8 @@ def not_loaded(bench: Bench) -> None:
     bench.teacher = tiny_model(1200, seed=1, sharp=0.5).eval()
 
 
-def places_apart(bench: Bench) -> None:
-    bench.teacher = Knowing(1200, bench.side, places=2).eval()
+def positions_apart(bench: Bench) -> None:
+    bench.teacher = Knowing(1200, bench.side, shift=2).eval()
 
 
 # Faults of the alignment
@@ -482,7 +482,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "a teacher of no weights": (not_loaded, "nats per token, and a uniform guess"),
     "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token after"),
     "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the token before"),
-    "a teacher of the next but one": (places_apart, "the token after"),
+    "a teacher of the next but one": (positions_apart, "the token after"),
     "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "needs nan nats per"),
     "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "the teacher needs"),
     "few chunks": (no_chunks, "targets are in a chunk with the teacher"),

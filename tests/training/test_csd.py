@@ -73,8 +73,8 @@ def batch(
         to = [[-100] * length for _ in rows]
         for number, row in enumerate(rows):
             flat = [(k, token) for k, chunk in enumerate(row, 1) for token in chunk[side]]
-            for place, (k, token) in enumerate(flat):
-                of[number][place], to[number][place] = k, token
+            for index, (k, token) in enumerate(flat):
+                of[number][index], to[number][index] = k, token
         targets.append(torch.tensor(to))
         ids.append(torch.tensor(of))
     generator = torch.Generator().manual_seed(seed)
@@ -155,8 +155,8 @@ def test_the_lowest_id_of_several_is_the_event() -> None:
     assert index.teacher_partner.tolist() == [-1, 0, -1]
     node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), 1)
     counts = index.of_student.counts(node)
-    place, tokens, pieces = index.of_student.first_of(node, counts, int(counts.sum()))
-    assert (place.tolist(), tokens.tolist(), pieces.tolist()) == ([0, 0], [2, 4], [1, 0])
+    number, tokens, pieces = index.of_student.first_of(node, counts, int(counts.sum()))
+    assert (number.tolist(), tokens.tolist(), pieces.tolist()) == ([0, 0], [2, 4], [1, 0])
 
 
 def test_a_map_without_completions() -> None:
@@ -386,8 +386,8 @@ def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) ->
         pairs = [(of[-1], v) for v, of in enumerate(TEACHER) if of[:-1] == own[:-1] and of]
     assert len(pairs) == num_completions
     assert (own[-1], other[-1]) in pairs
-    path_s = sum(float(p[place, token]) for place, token in enumerate(own[:-1]))
-    path_t = sum(float(q[place, token]) for place, token in enumerate(other[:-1]))
+    path_s = sum(float(p[position, token]) for position, token in enumerate(own[:-1]))
+    path_t = sum(float(q[position, token]) for position, token in enumerate(other[:-1]))
     q_s = [path_s + float(p[len(own) - 1, u]) for u, _ in pairs]
     q_t = [path_t + float(q[len(other) - 1, v]) for _, v in pairs]
     rest_s, rest_t = (log(1 - sum(exp(x) for x in side)) for side in (q_s, q_t))

@@ -86,20 +86,20 @@ def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
     """
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     rows, d = int(random.integers(1, 3)), int(random.integers(2, 17))
-    widths, places = random.integers(8, 300, 2).tolist(), random.integers(4, 60, 2).tolist()
+    widths, lengths = random.integers(8, 300, 2).tolist(), random.integers(4, 60, 2).tolist()
     ids = [
         np.stack([np.repeat(np.arange(n), random.integers(1, 4, n))[:n] for _ in range(rows)])
-        for n in places
+        for n in lengths
     ]
     aligned, index = alignment(*ids), event_index_of(*widths)
     states, weight, teacher = (
         torch.randn(shape, generator=generator) * 10 ** random.uniform(*powers)
         for shape, powers in [
-            ((rows, places[0], d), (-2, 4)), ((widths[0], d), (-5, 1)),
-            ((rows, places[1], widths[1]), (-1, 1)),
+            ((rows, lengths[0], d), (-2, 4)), ((widths[0], d), (-5, 1)),
+            ((rows, lengths[1], widths[1]), (-1, 1)),
         ]
     )  # fmt: skip
-    targets = torch.randint(0, widths[0], (rows, places[0]), generator=generator)
+    targets = torch.randint(0, widths[0], (rows, lengths[0]), generator=generator)
     targets *= int(random.integers(2))  # in half of the cases one token everywhere
     scale, softcap = [1.0, 0.0625, 8.0][random.integers(3)], [None, 30.0][random.integers(2)]
     dtype = [torch.float16, torch.float32][random.integers(2)]

@@ -85,8 +85,8 @@ def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     whole = logits_of(model, side)
     assert isinstance(whole, Tensor)
     assert logits.shape == whole.shape
-    rows, places = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
-    actual, expected = logits.at(rows * ids.shape[1] + places), whole[rows, places].float()
+    rows, positions = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
+    actual, expected = logits.at(rows * ids.shape[1] + positions), whole[rows, positions].float()
     close = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(actual, expected, rtol=close, atol=close)
 

@@ -47,9 +47,9 @@ def head(
     shape: tuple[int, ...], *, dtype: torch.dtype, bias: bool = False, seed: int = 0, **options: Any
 ) -> tuple[list[Tensor], dict[str, Any]]:  # fmt: skip
     """Hidden states, a weight and maybe a bias that want a gradient, and the other options."""
-    rows, places, width = shape
+    rows, length, width = shape
     generator = torch.Generator().manual_seed(seed)
-    sizes = [(rows, places, D), (width, D), *([(width,)] if bias else [])]
+    sizes = [(rows, length, D), (width, D), *([(width,)] if bias else [])]
     made = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     return [x.to(dtype).requires_grad_() for x in made], options
 
@@ -180,9 +180,9 @@ def large(seed: int = 3) -> tuple[Any, EventIndex]:
     random = np.random.default_rng(seed)
     ids = [
         np.stack(
-            [np.repeat(np.arange(99), random.integers(1, 4, 99))[:places] for _ in range(rows)]
+            [np.repeat(np.arange(99), random.integers(1, 4, 99))[:length] for _ in range(rows)]
         )
-        for rows, places, _ in LARGE
+        for rows, length, _ in LARGE
     ]
     return alignment(*ids), event_index_of(LARGE[0][2], LARGE[1][2])
 
@@ -432,13 +432,13 @@ def test_error_for_nan_names_the_compared_side() -> None:
         [divmod(position, shape[1]) for position in side.positions[side.starts].tolist()]
         for side, shape in zip(both_tokens(chunks), LARGE, strict=True)
     )
-    row, place = next((0, n) for n in range(LARGE[0][1]) if (0, n) not in ours)
-    own[0][0][row, place] = torch.nan
+    row, position = next((0, n) for n in range(LARGE[0][1]) if (0, n) not in ours)
+    own[0][0][row, position] = torch.nan
     value = losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
     assert bool(torch.isfinite(value))
-    row, place = theirs[1]
-    own[1][0][row, place] = torch.nan
-    with pytest.raises(ValueError, match=rf"the teacher's .* are nan at \[{row}, {place}, 0\]"):
+    row, position = theirs[1]
+    own[1][0][row, position] = torch.nan
+    with pytest.raises(ValueError, match=rf"the teacher's .* are nan at \[{row}, {position}, 0\]"):
         losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
 
 
@@ -476,9 +476,9 @@ def test_bad_heads(change: dict[str, Any], message: str) -> None:
 def test_bad_input() -> None:
     aligned, index = large()
     tensors, teacher = (head(shape, dtype=torch.float32)[0] for shape in LARGE)
-    for place, what in enumerate(("hidden states", "weight")):
+    for number, what in enumerate(("hidden states", "weight")):
         broken = [x.detach().clone() for x in tensors]
-        broken[place][0] = torch.nan
+        broken[number][0] = torch.nan
         with pytest.raises(ValueError, match=f"student's {what} are nan at"):
             losses.event_kl(HiddenLogits(*broken), HiddenLogits(*teacher), index, aligned)
         with pytest.raises(ValueError, match=f"student's {what} are nan at"):

@@ -107,15 +107,15 @@ def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
 
 
 def nemo_map(indices: Any, weights: Any, width: int) -> ProjectionMap:
-    rows, places = np.nonzero(indices >= 0)
+    rows, columns = np.nonzero(indices >= 0)
     strict = (weights.max(1) == 1) & (indices[:, 1] == -1)
     return replace(
         GOOD,
         student=replace(GOOD.student, vocab_size=len(indices)),
         teacher=replace(GOOD.teacher, vocab_size=width),
         student_ids=rows.astype(np.int32),
-        teacher_ids=indices[rows, places].astype(np.int32),
-        weights=weights[rows, places],
+        teacher_ids=indices[rows, columns].astype(np.int32),
+        weights=weights[rows, columns],
         row_kind=np.where(strict, RowKind.EXACT, RowKind.MIXED).astype(np.uint8),
         top_k=indices.shape[1],
     )
@@ -306,15 +306,15 @@ def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bo
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-@pytest.mark.parametrize(("side", "place"), [("student", (0, 2, 3)), ("teacher", (1, 0, 9))])
-def test_error_names_nan_logits(name: str, wrong: float, side: str, place: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("side", "index"), [("student", (0, 2, 3)), ("teacher", (1, 0, 9))])
+def test_error_names_nan_logits(name: str, wrong: float, side: str, index: tuple[int, ...]) -> None:
     sides = {
         side: of.detach().clone() for side, of in zip(("student", "teacher"), logits(), strict=True)
     }
-    sides[side][place] = wrong
+    sides[side][index] = wrong
     if name == "same" and side == "teacher":  # whose one position is all, and the first is in none
-        place = (1, 1, 9)
-    message = re.escape(f"the {side}'s logits are {wrong} at {[*place]}")
+        index = (1, 1, 9)
+    message = re.escape(f"the {side}'s logits are {wrong} at {[*index]}")
     with pytest.raises(ValueError, match=message):
         some_loss(name, sides["student"].requires_grad_(), sides["teacher"])
 

@@ -127,7 +127,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
         ids, mask = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(2))
         labels = torch.full_like(ids, -100)
         logits = torch.full((len(rows), width, pair.shape[0]), 1e4, dtype=torch.float64)
-        places = []
+        positions = []
         for number, (row, values_of_row) in enumerate(zip(rows, own, strict=True)):
             begin = width - len(row) if left else 0
             here = slice(begin, begin + len(row))
@@ -135,7 +135,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
             labels[number, here] = torch.tensor(row)
             labels[number, begin : begin + prompt] = -100
             logits[number, here] = values_of_row
-            places.append(here)
+            positions.append(here)
         logits[mask == 0, 5] = -1e4
         logits.requires_grad_()
         batch = prepare(collate.from_student_ids(ids, mask, labels))
@@ -148,7 +148,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
         assert not gradient[mask == 0].any()
         counts.append(loss.count(batch, side))
         values.append(float(value.detach()))
-        gradients.append(torch.cat([gradient[n, at] for n, at in enumerate(places)]))
+        gradients.append(torch.cat([gradient[n, at] for n, at in enumerate(positions)]))
     assert counts[0] == counts[1] > 5
     assert values[0] == pytest.approx(values[1], rel=1e-12)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-15)

@@ -30,10 +30,10 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
     ids, mask = torch.zeros((2, 2, width), dtype=torch.int64)
     labels = torch.full_like(ids, -100)
     for row, (of_row, start) in enumerate(zip(rows, prompts, strict=True)):
-        place = width - len(of_row) if side == "left" else 0
-        ids[row, place : place + len(of_row)] = torch.tensor(of_row)
-        mask[row, place : place + len(of_row)] = 1
-        labels[row, place + start : place + len(of_row)] = torch.tensor(of_row[start:])
+        offset = width - len(of_row) if side == "left" else 0
+        ids[row, offset : offset + len(of_row)] = torch.tensor(of_row)
+        mask[row, offset : offset + len(of_row)] = 1
+        labels[row, offset + start : offset + len(of_row)] = torch.tensor(of_row[start:])
     batch = prepare(DistillationCollator(digits, digits).from_student_ids(ids, mask, labels))
     [teacher] = batch["teachers"]
     model = tiny_model(len(digits.table), seed=0, sharp=0.5).eval()

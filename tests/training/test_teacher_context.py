@@ -91,7 +91,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
 
 
 @pytest.mark.parametrize("name", ["student_text", "student_messages"])
-def test_teacher_fields_outside_their_place_are_noted(
+def test_teacher_fields_that_are_not_used_are_noted(
     digits: Tokenizer, byte_level: Tokenizer, name: str
 ) -> None:
     """What `project` reads of a row, a collator does not."""
@@ -207,11 +207,11 @@ def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> No
     with torch.no_grad():
         logits = run(model, side).logits[0]
         alone = model(input_ids=torch.tensor([ids])).logits[0]
-    places = [t for t, number in enumerate(chunk[1:]) if number >= 0]
+    positions = [t for t, number in enumerate(chunk[1:]) if number >= 0]
     shifted = side["shifted"].teacher_chunk_id[0]
     kept = np.flatnonzero(side["attention_mask"][0])
-    assert np.flatnonzero(shifted >= 0).tolist() == [int(kept[t]) for t in places]
-    torch.testing.assert_close(logits[kept[places]], alone[places])
+    assert np.flatnonzero(shifted >= 0).tolist() == [int(kept[t]) for t in positions]
+    torch.testing.assert_close(logits[kept[positions]], alone[positions])
 
 
 @quietly
@@ -257,10 +257,10 @@ def test_rows_of_the_student(
     row, size = [*prompt, *answer], len(prompt) + len(answer) + 3
     ids, mask, labels = (torch.full((2, size), fill) for fill in (0, 0, -100))
     for n, length in enumerate((len(row), len(row) - 2)):
-        place = slice(size - length, size) if padding == "left" else slice(length)
-        ids[n, place] = torch.tensor(row[:length])
-        mask[n, place], labels[n, place] = 1, ids[n, place]
-        labels[n, place][: len(prompt)] = -100
+        span = slice(size - length, size) if padding == "left" else slice(length)
+        ids[n, span] = torch.tensor(row[:length])
+        mask[n, span], labels[n, span] = 1, ids[n, span]
+        labels[n, span][: len(prompt)] = -100
     collator = DistillationCollator(digits, [teacher, teacher])
     plain = collator.from_student_ids(ids, mask, labels)
     batch = collator.from_student_ids(

@@ -78,7 +78,7 @@ def test_a_tokenizer_with_itself_is_mostly_the_identity(byte_level: Tokenizer) -
 
 
 vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_size=1).map(
-    lambda tokens: {token.encode(): place for place, token in enumerate(tokens)}
+    lambda tokens: {token.encode(): index for index, token in enumerate(tokens)}
 )
 
 
@@ -137,7 +137,7 @@ def test_each_text_is_encoded_once_even_if_a_side_changes_all(
 
 
 def test_a_long_token_needs_memory_for_its_bytes_only(tmp_path: Path) -> None:
-    """In texts of tokens by rank it would stand in every tenth place; each prefix is no key."""
+    """In texts of tokens by rank it would stand in every tenth position; each prefix is no key."""
     words = [f" {a}{b}".encode() for a in "abcdefghijkl" for b in "aeiou"]
     sides = []
     for name, first in (("long", [b" " + b"ab" * 150_000]), ("short", [])):

@@ -116,11 +116,11 @@ TOKENS = st.lists(st.text("ab ", min_size=1, max_size=6).map(str.encode), max_si
 def test_cosines_of_spelling_match_the_definition(
     rows: list[bytes], columns: list[bytes], k: int, most_columns: int
 ) -> None:
-    values, places = most_similar(rows, columns, k, silent, most_columns)
+    values, indices = most_similar(rows, columns, k, silent, most_columns)
     expected = naive.spelling_cosines(rows, columns, most_columns)
     for row, cosines in enumerate(expected):
         best = sorted(cosines.items(), key=lambda item: (-round(item[1], 12), item[0]))[:k]
-        assert [int(p) for p in places[row] if p >= 0] == [place for place, _ in best]
+        assert [int(p) for p in indices[row] if p >= 0] == [index for index, _ in best]
         np.testing.assert_allclose(values[row, : len(best)], [c for _, c in best], rtol=1e-12)
         assert not values[row, len(best) :].any()
 
@@ -153,7 +153,7 @@ def test_weights_by_spelling(tiny: Pair) -> None:
         best = sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:3]
         powers = np.array([c ** (round(80 * best[0][1]) / 8) for _, c in best])
         ids, weights = projection.row(row)
-        assert ids.tolist() == [place for place, _ in best]
+        assert ids.tolist() == [index for index, _ in best]
         np.testing.assert_allclose(weights, powers / powers.sum(), rtol=1e-6)
 
 

@@ -313,13 +313,13 @@ BAD: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    apply, place = BAD[name]
+    apply, where = BAD[name]
     bad = json.loads(json.dumps(rows))
     apply(bad)
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
     message = refused(path, byte_level, byte_level).message
-    assert message.startswith(f"{path}, {place}: ")
-    assert ("shifted" in message) == (place == "row 0")
+    assert message.startswith(f"{path}, {where}: ")
+    assert ("shifted" in message) == (where == "row 0")
 
 
 def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_a_cache_without_realized_logprob_loses_targets(
     ids = byte_level.segment(TEXTS[0].encode())
     row: Row = {"id": "a", **predicted(byte_level, ids)}
     owns: list[float | None] = [None] * len(ids)
-    outside = range(1, len(ids), 2)  # places of tokens that are not candidates
+    outside = range(1, len(ids), 2)  # positions of tokens that are not candidates
     for i in outside:
         at = row["topk_ids"][i].index(ids[i])
         del row["topk_ids"][i][at]
@@ -498,7 +498,7 @@ def test_lines_of_vllm_and_sglang_have_masks(
 def test_distillkit_labels_are_shifted_back(
     byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    """Its trainer wants labels a place earlier; a chain of teachers takes them back."""
+    """Its trainer wants labels one position earlier; a chain of teachers takes them back."""
     row = predicted(byte_level, byte_level.encode_batch(["the keeper lit lamps"])[0])
     row["loss_mask"] = [i in (2, 3, 5) for i in range(len(row["input_ids"]))]
     path = teachers.write_neutral(tmp_path / "a.parquet", [row])

@@ -57,7 +57,7 @@ def translator(back: Pair, back_map: Path) -> Translator:
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Return each place in a JSON value: what holds it, and its key."""
+    """Return each item in a JSON value: what holds it, and its key."""
     for key in value if isinstance(value, dict) else range(len(value)):
         yield value, key
         if isinstance(value[key], dict | list):
@@ -338,8 +338,8 @@ from xtok.errors import XtokError
 from xtok.teachers.formats.caches import open_cache, read_cache
 path = Path(sys.argv[1])
 data = path.read_bytes()
-for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
-    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+for offset in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+    path.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
     try:
         cache = open_cache(path)
         list(list(read_cache(cache, shard)) for shard in cache.shards)
