@@ -28,7 +28,8 @@ from safetensors.torch import save
 import xtok
 from xtok.errors import MapFileError, XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.file import MAX_HEADER, to_nemo, to_safetensors
+from xtok.maps.file import to_nemo, to_safetensors
+from xtok.maps.packing import MAX_HEADER
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType

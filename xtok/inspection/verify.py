@@ -11,7 +11,7 @@ import numpy as np
 from xtok.errors import MALFORMED
 from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
-from xtok.maps import file as mapfile
+from xtok.maps import packing
 from xtok.maps.map_arguments import (
     MAP_CLASSES,
     AnyMap,
@@ -73,9 +73,9 @@ def verify(
             widths = student_vocab_size, teacher_vocab_size
             m = read_map(projection, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
-            header = mapfile.parse_header(parts[1])
-            cls = MAP_CLASSES[mapfile.kind_of(header)]
-            m, digests = mapfile.assemble(cls, parts[0], header)
+            header = packing.parse_header(parts[1])
+            cls = MAP_CLASSES[packing.kind_of(header)]
+            m, digests = packing.assemble(cls, parts[0], header)
         checks = tuple(_checks(m, digests, tokenizers))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
@@ -167,7 +167,7 @@ def _digest(table: TokenTable, written: str | None) -> Result:
 def _tensors(m: AnyMap, written: str | None) -> Result:
     if written is None:
         return "skipped", "written by an earlier version, without a digest"
-    if (digest := mapfile.tensors_sha256(m)) == written:
+    if (digest := packing.tensors_sha256(m)) == written:
         return "ok", f"tensors_sha256 is {digest[:16]}…"
     return "failed", f"tensors_sha256 is {written!s:.16}…, but the tensors have {digest[:16]}…"
 

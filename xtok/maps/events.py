@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.maps.file import Header, StoredMap
+from xtok.maps.file import StoredMap
 from xtok.maps.opening import Tensors, require_valid
+from xtok.maps.packing import Header
 from xtok.maps.records import require
 from xtok.tokenizers.table import SIDES
 

@@ -12,6 +12,7 @@ from xtok.config import MapKind
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
+from xtok.maps.packing import M
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
@@ -152,7 +153,7 @@ def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     return of_pair.vocab_size
 
 
-def _bound(pair: Pair, any_map: mapfile.M, name: str) -> mapfile.M:
+def _bound(pair: Pair, any_map: M, name: str) -> M:
     for side in SIDES:
         of_map: Vocabulary = getattr(any_map, side)
         of_pair: Vocabulary = getattr(pair, side)

@@ -23,8 +23,9 @@ from xtok.maps.edges import (
     row_starts,
     slot_entries,
 )
-from xtok.maps.file import FileContents, Header, StoredMap, to_nemo, unpack
+from xtok.maps.file import FileContents, StoredMap, to_nemo
 from xtok.maps.opening import Tensors, require_valid
+from xtok.maps.packing import Header, unpack
 from xtok.maps.records import InvariantError, Recipe, history_step, require
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps import nemo_tables
-from xtok.maps.file import StoredMap, check_reverse, pack
+from xtok.maps.file import StoredMap, check_reverse
+from xtok.maps.packing import pack
 from xtok.maps.records import require
 from xtok.tokenizers.pairs import require_table
 from xtok.tokenizers.table import SIDES, Ids, TokenTable, TokenType
