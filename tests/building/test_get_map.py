@@ -483,3 +483,9 @@ def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:
     line = "events", "bytes", "bytes", "--for", "csd", "-o", "s.pt", "--skip-existing"
     assert cli(*line).stdout == cli(*line).stdout == "s.pt\ns.reverse.pt\n"
     assert "s.pt exists, and is replaced" in cli(*line).stderr
+
+
+def test_unknown_options_are_errors() -> None:
+    options: Any = {"rebuilt": True}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rebuilt'"):
+        xtok.get_map("bytes", "bytes", **options)

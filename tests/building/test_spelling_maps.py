@@ -207,7 +207,7 @@ def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
     assert sha256(m) == sha256(xtok.spellings(xtok.load_pair(byte_level, digits)))
     assert isinstance(xtok.events(byte_level, digits), EventMap)
     with pytest.raises(ValueError, match="loss is 'kl'"):
-        xtok.get_map(byte_level, digits, for_loss="kl")  # type: ignore[arg-type]
+        xtok.get_map(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
 
 
 # What commands say of them

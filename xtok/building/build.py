@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -122,14 +122,54 @@ def _config_of(config: BuildConfig | None, loss: BuildLoss | None) -> BuildConfi
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
-class BuildOptions(TypedDict, total=False):
-    """Options that `get_map` passes to `build`, `events` or `spellings`."""
+class FileOptions(TypedDict, total=False):
+    """Options of `get_map` for maps of any kind."""
 
-    for_loss: BuildLoss | EventLoss | None
+    path: str | PathLike[str] | None
+    rebuild: bool
+    strict: bool
+    timeout: float
+    note: Note
+    progress: Progress
+
+
+class GetOptions(FileOptions, total=False):
+    """Options of `get_map` for projection maps."""
+
     texts: Paths
     field: str
     initial: MapLike | None
-    progress: Progress
+
+
+@overload
+def get_map(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    config: BuildConfig | None = None,
+    *,
+    for_loss: BuildLoss | None = None,
+    **options: Unpack[GetOptions],
+) -> ProjectionMap: ...
+
+
+@overload
+def get_map(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    *,
+    for_loss: Literal["event-kl"],
+    **options: Unpack[FileOptions],
+) -> EventMap: ...
+
+
+@overload
+def get_map(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    *,
+    for_loss: Literal["csd"],
+    **options: Unpack[FileOptions],
+) -> SpellingMap: ...
 
 
 def get_map(
@@ -142,8 +182,8 @@ def get_map(
     strict: bool = False,
     timeout: float = WAIT,
     note: Note = silent_note,
-    **options: Unpack[BuildOptions],
-) -> Any:
+    **options: Any,
+) -> AnyMap:
     """Load the map that `build` would make if the file contains it, otherwise build and save it.
 
     Any number of processes on all hosts that share the folder may call this at the same time: one
@@ -164,7 +204,7 @@ def get_map(
     Returns:
         an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`.
     """
-    request = _request(student_model, teacher_model, config, options)
+    request = _request(student_model, teacher_model, config, **options)
     target = request.cache_path() if path is None else Path(path)
     if rebuild:
         return _saved(request.make(), target, strict)
@@ -212,11 +252,14 @@ def _request(
     student_model: ModelLike | Pair,
     teacher_model: ModelLike | None,
     config: BuildConfig | None,
-    options: BuildOptions,
+    *,
+    for_loss: BuildLoss | EventLoss | None = None,
+    texts: Paths = (),
+    field: str = "text",
+    initial: MapLike | None = None,
+    progress: Progress = silent,
 ) -> _Request:
-    loss, texts = with_hyphens(options.get("for_loss")), options.get("texts", ())
-    initial, field = options.get("initial"), options.get("field", "text")
-    progress = options.get("progress", silent)
+    loss = with_hyphens(for_loss)
     if loss in get_args(EventLoss):
         if config is not None or texts or initial is not None:
             raise ValueError(f"{loss} takes no config, texts or initial map")

@@ -76,9 +76,7 @@ def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionM
         note(text)
 
     try:
-        kept: ProjectionMap = get_map(
-            pair.reversed, config=BACK_MAP, progress=progress, note=record
-        )
+        kept = get_map(pair.reversed, config=BACK_MAP, progress=progress, note=record)
     except OutputError as error:
         note(f"the map from the teacher to the student is not kept: {error}")
         return build(pair.reversed, config=BACK_MAP, progress=progress)
