@@ -1,0 +1,398 @@
+"""Loads tokenizers: a name, a path or a loaded object; the files determine the kind."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xtok._lib.parsing import parse_json
+from xtok.errors import TokenizerError
+from xtok.tokenizers._backend import Backend, no_panic
+from xtok.tokenizers._bytes import BytesBackend, NullBackend
+from xtok.tokenizers._folder import NAMES, add_configs
+from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._sentencepiece import SentencePieceBackend
+from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_tekken
+from xtok.tokenizers._tiktoken import RankBackend, is_rank_file, load_ranks
+from xtok.tokenizers._tokenizer import Tokenizer
+from xtok.tokenizers.hf_folder import hint_without_fast, load_folder, load_json, runs_code
+from xtok.tokenizers.hub import ModelFiles
+from xtok.tokenizers.pairs import Pair
+
+ModelLike = str | PathLike[str] | Tokenizer
+"""A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
+
+
+_FILES = ("tekken", "tiktoken", "spm")
+_BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
+_PREFIXES = ("hf", *_FILES, *_BUILT_IN)
+
+
+def load_tokenizer(
+    model: Any,
+    *,
+    vocab_size: int | None = None,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Tokenizer:
+    """Load a tokenizer; the files determine the backend.
+
+    >>> xtok.load_tokenizer("bytes", vocab_size=300)
+    Tokenizer('bytes', bytes, 300 ids)
+
+    Args:
+        model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
+            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. The contents determine
+            the kind of a file; a prefix overrides it: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
+            `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` sets the split pattern of a
+            tiktoken file. Or a loaded fast Hugging Face tokenizer; a `Tokenizer` is returned
+            unchanged.
+        vocab_size: width of the model's logits; default: the width in the model's config, else the
+            tokenizer's largest id + 1.
+        offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
+        trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
+            report its use.
+
+    Raises:
+        TokenizerError: if the tokenizer is missing, unreadable, or not exact in bytes.
+    """
+    if isinstance(model, Tokenizer):
+        known = model.vocabulary
+        if vocab_size not in (None, known.vocab_size):
+            raise TokenizerError(
+                f"{known.model_id} is already loaded with {known.vocab_size} ids",
+                hint="set the width when you load the tokenizer",
+                parameter="vocab_size",
+            )
+        return model
+    if not isinstance(model, str | PathLike):
+        return from_transformers(model, vocab_size=vocab_size)
+    name = _parsed(model)
+    with no_panic(os.fspath(model)):
+        backend, files, location = _loaded(name, offline, trust_remote_code)
+        if name.suffix is not None and name.path.exists() and backend.name != "tiktoken":
+            raise TokenizerError(
+                f"{name.location} does not support @{name.suffix}",
+                hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
+            )
+        given = os.fspath(model)
+        return Tokenizer(backend, _id_of(name), files, location, given, vocab_size=vocab_size)
+
+
+def _loaded(
+    name: _Name, offline: bool, trust_remote_code: bool
+) -> tuple[Backend, ModelFiles | None, str | Path | None]:
+    """Return the backend, the folder or repo if it has one, and `Tokenizer.location`."""
+    kind, location, suffix, path = name
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind](location), None, None
+    if kind in _FILES or (kind is None and path.is_file() and not name.is_json):
+        return _from_file(path, kind, suffix), None, path
+    pattern: str | None = None
+    if path.exists():
+        files, pattern = ModelFiles(path.parent if name.is_json else path, offline=offline), suffix
+    elif _is_path(location, sure=kind == "hf"):
+        raise _not_found(location)
+    else:
+        files = ModelFiles(location, revision=suffix, offline=offline)
+    if name.is_json and runs_code(files) and not trust_remote_code:
+        return load_json(path), files, files.model
+    return _from_folder(files, pattern, trust_remote_code), files, files.model
+
+
+_TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
+_CONFIG = "tokenizer_config.json"
+_WORD_FILES = ("merges.txt", "vocab.txt")  # GPT-2 and BERT
+
+
+def load_pair(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    *,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Return two models as a `Pair`, which caches every fact about the two.
+
+    >>> xtok.load_pair("bytes", "bytes").shape
+    (256, 256)
+
+    Args:
+        student_model: the model of the rows, as in `load_tokenizer`; a pair is returned unchanged.
+        teacher_model: the model of the columns.
+        offline: as in `load_tokenizer`.
+        trust_remote_code: as in `load_tokenizer`.
+
+    Raises:
+        TokenizerError: if a tokenizer is missing, unreadable, or not exact in bytes.
+        TypeError: for one model alone, or a pair and a model.
+    """
+    if isinstance(student_model, Pair) and teacher_model is None:
+        return student_model
+    if isinstance(student_model, Pair) or teacher_model is None:
+        raise TypeError("give two models, student first, or the pair of both")
+    options = {"offline": offline, "trust_remote_code": trust_remote_code}
+    student = teacher = load_tokenizer(student_model, **options)
+    if teacher_model != student_model:
+        teacher = load_tokenizer(teacher_model, **options)
+    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
+
+
+class _Name(NamedTuple):
+    """Parts of a model's name: `KIND:LOCATION@SUFFIX`."""
+
+    kind: str | None
+    location: str
+    suffix: str | None  # a repo's revision, or the split pattern of a file
+    path: Path  # of the location; it may not exist
+
+    @property
+    def is_json(self) -> bool:
+        return self.path.name == _TOKENIZER_JSON and self.path.is_file()
+
+
+def _parsed(model: str | PathLike[str]) -> _Name:
+    kind, location = _split_prefix(os.fspath(model))
+    if kind in _BUILT_IN:
+        return _Name(kind, location, None, Path(location))
+    if not location:
+        raise TokenizerError(
+            "the model's name is empty", hint="give a repo id, a folder, or a file"
+        )
+    cuts = ((location[: m.start()], location[m.end() :]) for m in re.finditer("(?!^)@", location))
+    ways: list[tuple[str, str | None]] = [(location, None), *cuts]
+    for place, suffix in ways:
+        with suppress(TokenizerError):  # a pattern may be too long for a path
+            if (path := _path(place)).exists():
+                return _Name(kind, place, suffix, path)
+    place, suffix = ways[:2][-1]  # a repo has its revision after the first @
+    if _is_path(place, sure=True):
+        place, suffix = ways[0]
+    return _Name(kind, place, suffix, _path(place))
+
+
+def model_id(model: str | PathLike[str]) -> str:
+    """Return the name of a model in maps: a repo id, or the last component of a path.
+
+    >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
+    ('Qwen/Qwen3-8B', 'usr')
+    """
+    return _id_of(_parsed(model))
+
+
+def _id_of(name: _Name) -> str:
+    model = name.location
+    if name.kind in _BUILT_IN:
+        return f"{name.kind}:{model}".rstrip(":")
+    if name.path.exists():
+        whole = Path(os.path.abspath(name.path))
+        model = (whole.parent if name.is_json else whole).name or model
+    # A file name may contain any bytes; maps need UTF-8.
+    return os.fsencode(model).decode("utf-8", "backslashreplace")
+
+
+def absolute(model: str) -> str:
+    """Make the path in a model's name absolute; other names are returned unchanged."""
+    kind, _, suffix, path = _parsed(model)
+    if kind in _BUILT_IN or not path.exists():
+        return model
+    prefix = f"{kind}:" if kind else ""
+    return f"{prefix}{os.path.abspath(path)}{'' if suffix is None else f'@{suffix}'}"
+
+
+def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
+    """Wrap a loaded fast Hugging Face tokenizer without changing it.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerFast`.
+        vocab_size: width of the model's logits; default: the width in the config of its folder,
+            else the largest id + 1.
+
+    Raises:
+        TokenizerError: if it is a slow tokenizer, or its tokens are not byte strings.
+    """
+    name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"{name} has type {type(tokenizer).__name__}, expected a fast Hugging Face tokenizer",
+            hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
+        )
+    backend, path = HuggingFaceBackend(tokenizer, name), Path(name)
+    return Tokenizer(backend, path.name or name, ModelFiles(path), vocab_size=vocab_size)
+
+
+def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
+    if not path.is_file():
+        raise _not_found(str(path))
+    of_contents = _kind(_head(path))
+    if kind is None and of_contents == "tekken" and not is_tekken(path):
+        return load_json(path)
+    kind = kind or of_contents
+    return SentencePieceBackend.from_file(path) if kind == "spm" else _ranks(path, kind, pattern)
+
+
+def _kind(head: bytes) -> str:
+    """Return the kind of a tokenizer file with these first 4 kB."""
+    if head.lstrip().startswith(b"{"):
+        return "tekken"
+    return "tiktoken" if is_rank_file(head) or is_megatron(head) else "spm"
+
+
+def _ranks(path: Path, kind: str, pattern: str | None) -> RankBackend:
+    if kind == "tekken":
+        return load_tekken(path)
+    return (load_megatron if is_megatron(_head(path)) else load_ranks)(path, pattern)
+
+
+def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
+    """Read tiktoken and tekken files directly, all others like AutoTokenizer."""
+    path = files.first((_TOKENIZER_JSON, *NAMES, *_WORD_FILES))
+    if path is None:
+        raise _nothing_in(files)
+    if path.name != _TOKENIZER_JSON and not any(map(files.find, ("config.json", _CONFIG))):
+        _check_without_config(path, files)
+    is_loose = path.name not in (_TOKENIZER_JSON, *_WORD_FILES)
+    head = _head(path)
+    kind = "tekken" if path.suffix == ".json" else _kind(head)
+    if is_loose and kind != "spm":
+        ranks = _ranks(path, kind, pattern)
+        add_configs(ranks, files)
+        ranks.other = "AutoTokenizer", partial(load_folder, files, path)
+        return ranks
+    read = load_folder(files, path, trust_remote_code=trust_remote_code)
+    if path.name != _TOKENIZER_JSON:
+        _check_read(read, files)
+    return read
+
+
+def _nothing_in(files: ModelFiles) -> TokenizerError:
+    if isinstance(files.model, Path) and files.model.is_file():
+        _head(files.model)
+    files.find(_TOKENIZER_JSON, required=True)
+    return TokenizerError(
+        f"{files} has no tokenizer.json, so it has no fast tokenizer",
+        hint=hint_without_fast(files)
+        or "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        "give the path of the .model or .tiktoken file",
+    )
+
+
+def _check_read(backend: Backend, files: ModelFiles) -> None:
+    """Check that AutoTokenizer used the vocabulary file of the folder."""
+    path = files.first((*NAMES, "vocab.json", "vocab.txt"))
+    if path is None:
+        return
+    listed = _displays(path)
+    known = {entry.display for entry in backend.entries()}
+    missing = [name for name in listed if name not in known]
+    if 2 * len(missing) > len(listed):
+        raise TokenizerError(
+            f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
+            f"{len(listed):,} tokens are missing",
+            hint="set tokenizer_class in its tokenizer_config.json"
+            + f", or give the file: {path}" * (path.suffix == ".model"),
+        )
+
+
+def _displays(path: Path) -> list[bytes]:
+    if path.suffix == ".json":
+        return [name.encode() for name in parse_json(path.read_bytes())]
+    if path.suffix == ".txt":
+        return path.read_bytes().splitlines()
+    return [entry.display for entry in SentencePieceBackend.from_file(path).entries()]
+
+
+def _check_without_config(path: Path, files: ModelFiles) -> None:
+    """Refuse a vocabulary of words, and a folder with several tokenizer files."""
+    if path.name in _WORD_FILES:
+        raise TokenizerError(
+            f"{files} has {path.name}, but no config.json that names the tokenizer's class",
+            hint="download the model's config.json or tokenizer_config.json into it",
+        )
+    folder = files.model
+    if not isinstance(folder, Path):
+        return
+    names = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
+    if len(names) > 1:
+        raise TokenizerError(
+            f"{files} has several tokenizers, but no config.json: {', '.join(names)}",
+            hint=f"give the path of a single file, such as {path}",
+        )
+
+
+def _head(path: Path) -> bytes:
+    """Return the first 4 kB of a file; refuse empty files, Git LFS pointers and GGUF."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if not head:
+        raise TokenizerError(f"{path} is empty", hint="download the file again")
+    if head.startswith(b"version https://git-lfs"):
+        raise TokenizerError(
+            f"{path} is a Git LFS pointer, and the file itself is missing",
+            hint="run git lfs pull in its repository",
+        )
+    if head.startswith(b"GGUF"):
+        raise TokenizerError(
+            f"{path} is a .gguf file, which is unsupported",
+            hint="give the repo or folder of the original model",
+        )
+    return head
+
+
+def _split_prefix(model: str) -> tuple[str | None, str]:
+    kind, colon, location = model.partition(":")
+    if location.startswith("//"):
+        repo = "/".join(location[2:].split("/")[1:3]) or "Qwen/Qwen3-8B"
+        raise TokenizerError(
+            f"URLs are not supported: {model}", hint=f"give the repo id, such as {repo}"
+        )
+    if colon and kind in _PREFIXES:
+        return kind, location
+    if not re.fullmatch(r"[A-Za-z][\w-]+", kind) or _path(model).exists():
+        return None, model
+    if colon:
+        raise TokenizerError(
+            f"{kind}: is not a tokenizer prefix",
+            hint=f"the prefixes are {':, '.join(_PREFIXES)}:; for a file name "
+            f"with a colon, give ./{model}",
+        )
+    return (kind, "") if kind in _BUILT_IN else (None, model)
+
+
+def _path(location: str) -> Path:
+    try:
+        path = Path(location).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        raise TokenizerError(
+            f"{location[:80]} cannot be opened: {getattr(error, 'strerror', None) or error}",
+            hint="check the path and its permissions",
+        ) from error
+    return path
+
+
+def _is_path(location: str, *, sure: bool = False) -> bool:
+    """Whether a name is a path: an invalid repo id, or its first folder exists (unless `sure`)."""
+    first, slash, _ = location.partition("/")
+    return (
+        not _REPO_ID.fullmatch(location)
+        or location.endswith((".model", ".tiktoken", ".json", ".gguf"))
+        or (not sure and bool(slash) and _path(first).exists())
+    )
+
+
+# `name` or `owner/name`, like utils/_validators.py of huggingface_hub.
+_REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
+
+
+def _not_found(location: str) -> TokenizerError:
+    hint = "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
+    if _REPO_ID.fullmatch(location):
+        hint = f"check the path; for a repo on the hub, give hf:{location}"
+    return TokenizerError(f"no such file or folder: {location}", hint=hint)
