@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xtok._lib.parsing import parse_json
 from xtok.errors import TokenizerError
@@ -23,15 +21,22 @@ from xtok.tokenizers._tiktoken import RankBackend, is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Tokenizer
 from xtok.tokenizers.hf_folder import hint_without_fast, load_folder, load_json, runs_code
 from xtok.tokenizers.hub import ModelFiles
+from xtok.tokenizers.model_names import (
+    FILE_KINDS,
+    TOKENIZER_JSON,
+    ModelName,
+    is_path,
+    not_found,
+    parse_name,
+)
 from xtok.tokenizers.pairs import Pair
 
 ModelLike = str | PathLike[str] | Tokenizer
 """A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
 
 
-_FILES = ("tekken", "tiktoken", "spm")
+# One for each of `model_names.BUILT_IN`.
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
-_PREFIXES = ("hf", *_FILES, *_BUILT_IN)
 
 
 def load_tokenizer(
@@ -73,7 +78,7 @@ def load_tokenizer(
         return model
     if not isinstance(model, str | PathLike):
         return from_transformers(model, vocab_size=vocab_size)
-    name = _parsed(model)
+    name = parse_name(model)
     with no_panic(os.fspath(model)):
         backend, files, location = _loaded(name, offline, trust_remote_code)
         if name.suffix is not None and name.path.exists() and backend.name != "tiktoken":
@@ -82,23 +87,23 @@ def load_tokenizer(
                 hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
             )
         given = os.fspath(model)
-        return Tokenizer(backend, _id_of(name), files, location, given, vocab_size=vocab_size)
+        return Tokenizer(backend, name.model_id, files, location, given, vocab_size=vocab_size)
 
 
 def _loaded(
-    name: _Name, offline: bool, trust_remote_code: bool
+    name: ModelName, offline: bool, trust_remote_code: bool
 ) -> tuple[Backend, ModelFiles | None, str | Path | None]:
     """Return the backend, the folder or repo if it has one, and `Tokenizer.location`."""
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
         return _BUILT_IN[kind](location), None, None
-    if kind in _FILES or (kind is None and path.is_file() and not name.is_json):
+    if kind in FILE_KINDS or (kind is None and path.is_file() and not name.is_json):
         return _from_file(path, kind, suffix), None, path
     pattern: str | None = None
     if path.exists():
         files, pattern = ModelFiles(path.parent if name.is_json else path, offline=offline), suffix
-    elif _is_path(location, sure=kind == "hf"):
-        raise _not_found(location)
+    elif is_path(location, sure=kind == "hf"):
+        raise not_found(location)
     else:
         files = ModelFiles(location, revision=suffix, offline=offline)
     if name.is_json and runs_code(files) and not trust_remote_code:
@@ -106,7 +111,6 @@ def _loaded(
     return _from_folder(files, pattern, trust_remote_code), files, files.model
 
 
-_TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
 _CONFIG = "tokenizer_config.json"
 _WORD_FILES = ("merges.txt", "vocab.txt")  # GPT-2 and BERT
 
@@ -144,68 +148,6 @@ def load_pair(
     return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
-class _Name(NamedTuple):
-    """Parts of a model's name: `KIND:LOCATION@SUFFIX`."""
-
-    kind: str | None
-    location: str
-    suffix: str | None  # a repo's revision, or the split pattern of a file
-    path: Path  # of the location; it may not exist
-
-    @property
-    def is_json(self) -> bool:
-        return self.path.name == _TOKENIZER_JSON and self.path.is_file()
-
-
-def _parsed(model: str | PathLike[str]) -> _Name:
-    kind, location = _split_prefix(os.fspath(model))
-    if kind in _BUILT_IN:
-        return _Name(kind, location, None, Path(location))
-    if not location:
-        raise TokenizerError(
-            "the model's name is empty", hint="give a repo id, a folder, or a file"
-        )
-    cuts = ((location[: m.start()], location[m.end() :]) for m in re.finditer("(?!^)@", location))
-    ways: list[tuple[str, str | None]] = [(location, None), *cuts]
-    for place, suffix in ways:
-        with suppress(TokenizerError):  # a pattern may be too long for a path
-            if (path := _path(place)).exists():
-                return _Name(kind, place, suffix, path)
-    place, suffix = ways[:2][-1]  # a repo has its revision after the first @
-    if _is_path(place, sure=True):
-        place, suffix = ways[0]
-    return _Name(kind, place, suffix, _path(place))
-
-
-def model_id(model: str | PathLike[str]) -> str:
-    """Return the name of a model in maps: a repo id, or the last component of a path.
-
-    >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
-    ('Qwen/Qwen3-8B', 'usr')
-    """
-    return _id_of(_parsed(model))
-
-
-def _id_of(name: _Name) -> str:
-    model = name.location
-    if name.kind in _BUILT_IN:
-        return f"{name.kind}:{model}".rstrip(":")
-    if name.path.exists():
-        whole = Path(os.path.abspath(name.path))
-        model = (whole.parent if name.is_json else whole).name or model
-    # A file name may contain any bytes; maps need UTF-8.
-    return os.fsencode(model).decode("utf-8", "backslashreplace")
-
-
-def absolute(model: str) -> str:
-    """Make the path in a model's name absolute; other names are returned unchanged."""
-    kind, _, suffix, path = _parsed(model)
-    if kind in _BUILT_IN or not path.exists():
-        return model
-    prefix = f"{kind}:" if kind else ""
-    return f"{prefix}{os.path.abspath(path)}{'' if suffix is None else f'@{suffix}'}"
-
-
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
     """Wrap a loaded fast Hugging Face tokenizer without changing it.
 
@@ -229,12 +171,14 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 
 def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
-        raise _not_found(str(path))
-    of_contents = _kind(_head(path))
+        raise not_found(str(path))
+    head = _head(path)
+    of_contents = _kind(head)
     if kind is None and of_contents == "tekken" and not is_tekken(path):
         return load_json(path)
-    kind = kind or of_contents
-    return SentencePieceBackend.from_file(path) if kind == "spm" else _ranks(path, kind, pattern)
+    if kind == "spm" or (kind is None and of_contents == "spm"):
+        return SentencePieceBackend.from_file(path)
+    return _ranks(path, kind or of_contents, head, pattern)
 
 
 def _kind(head: bytes) -> str:
@@ -244,29 +188,29 @@ def _kind(head: bytes) -> str:
     return "tiktoken" if is_rank_file(head) or is_megatron(head) else "spm"
 
 
-def _ranks(path: Path, kind: str, pattern: str | None) -> RankBackend:
+def _ranks(path: Path, kind: str, head: bytes, pattern: str | None) -> RankBackend:
     if kind == "tekken":
         return load_tekken(path)
-    return (load_megatron if is_megatron(_head(path)) else load_ranks)(path, pattern)
+    return (load_megatron if is_megatron(head) else load_ranks)(path, pattern)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
     """Read tiktoken and tekken files directly, all others like AutoTokenizer."""
-    path = files.first((_TOKENIZER_JSON, *NAMES, *_WORD_FILES))
+    path = files.first((TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
-    if path.name != _TOKENIZER_JSON and not any(map(files.find, ("config.json", _CONFIG))):
+    if path.name != TOKENIZER_JSON and not any(map(files.find, ("config.json", _CONFIG))):
         _check_without_config(path, files)
-    is_loose = path.name not in (_TOKENIZER_JSON, *_WORD_FILES)
+    is_loose = path.name not in (TOKENIZER_JSON, *_WORD_FILES)
     head = _head(path)
     kind = "tekken" if path.suffix == ".json" else _kind(head)
     if is_loose and kind != "spm":
-        ranks = _ranks(path, kind, pattern)
+        ranks = _ranks(path, kind, head, pattern)
         add_configs(ranks, files)
         ranks.other = "AutoTokenizer", partial(load_folder, files, path)
         return ranks
     read = load_folder(files, path, trust_remote_code=trust_remote_code)
-    if path.name != _TOKENIZER_JSON:
+    if path.name != TOKENIZER_JSON:
         _check_read(read, files)
     return read
 
@@ -274,7 +218,7 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
 def _nothing_in(files: ModelFiles) -> TokenizerError:
     if isinstance(files.model, Path) and files.model.is_file():
         _head(files.model)
-    files.find(_TOKENIZER_JSON, required=True)
+    files.find(TOKENIZER_JSON, required=True)
     return TokenizerError(
         f"{files} has no tokenizer.json, so it has no fast tokenizer",
         hint=hint_without_fast(files)
@@ -289,8 +233,8 @@ def _check_read(backend: Backend, files: ModelFiles) -> None:
     if path is None:
         return
     listed = _displays(path)
-    known = {entry.display for entry in backend.entries()}
-    missing = [name for name in listed if name not in known]
+    loaded = {entry.display for entry in backend.entries()}
+    missing = [name for name in listed if name not in loaded]
     if 2 * len(missing) > len(listed):
         raise TokenizerError(
             f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
@@ -343,56 +287,3 @@ def _head(path: Path) -> bytes:
             hint="give the repo or folder of the original model",
         )
     return head
-
-
-def _split_prefix(model: str) -> tuple[str | None, str]:
-    kind, colon, location = model.partition(":")
-    if location.startswith("//"):
-        repo = "/".join(location[2:].split("/")[1:3]) or "Qwen/Qwen3-8B"
-        raise TokenizerError(
-            f"URLs are not supported: {model}", hint=f"give the repo id, such as {repo}"
-        )
-    if colon and kind in _PREFIXES:
-        return kind, location
-    if not re.fullmatch(r"[A-Za-z][\w-]+", kind) or _path(model).exists():
-        return None, model
-    if colon:
-        raise TokenizerError(
-            f"{kind}: is not a tokenizer prefix",
-            hint=f"the prefixes are {':, '.join(_PREFIXES)}:; for a file name "
-            f"with a colon, give ./{model}",
-        )
-    return (kind, "") if kind in _BUILT_IN else (None, model)
-
-
-def _path(location: str) -> Path:
-    try:
-        path = Path(location).expanduser()
-        path.exists()
-    except (OSError, RuntimeError) as error:
-        raise TokenizerError(
-            f"{location[:80]} cannot be opened: {getattr(error, 'strerror', None) or error}",
-            hint="check the path and its permissions",
-        ) from error
-    return path
-
-
-def _is_path(location: str, *, sure: bool = False) -> bool:
-    """Whether a name is a path: an invalid repo id, or its first folder exists (unless `sure`)."""
-    first, slash, _ = location.partition("/")
-    return (
-        not _REPO_ID.fullmatch(location)
-        or location.endswith((".model", ".tiktoken", ".json", ".gguf"))
-        or (not sure and bool(slash) and _path(first).exists())
-    )
-
-
-# `name` or `owner/name`, like utils/_validators.py of huggingface_hub.
-_REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
-
-
-def _not_found(location: str) -> TokenizerError:
-    hint = "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
-    if _REPO_ID.fullmatch(location):
-        hint = f"check the path; for a repo on the hub, give hf:{location}"
-    return TokenizerError(f"no such file or folder: {location}", hint=hint)
