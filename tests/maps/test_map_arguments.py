@@ -65,6 +65,6 @@ def test_error_for_swapped_sides(
 def test_maps_without_tokens_accept_those_of_another_map(map_to_digits: xtok.ProjectionMap) -> None:
     m = map_to_digits
     bare = replace(m, teacher=replace(m.teacher, table=None))
-    maps, pair, names = bind_maps([bare, m])
+    maps, pair, names = bind_maps([bare, m], xtok.ProjectionMap.of)
     assert (pair.teacher, names) == (m.teacher, ["map 1", "map 2"])
     assert maps[0].teacher.table is m.teacher.table

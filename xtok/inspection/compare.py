@@ -72,7 +72,7 @@ def compare(
         XtokError: if the maps belong to different pairs, or a text cannot be read.
         ValueError: for texts without the student's tokenizer.
     """
-    [first, second], pair, _ = bind_maps([a, b], pair, names)
+    [first, second], pair, _ = bind_maps([a, b], ProjectionMap.of, pair, names)
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
 
 

@@ -51,7 +51,7 @@ from xtok.inspection.measures import (
 )
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps, read_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed
@@ -103,7 +103,7 @@ def evaluate(
             or contains spellings, or event maps are mixed with other maps or ranked for a loss.
         ValueError: for no map, or a wrong number of names.
     """
-    loaded, pair, names = bind_maps(maps, pair, names, any_kind=True)
+    loaded, pair, names = bind_maps(maps, read_map, pair, names)
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "spelling maps cannot be measured on text",

@@ -122,7 +122,7 @@ def examine(
     """
     if texts and (pair is None or pair.teacher_tokenizer is None):
         raise ValueError("text needs a pair with its tokenizers")
-    loaded, pair, names = bind_maps(maps, pair, names)
+    loaded, pair, names = bind_maps(maps, ProjectionMap.of, pair, names)
     named = dict(zip(distinct_names(names), loaded, strict=True))
     evaluation = text = None
     if texts:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 from xtok.config import MapKind
 from xtok.errors import XtokError
@@ -71,28 +71,15 @@ def bind_map(
     return _bound(pair, any_map, name), pair
 
 
-@overload
-def bind_maps(
-    sources: MapLike | Sequence[MapLike], pair: Pair | None = None, names: Sequence[str] = ()
-) -> tuple[list[ProjectionMap], Pair, list[str]]: ...
-
-
-@overload
 def bind_maps(
     sources: AnyMapLike | Sequence[AnyMapLike],
+    read: Callable[[Any], M],
     pair: Pair | None = None,
     names: Sequence[str] = (),
-    *,
-    any_kind: Literal[True],
-) -> tuple[list[AnyMap], Pair, list[str]]: ...
-
-
-def bind_maps(
-    sources: Any, pair: Pair | None = None, names: Sequence[str] = (), *, any_kind: bool = False
-) -> tuple[list[Any], Pair, list[str]]:
+) -> tuple[list[M], Pair, list[str]]:
     """Load one or several maps of one pair, check them as `bind_map` does, and name them.
 
-    Default names are paths, or `map 1` and so on. `any_kind` accepts event and spelling maps.
+    Default names are paths, or `map 1` and so on. `read` is `read_map`, or `of` of a map's class.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
@@ -104,12 +91,14 @@ def bind_maps(
         os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
         for number, source in enumerate(sources, 1)
     ]
-    maps = [read_map(source) if any_kind else ProjectionMap.of(source) for source in sources]
+    maps = [read(source) for source in sources]
     pair = _pair_of(pair, maps)
     return [_bound(pair, m, name) for m, name in zip(maps, names, strict=True)], pair, names
 
 
-def _pair_of(pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[AnyMap]) -> Pair:
+def _pair_of(
+    pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[mapfile.StoredMap]
+) -> Pair:
     if isinstance(pair, Pair):
         return _at_map_widths(pair, maps[0])
     sides: dict[str, Any] = {}
@@ -123,7 +112,7 @@ def _pair_of(pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[AnyMap]
     return _at_map_widths(Pair(**sides), maps[0]) if pair else Pair(**sides)
 
 
-def _at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
+def _at_map_widths(pair: Pair, any_map: mapfile.StoredMap) -> Pair:
     changed: dict[str, Any] = {}
     for side in SIDES:
         of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
