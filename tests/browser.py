@@ -141,8 +141,8 @@ class Browser:
         path.write_bytes(base64.b64decode(pdf["data"]))
 
     def _pages(self) -> list[str]:
-        found = self._send("Target.getTargets", session=None)["targetInfos"]
-        return [target["targetId"] for target in found if target["type"] == "page"]
+        targets = self._send("Target.getTargets", session=None)["targetInfos"]
+        return [target["targetId"] for target in targets if target["type"] == "page"]
 
     def _send(self, method: str, session: str | None = "", **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -179,4 +179,4 @@ class Browser:
         elif event["method"] == "Runtime.exceptionThrown":
             self.messages.append(about["exceptionDetails"]["text"])
         elif event["method"] == "Runtime.consoleAPICalled":
-            self.messages.append(str([one.get("value") for one in about["args"]]))
+            self.messages.append(str([argument.get("value") for argument in about["args"]]))

@@ -96,9 +96,16 @@ Errors = Mapping[str, Sequence[tuple[Cause, str]]]
 """The causes and messages of each hint."""
 
 
-def cases(errors: Errors) -> list[tuple[Cause, str, str]]:
-    """Return the cause, message and hint of each error."""
-    return [(cause, message, hint) for hint in errors for cause, message in errors[hint]]
+def messages_test(errors: Errors) -> Callable[[Cause, str, str], None]:
+    """Return the test of the message and the hint of each error."""
+    cases = [(cause, message, hint) for hint in errors for cause, message in errors[hint]]
+
+    @pytest.mark.usefixtures("empty_folder")
+    @pytest.mark.parametrize(("cause", "message", "hint"), cases)
+    def test(cause: Cause, message: str, hint: str) -> None:
+        check_error(cause, message, hint)
+
+    return test
 
 
 def check_error(cause: Cause, message: str, hint: str) -> None:
@@ -108,8 +115,8 @@ def check_error(cause: Cause, message: str, hint: str) -> None:
     """
     with pytest.raises(XtokError) as caught:
         cause()
-    for found, expected in ((caught.value.message, message), (caught.value.hint, hint)):
-        found = found.replace(f"{Path.cwd()}/", "").replace(str(Path("small").readlink()), "small")
-        is_equal = found.startswith(expected[:-1]) if expected.endswith("…") else found == expected
-        assert is_equal, found
-        assert "\n" not in found
+    for text, expected in ((caught.value.message, message), (caught.value.hint, hint)):
+        shown = text.replace(f"{Path.cwd()}/", "").replace(str(Path("small").readlink()), "small")
+        is_equal = shown.startswith(expected[:-1]) if expected.endswith("…") else shown == expected
+        assert is_equal, shown
+        assert "\n" not in shown

@@ -128,8 +128,8 @@ TINY = ProjectionMap(
 def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
     """The file of `TINY` with other tensors, or metadata: `student__vocab_size=3`."""
 
-    def change(found: dict[str, Any], fields: dict[str, Any]) -> None:
-        found.update(tensors or {})
+    def change(header: dict[str, Any], fields: dict[str, Any]) -> None:
+        header.update(tensors or {})
         for path, value in metadata.items():
             target, *rest = path.split("__")
             inner = fields

@@ -125,5 +125,5 @@ def spelled(tokenizer: Tokenizer, data: bytes) -> list[bytes]:
 
 
 def token(tokenizer: Tokenizer, data: bytes) -> int:
-    [found] = tokenizer.segment(data)
-    return found
+    [token_id] = tokenizer.segment(data)
+    return token_id

@@ -62,12 +62,12 @@ def common_boundaries(
     """The chunks of two spellings of the same bytes: positions of the tokens between two ends."""
     ends: list[dict[int, int]] = []
     for tokens in (student, teacher):
-        total, found = 0, {}
+        total, next_position = 0, {}
         for position, token in enumerate(tokens):
             total += len(token)
             if token:
-                found[total] = position + 1
-        ends.append(found)
+                next_position[total] = position + 1
+        ends.append(next_position)
     chunks = []
     s_from = t_from = 0
     for boundary in sorted(ends[0].keys() & ends[1].keys()):
@@ -179,20 +179,20 @@ def prefix_credit(
     text, total = b"".join(teacher), float(np.float32(sum(own)))
 
     def goes_on(size: int) -> float:
-        found, path, begin = 0.0, 1.0, 0
+        share, path, begin = 0.0, 1.0, 0
         for token, row, logprob in zip(teacher, rows, own, strict=True):
             if begin >= size:
                 break
             prefix, candidates = text[begin:size], row | {token: math.exp(logprob)}
-            found += path * sum(p for c, p in candidates.items() if c.startswith(prefix))
+            share += path * sum(p for c, p in candidates.items() if c.startswith(prefix))
             rest = max(0.0, 1 - sum(candidates.values()))
             others = [c for c in vocabulary if c not in candidates]
             if others:
                 fits = sum(c.startswith(prefix) for c in others)
-                found += path * rest * fits / len(others)
+                share += path * rest * fits / len(others)
             path *= math.exp(logprob)
             begin += len(token)
-        return found
+        return share
 
     logs, size = [0.0], 0
     for token in student[:-1]:

@@ -68,7 +68,7 @@ def p_kl(
 ) -> Tensor:
     student, teacher = student[..., : matrix.shape[0]], teacher[..., : matrix.shape[1]]
     columns = teacher.amax((0, 1)).topk(top_k or matrix.shape[1]).indices
-    found = []
+    losses = []
     for row, chunk in valid.nonzero().tolist():
         ours, theirs = (members(side, row, chunk) for side in ids)
         if not ours or not theirs:
@@ -78,8 +78,8 @@ def p_kl(
         share = mean / (mean.sum() + EPSILON)
         within = torch.log_softmax(teacher[row, theirs][:, columns] / temperature, -1)
         target = within.sum(0) / (len(theirs) + EPSILON)
-        found.append(divergence((share + EPSILON).log(), target, reverse=reverse))
-    return mean_over_chunks(found, temperature)
+        losses.append(divergence((share + EPSILON).log(), target, reverse=reverse))
+    return mean_over_chunks(losses, temperature)
 
 
 def gold(
@@ -93,7 +93,7 @@ def gold(
     temperature: float = 1.0,
     reverse: bool = False,
 ) -> Tensor:
-    found = []
+    losses = []
     for row, chunk in valid.nonzero().tolist():
         ours, theirs = (members(side, row, chunk) for side in ids)
         if not ours or not theirs:
@@ -109,20 +109,20 @@ def gold(
             side.exp().sort(descending=True).values[:length]
             for side in (log_s[rest_s], log_r[rest_t])
         ]
-        found.append(loss + (falling[0] - falling[1]).abs().sum())
-    return mean_over_chunks(found, temperature)
+        losses.append(loss + (falling[0] - falling[1]).abs().sum())
+    return mean_over_chunks(losses, temperature)
 
 
 def chunks_from_their_start(
     ids: tuple[Tensor, Tensor], valid: Tensor
 ) -> list[tuple[int, list[int], list[int]]]:
     """The row and both sides' positions of each chunk whose first token is predicted."""
-    found = []
+    chunks = []
     for row, chunk in valid.nonzero().tolist():
         ours, theirs = (members(side, row, chunk) for side in ids)
         if ours and theirs and (chunk or (ours[0] > 0 and theirs[0] > 0)):
-            found.append((row, ours, theirs))
-    return found
+            chunks.append((row, ours, theirs))
+    return chunks
 
 
 def path(logits: Tensor, targets: Tensor, row: int, positions: list[int], t: float = 1) -> Tensor:
@@ -143,7 +143,7 @@ def alm(
     temperature: float = 1.0,
     reverse: bool = False,
 ) -> Tensor:
-    found = []
+    losses = []
     for row, ours, theirs in chunks_from_their_start(ids, valid):
         x, y = (
             (path(logits, of, row, positions) / temperature - 1e-6).exp()
@@ -153,8 +153,8 @@ def alm(
         )
         if reverse:
             x, y = y, x
-        found.append(y * (y / x).log() + (1 - y) * ((1 - y) / (1 - x)).log())
-    return torch.stack(found).mean() * temperature
+        losses.append(y * (y / x).log() + (1 - y) * ((1 - y) / (1 - x)).log())
+    return torch.stack(losses).mean() * temperature
 
 
 Spelled = list[list[int]]
@@ -163,11 +163,11 @@ Spelled = list[list[int]]
 
 def completions(of: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
     """The tokens that are spelled by a prefix and a piece, and their pieces, the lowest token."""
-    found: dict[int, int] = {}
+    token_of_piece: dict[int, int] = {}
     for token, pieces in enumerate(of):
         if len(pieces) == len(prefix) + 1 and pieces[:-1] == prefix:
-            found.setdefault(pieces[-1], token)
-    return [(token, piece) for piece, token in found.items()]
+            token_of_piece.setdefault(pieces[-1], token)
+    return [(token, piece) for piece, token in token_of_piece.items()]
 
 
 def with_rest(events: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def csd(
         x[..., : len(of)] for x, of in zip((student, teacher), spelled, strict=True)
     )
     shared = completions(spelled[0], [])
-    found = []
+    losses = []
 
     def compare(u: list[int], v: list[int], indices: tuple[int, int, int], paths: Any) -> Tensor:
         row, i, j = indices
@@ -224,7 +224,7 @@ def csd(
         )
         last, first = (row, ours[-1], theirs[-1]), (row, ours[0], theirs[0])
         if len(own) == len(other) == 1:
-            found.append(compare(*split(shared), last, (nothing, nothing)))
+            losses.append(compare(*split(shared), last, (nothing, nothing)))
             continue
         events = [(own[-1], other[-1])]
         if len(own) == 1:
@@ -242,8 +242,8 @@ def csd(
             taken = [u for u, _ in events]
             left = [(u, v) for u, v in shared if u != own[0] and v != other[0] and u not in taken]
             loss = loss + alpha * compare(*split(left), first, (nothing, nothing))
-        found.append(beta * loss)
-    return mean_over_chunks(found, temperature)
+        losses.append(beta * loss)
+    return mean_over_chunks(losses, temperature)
 
 
 def split(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -94,11 +94,11 @@ def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None
 
 def rows_of_topk(predictions: TopK) -> list[dict[int, float]]:
     """Each row's candidates and their probabilities."""
-    found = []
+    rows = []
     for a, b in pairwise(predictions.starts):
         p = np.exp(predictions.logprobs[a:b].astype(np.float64))
-        found.append(dict(zip(predictions.ids[a:b].tolist(), p.tolist(), strict=True)))
-    return found
+        rows.append(dict(zip(predictions.ids[a:b].tolist(), p.tolist(), strict=True)))
+    return rows
 
 
 class Projection:
@@ -125,7 +125,7 @@ class Projection:
         fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
         if not sum(fits.values()):
             return None
-        self.found: dict[int | None, float] = defaultdict(float)  # None: nobody knows
+        self.mass: dict[int | None, float] = defaultdict(float)  # None: nobody knows
         for c, p in fits.items():
             left = self.tokens[c][inside:]
             if c == realized and self.tokens[c]:
@@ -135,13 +135,13 @@ class Projection:
             elif left:
                 self.settle(left, p, self.token_of(left))
             else:
-                self.found[None] += p
+                self.mass[None] += p
         # Other tokens of the teacher's share evenly what is not known.
         others = {c for c, token in enumerate(self.tokens) if token} - {*row}
         alike = sum(self.tokens[c].startswith(so_far) for c in others)
         share = alike / max(1, len(others)) if inside else 1.0
-        total = sum(self.found.values()) + share * (1 - sum(row.values())) if inside else 1.0
-        return {s: p / total for s, p in self.found.items() if p and s is not None}
+        total = sum(self.mass.values()) + share * (1 - sum(row.values())) if inside else 1.0
+        return {s: p / total for s, p in self.mass.items() if p and s is not None}
 
     def along(self, text: bytes, position: int, p: float, token: int | None = None) -> None:
         """The text goes on with the prediction at the next position, while a token may grow."""
@@ -165,7 +165,7 @@ class Projection:
         if token is not None and self.back.get(token):
             self.spread(token, p)
         else:
-            self.found[first] += p
+            self.mass[first] += p
 
     def first(self, text: bytes) -> tuple[int, bool]:
         """The student's first token of a text behind what the realized token has before it.
@@ -185,8 +185,8 @@ class Projection:
     def spread(self, token: int, p: float) -> None:
         row = self.back.get(token, {})
         for s, w in row.items():
-            self.found[s] += p * w
-        self.found[None] += p * (1 - sum(row.values()))
+            self.mass[s] += p * w
+        self.mass[None] += p * (1 - sum(row.values()))
 
 
 class Bigrams:
@@ -199,7 +199,7 @@ class Bigrams:
         self, last: int, spell: Callable[[bytes], list[int]], longest: int, text: bytes = b""
     ) -> dict[int, float]:
         """The student's first token of a text and all that may follow `last`, and how likely."""
-        found: dict[int, float] = defaultdict(float)
+        shares: dict[int, float] = defaultdict(float)
         if len(text) >= longest:
             return {spell(text)[0]: 1.0}
         for c, p in self.rows[last].items():
@@ -207,5 +207,5 @@ class Bigrams:
             if c != END:
                 after = self.begins(c, spell, longest, text + self.tokens[c])
             for s, q in after.items():
-                found[s] += p * q
-        return found
+                shares[s] += p * q
+        return shares

@@ -20,10 +20,10 @@ from xtok import load_tokenizer
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     assert benchmark.main([*arguments, "--repeat=1", "--json"]) == 0
-    *found, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    *results, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert last["case"] == arguments[0]
     assert last["peak MiB of the process"] > 10
-    return found
+    return results
 
 
 def test_the_list_names_every_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,22 +39,22 @@ def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: unknown: bild (choose from commands, align, project," in capsys.readouterr().err
 
 
-def test_several_cases_are_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_case_runs_in_its_own_process(capfd: pytest.CaptureFixture[str]) -> None:
     """A case that fails (`chunks` needs a corpus) does not end the others."""
     assert benchmark.main(["chunks", "p-kl", "--size=0.002", "--repeat=1", "--json"]) == 1
-    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [row["case"] for row in found if "case" in row] == ["p-kl"]
+    results = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["case"] for row in results if "case" in row] == ["p-kl"]
 
 
 def test_commands_on_a_map(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = rows(capsys, "commands", "--size=0.001", "--only=sort-cut")
-    assert list(found) == [
+    (result,) = rows(capsys, "commands", "--size=0.001", "--only=sort-cut")
+    assert list(result) == [
         "command", "beside", "xtok s", "peer s", "ratio", "turns", "limit", "MiB",
         "above the peer's",
     ]  # fmt: skip
-    assert found["command"] == "xtok sort-cut map:wide"
-    assert found["beside"] == "bare read map:wide copy.safetensors"
-    assert found["ratio"] == found["xtok s"] / found["peer s"]
+    assert result["command"] == "xtok sort-cut map:wide"
+    assert result["beside"] == "bare read map:wide copy.safetensors"
+    assert result["ratio"] == result["xtok s"] / result["peer s"]
 
 
 def test_every_line_names_files_that_can_be_written() -> None:
@@ -65,11 +65,11 @@ def test_every_line_names_files_that_can_be_written() -> None:
 
 
 def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = rows(capsys, "p-kl", "--size=0.002")
-    assert found["map"].startswith("synthetic, ")
-    assert found["k"] == 16
-    assert found["× gradient and map"] >= 0  # a peak: what a process holds already may be enough
-    assert found["ratio"] > 0
+    (result,) = rows(capsys, "p-kl", "--size=0.002")
+    assert result["map"].startswith("synthetic, ")
+    assert result["k"] == 16
+    assert result["× gradient and map"] >= 0  # a peak: what a process holds already may be enough
+    assert result["ratio"] > 0
 
 
 def test_steps_of_two_models(
@@ -79,9 +79,9 @@ def test_steps_of_two_models(
         source = small / ("small-byte-level", "small-hf")[number]
         save_model(tmp_path / name, load_tokenizer(str(source)), source, seed=number, sharp=0.5)
     monkeypatch.setattr(hidden, "path_of", lambda name: tmp_path / name)
-    found = rows(capsys, "steps", "--size=0.1")
-    assert [row["tokens"].split(" and ")[0] for row in found] == ["4 × 25", "8 × 51"]
-    assert all(row["ratio"] > 0 for row in found)
+    results = rows(capsys, "steps", "--size=0.1")
+    assert [row["tokens"].split(" and ")[0] for row in results] == ["4 × 25", "8 × 51"]
+    assert all(row["ratio"] > 0 for row in results)
 
 
 @pytest.mark.real
@@ -112,12 +112,12 @@ def test_the_cost_of_projecting(
     constants = {"PAIRS": (("mistral-v3", "qwen"),), "CANDIDATES": (16, 64), "CHARACTERS": 300}
     for name, value in constants.items():
         monkeypatch.setattr(storing, name, value)
-    found = rows(capsys, "projecting-cost", "--size=0.02")
-    assert [row["K"] for row in found] == [16, 64]
-    for less, more in pairwise(found):
+    results = rows(capsys, "projecting-cost", "--size=0.02")
+    assert [row["K"] for row in results] == [16, 64]
+    for less, more in pairwise(results):
         for size in ("neutral, GB", "distillkit, GB", "vllm, GB"):
             assert 0 < less[size] < more[size]
-    assert {"unseen, core-hours", "seen, core-hours"} <= found[0].keys()
+    assert {"unseen, core-hours", "seen, core-hours"} <= results[0].keys()
 
 
 @pytest.mark.real
@@ -137,15 +137,15 @@ def test_projecting_beside_a_model(
         monkeypatch.setattr(projecting, name, value)
     arguments = ["projecting", f"--corpus={tmp_path}", f"--work={tmp_path / 'work'}"]
     arguments += [f"--teacher={tmp_path / 'teacher'}"]
-    found = rows(capsys, *arguments)
+    results = rows(capsys, *arguments)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").iterdir()}
     assert len(kept) == 3
-    assert [(row["K"], row["text"]) for row in found if row["where"] == "shared"] == [
+    assert [(row["K"], row["text"]) for row in results if row["where"] == "shared"] == [
         (16, "all"), (16, "de"), (1024, "all"), (1024, "de"),
     ]  # fmt: skip
-    for row in found:
+    for row in results:
         assert row["path"] > row["limit"] > 0
         assert 0 <= row["top, path"] <= row["top, limit"] <= 1
-    assert found[2]["path"] < found[0]["path"]  # more candidates
-    assert rows(capsys, *arguments) == found
+    assert results[2]["path"] < results[0]["path"]  # more candidates
+    assert rows(capsys, *arguments) == results
     assert {path: path.stat().st_mtime_ns for path in kept} == kept

@@ -19,14 +19,14 @@ CALL = re.compile(r"\bxtok(?:\.\w+)+\(")
 
 def calls(text: str) -> list[str]:
     """Return the calls in a text, up to their closing bracket."""
-    found = []
+    named_calls = []
     for match in CALL.finditer(text):
         depth, end = 1, match.end()
         while depth and end < len(text):
             depth += {"(": 1, ")": -1}.get(text[end], 0)
             end += 1
-        found.append(" ".join(text[match.start() : end].split()))
-    return found
+        named_calls.append(" ".join(text[match.start() : end].split()))
+    return named_calls
 
 
 def strings(path: Path) -> list[str]:
@@ -44,15 +44,15 @@ def strings(path: Path) -> list[str]:
 
 def named() -> list[tuple[str, str]]:
     """Return the calls that the package's strings and the documents' spans of code name."""
-    found = []
+    named_calls = []
     for path in sorted((ROOT / "xtok").rglob("*.py")):
-        found += [(path.name, one) for text in strings(path) for one in calls(text)]
+        named_calls += [(path.name, call) for text in strings(path) for call in calls(text)]
     documents = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     for path in sorted(documents):
         prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
         spans = re.findall(r"`([^`]+)`", prose)
-        found += [(path.name, one) for span in spans for one in calls(span)]
-    return sorted(set(found))
+        named_calls += [(path.name, call) for span in spans for call in calls(span)]
+    return sorted(set(named_calls))
 
 
 @pytest.mark.parametrize(("where", "call"), named())

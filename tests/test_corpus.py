@@ -96,8 +96,8 @@ def test_a_package_becomes_two_files(
     (mirror / "pool").mkdir(parents=True)
     (mirror / "pool" / "de.deb").write_bytes(package)
     sha256 = hashlib.sha256(package).hexdigest()
-    one = make_corpus.Package("de", "pool/de.deb", "usr/share/man/de", sha256)
-    monkeypatch.setattr(make_corpus, "PACKAGES", (one,))
+    german = make_corpus.Package("de", "pool/de.deb", "usr/share/man/de", sha256)
+    monkeypatch.setattr(make_corpus, "PACKAGES", (german,))
     monkeypatch.setattr(make_corpus, "VALID", 1000)
     monkeypatch.setattr(make_corpus, "TRAIN", 3000)
     arguments = ["de", f"--output-dir={made}", f"--mirror=file://{mirror}"]

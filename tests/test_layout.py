@@ -183,8 +183,8 @@ def test_install_hints_work_from_a_clone() -> None:
     paths = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     paths += [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     wrong = re.compile(r"xtok\[[^]]*\](?! @ git\+)|pip3? install (-U )?xtok\b")
-    found = [path.name for path in paths if wrong.search(path.read_text(encoding="utf-8"))]
-    assert found == []
+    wrong_files = [path.name for path in paths if wrong.search(path.read_text(encoding="utf-8"))]
+    assert wrong_files == []
 
 
 def _files(names: Set[str], of: Mapping[str, Path]) -> Set[str]:
@@ -202,7 +202,7 @@ def imports(path: Path) -> set[str]:
 @cache
 def modules(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports, but for those for types only."""
-    found: set[str] = set()
+    names: set[str] = set()
     for_types = {
         inner
         for node in nodes(path)
@@ -211,8 +211,8 @@ def modules(path: Path) -> frozenset[str]:
     }
     for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
 
 
 def test_citation_and_workflow_are_current() -> None:

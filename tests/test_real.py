@@ -141,9 +141,9 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
         table = table_of(load_real(teacher))
         holding = [i for i, token in enumerate(table.tokens()) if replacement in token]
         rows = table_of(load_real(student)).tokens()
-        found = projection.student_ids[np.isin(projection.teacher_ids, holding)].tolist()
+        mapped = projection.student_ids[np.isin(projection.teacher_ids, holding)].tolist()
         # What may: the character's own bytes, or their beginning or end.
-        assert all(replacement in rows[s] or rows[s] in replacement for s in found if rows[s])
+        assert all(replacement in rows[s] or rows[s] in replacement for s in mapped if rows[s])
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -263,16 +263,16 @@ def test_chunks_of_real_tokenizers_end_at_every_common_boundary(
         t = load_real(teacher).segment(data)
         aligner = TokenAligner(xtok.load_pair(load_real(student), load_real(teacher)))
         expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
-        found = [
+        chunks = [
             (list(range(*p.student_tokens)), list(range(*p.teacher_tokens)))
             for p in aligner.pairs(s, t)
         ]
-        assert found == expected, teacher
+        assert chunks == expected, teacher
         assert all(p.is_correct for p in aligner.pairs(s, t))
 
 
 @pytest.mark.parametrize("teacher", ["llama3.tiktoken", "mistral-v3.model"])
-def test_a_real_normalizer_costs_only_what_it_changes(
+def test_a_real_normalizer_excludes_only_the_text_that_it_changes(
     load_real: Load, real: Callable[[str], str], teacher: str
 ) -> None:
     from tokenizers import Tokenizer as RustTokenizer

@@ -75,14 +75,14 @@ def test_it_has_every_command_under_the_name_that_links_use(site: Path) -> None:
 
 def test_its_search_finds_words_of_every_page(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
-    found = {entry["location"] for entry in index if "slot" in entry["text"]}
-    assert {"guides/glossary/#slot", "guides/file-format/"} <= found | {
-        location.partition("#")[0] for location in found
+    locations = {entry["location"] for entry in index if "slot" in entry["text"]}
+    assert {"guides/glossary/#slot", "guides/file-format/"} <= locations | {
+        location.partition("#")[0] for location in locations
     }
     assert any(entry["location"] == "reference/building/#xtok.build" for entry in index)
 
 
-def test_it_takes_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_no_external_files(site: Path) -> None:
     """No font, script, style or picture; links that a reader follows are no matter."""
     for page in site.rglob("*.html"):
         text = page.read_text()

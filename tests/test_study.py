@@ -75,9 +75,9 @@ def test_every_student_is_trained_once(
     options += ["2e-3", "--settings=scarce", f"--student={tmp_path / 'own-teacher'}"]
     study_with(monkeypatch, *options, f"--work={work}")
     table = capsys.readouterr().out
-    found = study.results(work)
+    results = study.results(work)
     runs = list(dict.fromkeys(study.plan(["scarce"], 1, (5e-3, 2e-3))))
-    assert sorted(run for run, _ in found) == sorted([*study.ITSELF_AFTER, study.ITS_OWN, *runs])
+    assert sorted(run for run, _ in results) == sorted([*study.ITSELF_AFTER, study.ITS_OWN, *runs])
     assert len(runs) == 6 + 3 + 1 + 3 + 3 + 3
     for row in (
         "topk-kl | path-64 | 1 | 1", "topk-kl | path-64 | 0.3 | 1", "gold | for-gold | 1 | 1",
@@ -85,7 +85,7 @@ def test_every_student_is_trained_once(
     ):  # fmt: skip
         assert table.count(f"\n| {row} | 1 |") == 1
     of, by_events = (
-        dict(found)[study.run_of("scarce", row, 0, 5e-3)] for row in (study.CE, study.EVENTS)
+        dict(results)[study.run_of("scarce", row, 0, 5e-3)] for row in (study.CE, study.EVENTS)
     )
     saved, read_bytes = 0.0, 0
     for group in (0, 2):  # the held-out texts, and those to choose by
@@ -95,11 +95,11 @@ def test_every_student_is_trained_once(
         line.split(" | ") for line in table.splitlines() if "| event-kl | bytes | 1 " in line
     ]
     assert shown[17] == f"{saved / read_bytes:.3f}"
-    study.report(found, "topk-kl", "map-64")
+    study.report(results, "topk-kl", "map-64")
     against = capsys.readouterr().out
     assert "| topk-kl | map-64 | 1 | 1 | 1 | " in against
     assert "| 0.000 | 0.000 to 0.000 |" in against
-    alone = dict(found)[runs[0]]
+    alone = dict(results)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
     [of_held] = study_data.rows_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
     held, before = of_held["text"], of_held["teacher_context"]
@@ -107,15 +107,15 @@ def test_every_student_is_trained_once(
     assert len(before) > 300
     assert (before + held)[-len(held) - 300 :] in document
     assert alone["bytes"][0] == [len(held.encode())]
-    asked = dict(found)[study.ITSELF]
+    asked = dict(results)[study.ITSELF]
     assert asked["bits"][0][0] == [pytest.approx(bits_alone(teacher, held), rel=1e-4)]
-    informed = dict(found)[study.ITSELF._replace(reads=300)]
+    informed = dict(results)[study.ITSELF._replace(reads=300)]
     assert informed["bits"][0][0] == [
         pytest.approx(bits_alone(teacher, held, before[-300:]), rel=1e-4)
     ]
     assert f"the teacher none: {asked['bits'][0][0][0] / len(held.encode()):.3f}, " in table
     # Untrained, the student is the teacher with its own tokenizer.
-    own = dict(found)[study.ITS_OWN]
+    own = dict(results)[study.ITS_OWN]
     assert own["bits"][0][0] == pytest.approx(alone["bits"][0][0])
     written = distill.read_texts([work / "scarce.0" / "written.jsonl"])
     read = distill.read_texts([work / "scarce.0" / "texts.jsonl"])
@@ -126,7 +126,7 @@ def test_every_student_is_trained_once(
     lines_before = (work / "results.jsonl").read_bytes()
     (work / "results.jsonl").write_bytes(lines_before[: lines_before.rindex(b"\n", 0, -1) + 1])
     study_with(monkeypatch, *options, f"--work={work}")
-    assert dict(study.results(work)).keys() == dict(found).keys()
+    assert dict(study.results(work)).keys() == dict(results).keys()
 
 
 def test_losses_are_compared_at_their_best_rates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,27 +186,27 @@ def test_a_pruned_student_is_healed(
     options += ["--settings=healing", f"--student={cut}", "--steps=2", f"--work={work}", "--save"]
     picture = tmp_path / "curves.svg"
     study_with(monkeypatch, *options, f"--plot={picture}")
-    found = dict(study.results(work))
+    results = dict(study.results(work))
     runs = set(study.plan(["healing"], 1, (5e-3,)))
     longest = max(runs, key=lambda run: run.length)
-    assert found[longest]["steps"][-1] == round(2 * 3.6)
-    assert all(0 <= line["words"][0] <= line["words"][1] for line in found.values())
-    assert found.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
+    assert results[longest]["steps"][-1] == round(2 * 3.6)
+    assert all(0 <= line["words"][0] <= line["words"][1] for line in results.values())
+    assert results.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
     kept = [study.run_of("healing", row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
     [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
     assert first.keys() == second.keys() == left.keys()
     assert not first["model.norm.weight"].equal(second["model.norm.weight"])
     curves = picture.read_text(encoding="utf-8")
     for row in (study.CE, *study.LONGER):
-        steps = found[study.run_of("healing", row, 0, 5e-3)]["steps"][-1]
+        steps = results[study.run_of("healing", row, 0, 5e-3)]["steps"][-1]
         assert f"<!-- {row.loss}, {steps} steps -->" in curves
-    assert found[kept[0]]["teacher_seconds"] == 0 < found[kept[1]]["teacher_seconds"]
+    assert results[kept[0]]["teacher_seconds"] == 0 < results[kept[1]]["teacher_seconds"]
     [own] = [
         line for line in capsys.readouterr().out.splitlines() if "| same-tokenizer | own |" in line
     ]
     assert own.split(" | ")[11] == "1.00 (1.00 to 1.00)"
     alone, without = (
-        study.totals(found[study.run_of("healing", row, 0, 5e-3)])
+        study.totals(results[study.run_of("healing", row, 0, 5e-3)])
         for row in (study.CE, study.EVENTS._replace(text=0.0))
     )
     assert alone[-1] < alone[0]
@@ -244,18 +244,18 @@ def test_chunks_of_whole_words_begin_with_a_space(models: list[str], back: Pair)
         study_data.Run("healing", "ce", "none", 1.0, 1.0, 0, 1e-3),
     )
     words = teacher.of_words(batch)["shifted"]
-    found = []
+    words_of_rows = []
     for row, ids in enumerate(batch["targets"]):
         chunks = words.student_chunk_id[row]
         valid = words.pair_valid[row].nonzero()[:, 0].tolist()
-        found.append([b"".join(back.tables[0][i] for i in ids[chunks == k].tolist())
+        words_of_rows.append([b"".join(back.tables[0][i] for i in ids[chunks == k].tolist())
                       for k in valid])  # fmt: skip
         same = side["shifted"]
         assert torch.equal(chunks >= 0, same.student_chunk_id[row] >= 0)
-    assert found == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
+    assert words_of_rows == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
 
 
-def test_strict_chunks_are_one_token_on_either_side(back: Pair) -> None:
+def test_strict_chunks_have_a_single_token_on_both_sides(back: Pair) -> None:
     collate = DistillationCollator(*back.tokenizers, bos=False)
     batch = prepare(collate(["The unbelievable Donaudampfschiff sinks 1234"]))
     [side] = batch["teachers"]
@@ -264,13 +264,13 @@ def test_strict_chunks_are_one_token_on_either_side(back: Pair) -> None:
         torch.bincount(ids[0][ids[0] >= 0], minlength=whole.pair_valid.shape[1])
         for ids in (whole.student_chunk_id, whole.teacher_chunk_id)
     ]
-    one = (sizes[0] == 1) & (sizes[1] == 1)
-    assert torch.equal(strict.pair_valid[0], whole.pair_valid[0] & one)
+    is_single = (sizes[0] == 1) & (sizes[1] == 1)
+    assert torch.equal(strict.pair_valid[0], whole.pair_valid[0] & is_single)
     assert 0 < strict.pair_valid.sum() < whole.pair_valid.sum()
 
 
 @pytest.mark.usefixtures("few_synthetic_texts")
-def test_on_policy_the_teacher_reads_what_the_student_writes(
+def test_on_policy_the_teacher_reads_the_text_of_the_student(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     student, teacher = (str(tmp_path / name) for name in ("own-teacher", "teacher"))
@@ -279,10 +279,10 @@ def test_on_policy_the_teacher_reads_what_the_student_writes(
     (tmp_path / "de.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": text}).encode()))
     monkeypatch.setattr(study_data, "READ", {"policy": 2})
     study_with(monkeypatch, *options, f"--work={tmp_path}")
-    found = dict(study.results(tmp_path))
+    results = dict(study.results(tmp_path))
     runs = [study.run_of("policy", row, 0, 5e-3) for row in (study.CE, study.EVENTS, *study.WRITES)]
-    assert found.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
-    ends = {tuple(found[run]["bits"][-1][0]) for run in runs}
+    assert results.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
+    ends = {tuple(results[run]["bits"][-1][0]) for run in runs}
     assert len(ends) == len(runs)
     args = argparse.Namespace(
         texts=tmp_path / "de.jsonl.gz", work=tmp_path, student=student, teacher=teacher,
@@ -353,7 +353,7 @@ def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Toke
     assert study.words_found(Model(words[2] - 1), [text], collate) == (2, 3)
 
 
-def test_the_other_direction_has_models_of_its_own(
+def test_the_other_direction_uses_other_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -387,7 +387,7 @@ def bits_alone(folder: str, text: str, before: str = "") -> float:
     return float(-logprobs[len(begin) :].sum()) / math.log(2)
 
 
-def test_the_candidates_of_a_batch_are_those_of_its_texts() -> None:
+def test_the_candidates_of_a_batch_belong_to_its_texts() -> None:
     rows = [
         {"top_ids": torch.tensor([[0, 0], [3, 4]]), "top_logprobs": torch.zeros(2, 2),
          "rest_logprob": torch.tensor([0.0, -1.0])},

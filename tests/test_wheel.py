@@ -63,7 +63,7 @@ def wheel(dist: Path) -> Path:
     return dist / f"xtok-{xtok.__version__}-py3-none-any.whl"
 
 
-def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     about = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"]
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -73,7 +73,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_sdist_has_what_the_wheel_is_built_from(dist: Path) -> None:
+def test_the_sdist_contains_the_sources_of_the_wheel(dist: Path) -> None:
     with tarfile.open(dist / f"xtok-{xtok.__version__}.tar.gz") as archive:
         files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
     made = {name for name in files if name.startswith("xtok.egg-info/")}

@@ -25,7 +25,7 @@ from xtok.errors import OutputError
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o600, 0o444, 0o755])
-def test_an_output_keeps_the_mode_of_the_file_that_was_there(mode: int, tmp_path: Path) -> None:
+def test_an_output_keeps_the_mode_of_the_replaced_file(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"before")
     path.chmod(mode)
@@ -140,7 +140,7 @@ def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache_folder() == tmp_path / "elsewhere"
 
 
-def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
+def test_threads_of_the_same_process_take_turns(tmp_path: Path) -> None:
     inside, most = [], []
 
     def ask() -> None:
@@ -157,7 +157,7 @@ def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failure_frees_the_lock_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_frees_the_lock_and_leaves_no_file(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "a" / "b"
     for _ in range(2):

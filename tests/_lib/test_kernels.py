@@ -57,8 +57,8 @@ aligner.python_tokens_left = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 given = aligner, [*b"bc"], [256], [-1.0]
 xtok.project_logprobs(*given, credit=xtok.PrefixCredit([[256]], [[-1.0]]))
-found = xtok.build(student, teacher, texts=sys.argv[3])
-xtok.evaluate(xtok.load_pair(student, teacher), found, sys.argv[3])
+projection = xtok.build(student, teacher, texts=sys.argv[3])
+xtok.evaluate(xtok.load_pair(student, teacher), projection, sys.argv[3])
 xtok.generate(xtok.load_pair(student, teacher), "spelling")
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
@@ -74,7 +74,9 @@ def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
 
 
 @pytest.mark.parametrize("mode", [None, 0o777])
-def test_kernels_are_kept_where_nothing_else_is_writable(tmp_path: Path, mode: int | None) -> None:
+def test_kernels_are_cached_in_a_temporary_folder_if_necessary(
+    tmp_path: Path, mode: int | None
+) -> None:
     """In a folder of this user alone: what is in it is run. One is made, and used again."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = tmp_path / f"xtok-kernels-{user}"

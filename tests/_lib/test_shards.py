@@ -25,7 +25,7 @@ from xtok.errors import XtokError
         ("a.ndjson.zst", "jsonl"), ("a.json", "json"), ("v1.parquet", "parquet"),
     ],
 )  # fmt: skip
-def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:
+def test_the_suffix_decides_the_format(name: str, expected: str) -> None:
     assert format_of(Path(name)) == expected
 
 
@@ -150,7 +150,7 @@ def test_batches_report_the_bytes_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert [len(batch.texts) for batch in batches] == [2] * 5
 
 
-def test_line_numbers_in_a_shard_are_those_of_the_file(
+def test_line_numbers_in_a_shard_are_counted_from_the_start_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_files, "SHARD_BYTES", 12)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from error_causes import Cause, Errors, bytes_pair, cases, check_error
+from error_causes import Errors, bytes_pair, messages_test
 
 import xtok
 
@@ -24,8 +23,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_alignment_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_alignment_errors = messages_test(ERRORS)

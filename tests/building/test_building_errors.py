@@ -12,19 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pytest
 import torch
-from error_causes import (
-    Cause,
-    Errors,
-    bytes_pair,
-    cases,
-    check_error,
-    file,
-    instead,
-    parquet,
-    there,
-)
+from error_causes import Errors, bytes_pair, file, instead, messages_test, parquet, there
 from make_maps import GOOD, TINY
 from numpy.typing import NDArray
 from safetensors.torch import save as safetensors
@@ -305,8 +294,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_building_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_building_errors = messages_test(ERRORS)

@@ -57,8 +57,8 @@ children = []
 for _ in range(count):
     child = os.fork()
     if not child:
-        found = stage.get_map(tokenizer, tokenizer, path=path, timeout=timeout, note=tell)
-        os._exit(0 if file.sha256(found) == expected else 9)
+        map_path = stage.get_map(tokenizer, tokenizer, path=path, timeout=timeout, note=tell)
+        os._exit(0 if file.sha256(map_path) == expected else 9)
     children.append(child)
 sys.stdin.read()
 codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from error_causes import Cause, Errors, cases, check_error
+from error_causes import Errors, messages_test
 
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -27,8 +26,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_loss_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_loss_errors = messages_test(ERRORS)

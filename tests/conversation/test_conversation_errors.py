@@ -6,19 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from error_causes import (
-    ANSWER,
-    ASK,
-    Cause,
-    Errors,
-    cases,
-    check_error,
-    file,
-    folder,
-    parquet,
-    small_one,
-)
+from error_causes import ANSWER, ASK, Errors, file, folder, messages_test, parquet, small_one
 
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
@@ -220,8 +208,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_conversation_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_conversation_errors = messages_test(ERRORS)

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from error_causes import (
-    Cause,
-    Errors,
-    bytes_pair,
-    cases,
-    check_error,
-    file,
-    of_bytes,
-    spellings,
-    to_pieces,
-)
+from error_causes import Errors, bytes_pair, file, messages_test, of_bytes, spellings, to_pieces
 from make_maps import GOOD, TINY
 
 import xtok
@@ -62,8 +51,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_inspection_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_inspection_errors = messages_test(ERRORS)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from error_causes import Cause, Errors, cases, check_error, file, read_map, spellings, there
+from error_causes import Errors, file, messages_test, read_map, spellings, there
 from make_maps import FOREIGN, TINY, edited, pt_bytes
 from safetensors.torch import save as safetensors
 
@@ -268,8 +267,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_map_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_map_errors = messages_test(ERRORS)

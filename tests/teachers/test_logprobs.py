@@ -344,8 +344,8 @@ def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
     script = (
         "import sys, xtok\n"
         "aligner = xtok.TokenAligner(xtok.load_pair('bytes', 'bytes'))\n"
-        "found = xtok.project_logprobs(aligner, [97], [97], [-1.0])\n"
-        "assert found.logprobs.tolist() == [-1.0]\n"
+        "projected = xtok.project_logprobs(aligner, [97], [97], [-1.0])\n"
+        "assert projected.logprobs.tolist() == [-1.0]\n"
         "assert 'torch' not in sys.modules\n"
     )
     run_python(script, cwd=tmp_path, check=True, timeout=300)

@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pytest
 from error_causes import (
     ASK,
-    Cause,
     Errors,
     bytes_pair,
-    cases,
-    check_error,
     file,
     instead,
+    messages_test,
     parquet,
     there,
     to_pieces,
@@ -415,8 +412,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_teacher_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_teacher_errors = messages_test(ERRORS)

@@ -187,12 +187,12 @@ barrier, results = context.Barrier(16), context.Queue()
 processes = [context.Process(target=load, args=(barrier, results)) for _ in range(16)]
 for process in processes:
     process.start()
-found = [results.get(timeout=200) for _ in processes]
+loaded = [results.get(timeout=200) for _ in processes]
 for process in processes:
     process.join()
 assert not any(process.exitcode for process in processes)
-for one in found:
-    print(*one)
+for values in loaded:
+    print(*values)
 """
 
 

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-from error_causes import Cause, Errors, cases, check_error, file, folder, small_one, there
+from error_causes import Errors, file, folder, messages_test, small_one, there
 
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
@@ -289,8 +288,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_tokenizer_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_tokenizer_errors = messages_test(ERRORS)

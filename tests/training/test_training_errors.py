@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from error_causes import (
     ANSWER,
     ASK,
-    Cause,
     Errors,
     bytes_pair,
-    cases,
-    check_error,
     file,
+    messages_test,
     of_bytes,
     read_map,
     small_one,
@@ -269,8 +266,4 @@ ERRORS: Errors = {
     ],
 }
 
-
-@pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize(("cause", "message", "hint"), cases(ERRORS))
-def test_training_errors(cause: Cause, message: str, hint: str) -> None:
-    check_error(cause, message, hint)
+test_training_errors = messages_test(ERRORS)
