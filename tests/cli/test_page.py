@@ -28,9 +28,9 @@ from xtok.cli.page import pictures, render
 from xtok.cli.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
-from xtok.inspection import distinct_names
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import BUILT_IN, PageData, Report, examine
+from xtok.inspection.results import distinct_names
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table

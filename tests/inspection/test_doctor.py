@@ -21,9 +21,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 import xtok
 from xtok.config import ChatTemplates
 from xtok.conversation import render, tool_suffix
-from xtok.inspection import Check
 from xtok.inspection.advice import WHEN_TO_DISTIL
 from xtok.inspection.doctor import TokenizerDiagnosis, doctor
+from xtok.inspection.results import Check
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = (

@@ -11,7 +11,7 @@ from xtok.conversation import find_template, is_prefix_preserving, render, tool_
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
-from xtok.inspection import Check, Level
+from xtok.inspection.results import Check, Level
 from xtok.tokenizers import Tokenizer
 
 _SYSTEM = {"role": "system", "content": "Be brief."}

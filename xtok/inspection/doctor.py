@@ -14,11 +14,11 @@ from xtok.building.counting.pair_text import PairText
 from xtok.config import ChatTemplates
 from xtok.conversation.texts import find_texts, read_samples
 from xtok.errors import TokenizerError, naming_template
-from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.first_rows import first_rows, row_checks
 from xtok.inspection.pair_facts import PairFacts, TextFacts, pair_facts
+from xtok.inspection.results import Check, Level
 from xtok.tokenizers import ModelLike, Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.notes import case_notes, examples_of

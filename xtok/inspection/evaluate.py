@@ -36,7 +36,6 @@ from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import BuildLoss, MultitokenConfig, loss_name
 from xtok.errors import XtokError
-from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Ranking, mean_of, rank
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.inspection.measures import (
@@ -49,6 +48,7 @@ from xtok.inspection.measures import (
     event_verdict,
     map_verdict,
 )
+from xtok.inspection.results import distinct_names
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps, read_map

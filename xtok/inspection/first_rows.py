@@ -25,7 +25,7 @@ from xtok.conversation.teacher_side import SideText, teachers_chats
 from xtok.conversation.templates import has_generation, is_missing
 from xtok.conversation.texts import check_texts, read_samples
 from xtok.errors import XtokError, naming_template
-from xtok.inspection import Check, Result
+from xtok.inspection.results import Check, Result
 from xtok.tokenizers import Tokenizer, library_differences
 from xtok.tokenizers.display import escape, percent, plural, quoted
 from xtok.tokenizers.library import ids_apart

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import share_of
 from xtok.config import LOSS_INFO, BuildLoss
-from xtok.inspection import Grade
 from xtok.inspection.bootstrap import Interval
+from xtok.inspection.results import Grade
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table

@@ -19,7 +19,7 @@ _EXAMPLES = 3
 
 if TYPE_CHECKING:
     from xtok.building.counting.pair_text import LeftOut, PairText
-    from xtok.inspection import Grade
+    from xtok.inspection.results import Grade
 
 
 @dataclass(frozen=True)

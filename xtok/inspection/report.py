@@ -11,13 +11,13 @@ from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.building.counting.pair_text import CountPlan, PairText
-from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
 from xtok.inspection.describe import Description, description_of
 from xtok.inspection.evaluate import Evaluation, evaluation_of
 from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
+from xtok.inspection.results import Grade, distinct_names
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike, bind_maps

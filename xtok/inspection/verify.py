@@ -9,8 +9,8 @@ from os import fspath
 import numpy as np
 
 from xtok.errors import MALFORMED
-from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
+from xtok.inspection.results import Check, Level, Result
 from xtok.maps import packing
 from xtok.maps.map_arguments import (
     MAP_CLASSES,

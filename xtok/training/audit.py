@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xtok.inspection import Level, Result
 from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
+from xtok.inspection.results import Level, Result
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets

@@ -16,9 +16,9 @@ from xtok.conversation.texts import little_text
 from xtok.tokenizers.display import percent, quoted, shorten
 
 if TYPE_CHECKING:
-    from xtok.inspection import Check
     from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
     from xtok.inspection.pair_facts import PairFacts, TextFacts
+    from xtok.inspection.results import Check
     from xtok.inspection.vocab import VocabTable
     from xtok.teachers.serving.check import ServerReport
     from xtok.training.transplant import Transplant

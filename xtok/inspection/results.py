@@ -1,0 +1,35 @@
+"""Levels of checks, grades of maps, and names in reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, TypeAlias
+
+Level = Literal["ok", "note", "warning", "failed", "skipped"]
+Grade = Literal["bad", "usable", "note", "good"]
+
+Result: TypeAlias = tuple[Level, str]
+"""The result of a comparison, and its sentence."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Only `failed` makes a command exit with 3; `skipped` is a check without data in the map file.
+    """
+
+    name: str
+    level: Level
+    message: str
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Number the repeated names: a, a (2)."""
+    result: list[str] = []
+    for name in names:
+        numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))
+        result.append(next(one for one in numbered if one not in result))
+    return result

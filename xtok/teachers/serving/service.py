@@ -1,0 +1,145 @@
+"""`serve` and `check_server`: the calls that start or check a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from xtok._lib.progress import Note, Progress, silent, silent_note
+from xtok.config import ServeConfig
+from xtok.conversation import render
+from xtok.errors import XtokError, install_hint, naming_template
+from xtok.maps.map_arguments import MapLike
+from xtok.teachers.translator import Translator, bind_back_map
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+if TYPE_CHECKING:
+    from xtok.teachers.serving.check import ServerReport
+
+PACKAGES = "starlette uvicorn httpx msgspec prometheus-client"
+
+
+def serve(
+    pair: Pair,
+    teacher_url: str,
+    config: ServeConfig | None = None,
+    *,
+    back_map: MapLike | None = None,
+    progress: Progress = silent,
+    note: Note = silent_note,
+    on_ready: Callable[[str], object] = lambda url: None,
+) -> None:
+    """Serve a teacher as if it had the student's tokenizer, until SIGTERM or Ctrl-C.
+
+    Spells the bytes of the student's ids in the teacher's tokens, requests their log-probabilities
+    from the teacher's server, and projects them onto the student's tokens. Responds like vLLM
+    (`/v1/completions`, `/inference/v1/generate`, and the `/generate` of its demo server) and like
+    SGLang (`/generate`).
+
+    Args:
+        pair: the student and the teacher, with their tokenizers.
+        teacher_url: the address of a vLLM or SGLang server of the teacher.
+        config: the options; the defaults if None.
+        back_map: as for `project`.
+        progress: called if the map is built.
+        note: called with notes for the user.
+        on_ready: called with the server's address once it accepts requests.
+
+    Raises:
+        XtokError: if the teacher's server does not respond, has a different tokenizer, or allows
+            too few candidates; if the address is in use; if a package is missing; if the teacher's
+            chat template does not accept a system text.
+    """
+    with _needed_packages():
+        from xtok.teachers.serving.connection import is_loopback
+        from xtok.teachers.serving.server import Proxy, bound, run
+        from xtok.teachers.serving.teacher import TeacherServer
+    config = ServeConfig.or_default(config)
+    _check_teacher_system(config, pair.tokenizers[1])
+    own_key = _key(config.api_key, "api_key")
+    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
+    pair, bound_map = bind_back_map(pair, back_map, note, progress)
+    student, teacher = pair.tokenizers
+
+    async def answer(listening: socket.socket) -> None:
+        host, port = listening.getsockname()[:2]
+        if not own_key and not is_loopback(host):
+            note(f"every client that can reach {host} can send requests: set a key in XTOK_API_KEY")
+        server = TeacherServer(
+            teacher_url, teacher, api_key=teacher_key, concurrency=config.concurrency
+        )
+        async with aclosing(server):
+            await server.connect(config.candidates, config.wait, note, student)
+            translator = Translator(pair, bound_map, templates=config.templates, chat=config.chat)
+            system = config.teacher_system or ""
+            proxy = Proxy(translator, server, api_key=own_key, teacher_system=system, note=note)
+            await proxy.warm_up()
+            note(
+                f"serving {pair.teacher.model_id} at {server.url} ({server.kind}, "
+                f"{server.candidates} candidates per token) in the tokens of "
+                f"{pair.student.model_id}"
+            )
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            await run(proxy, listening, lambda: on_ready(url))
+
+    with bound(config.host, config.port) as listening:
+        asyncio.run(answer(listening))
+
+
+def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:
+    """Check whether a vLLM or SGLang server can score text for a teacher.
+
+    Sends a few short requests. Reads the options that the server publishes, and measures others.
+
+    Args:
+        url: the server's address.
+        teacher: the teacher's tokenizer, to compare with the server's.
+        api_key: sent as a Bearer token; by default from XTOK_TEACHER_API_KEY.
+
+    Returns:
+        the facts about the server, and for each problem the change that solves it.
+
+    Raises:
+        XtokError: if the server does not respond, if it refuses the key, or if a package is
+            missing.
+    """
+    with _needed_packages():
+        from xtok.teachers.serving.check import checked
+    return asyncio.run(checked(url, teacher, _key(api_key, "teacher_api_key")))
+
+
+@contextmanager
+def _needed_packages() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise XtokError(
+            f"a server needs the package {error.name}, which is not installed",
+            hint=install_hint(PACKAGES),
+        ) from error
+
+
+def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
+    """Check that the teacher's chat template accepts the system text."""
+    template = config.teacher_template
+    if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
+        return
+    system = {"role": "system", "content": config.teacher_system}
+    messages = [system, {"role": "user", "content": "x"}]
+    with naming_template("teacher_template"):
+        render(teacher, messages, template=template, add_generation_prompt=True)
+
+
+def _key(given: str | None, parameter: str) -> str | None:
+    """Return a given key, or the key in the environment."""
+    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        problem = "the key starts or ends with a space or line break, or is not printable ASCII"
+        hint = f"correct {{option}} or XTOK_{parameter.upper()}"
+        raise XtokError(problem, hint=hint, parameter=parameter)
+    return key
