@@ -216,19 +216,19 @@ LOSS_INFO: Mapping[LossName, LossInfo] = {
 """Every loss; `xtok.training.losses.registry` has the code of each."""
 
 
-def loss_name(loss: str, known: Any = BuildLoss) -> Any:
+def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
     """Validate the name of a loss, `p-kl` or `p_kl`.
 
     Raises:
-        ValueError: if the name is not in `known`.
+        ValueError: if the name is not in `choices`.
     """
     name = with_hyphens(loss)
-    if name in get_args(known):
+    if name in get_args(choices):
         return name
     if name in get_args(EventLoss):
         make = f"xtok.get_map(student, teacher, for_loss={name!r})"
         raise ValueError(f"{name} does not use a projection map: build its map with {make}")
-    raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
+    raise ValueError(f"loss is {loss!r}, and must be one of {get_args(choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)

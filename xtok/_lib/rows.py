@@ -75,10 +75,10 @@ def _is_message(value: Any) -> bool:
 def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileRow]:
     table = ParquetTable(shard.path)
     names = table.schema.names
-    known = [name for name in names if columns is None or name in columns] or names[:1]
+    read_names = [name for name in names if columns is None or name in columns] or names[:1]
     groups = range(table.num_row_groups)[shard.start : shard.stop]
-    for row_names, batch in table.batches(groups, known):
+    for row_names, batch in table.batches(groups, read_names):
         rows = python_values(batch.to_struct_array(), row_names)
         for where, row in zip(row_names, rows, strict=True):
-            value = {name: row.get(name) if name in known else True for name in names}
+            value = {name: row.get(name) if name in read_names else True for name in names}
             yield FileRow(where, value, 0)

@@ -56,12 +56,12 @@ def counted_map(
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
     predicted: MapRows | None = None
     for further_steps in (0,) if config.target == "start" else (1, 0):
-        pairs, held = (
+        pairs, held_out = (
             _without_ignored(counts.pairs(predicted), options)
             for counts in (text.counts, text.held_out)
         )
-        alpha = choose_alpha(pairs, held, towards, config.top_k, width, unit)
-        keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
+        alpha = choose_alpha(pairs, held_out, towards, config.top_k, width, unit)
+        keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
         of_text = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
         if further_steps:  # the map of this step, rounded, shares out the chunks of the next one

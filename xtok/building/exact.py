@@ -58,11 +58,11 @@ def options_after(projection: ProjectionMap, config: MultitokenConfig) -> Multit
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
     """Return the options of matching that a map's history does not contain."""
-    known = used_options(projection).options
+    used = used_options(projection).options
     return {
         name: value
         for name, value in options.options.items()
-        if name in _MATCHING and known.get(name) != value
+        if name in _MATCHING and used.get(name) != value
     }
 
 

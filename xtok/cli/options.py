@@ -253,9 +253,9 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
     return maps, Models(trust_remote_code=loading.trust_remote_code, **models)
 
 
-def read_loss(text: str, known: Any = BuildLoss) -> Any:
+def read_loss(text: str, choices: Any = BuildLoss) -> Any:
     """Return the name of a loss; an `XtokError` for a loss that needs another command."""
-    losses = get_args(known)
+    losses = get_args(choices)
     loss = with_hyphens(text)
     if loss in losses:
         return loss
@@ -265,15 +265,17 @@ def read_loss(text: str, known: Any = BuildLoss) -> Any:
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
 
 
-def loss_option(known: Any, default: str | None, help: str) -> Any:
+def loss_option(choices: Any, default: str | None, help: str) -> Any:
     """Return the option --for with the losses of a command."""
     return option(
         default,
         help,
         name="for",
         metavar="LOSS",
-        parser=partial(read_loss, known=known),
-        autocompletion=lambda incomplete: [x for x in get_args(known) if x.startswith(incomplete)],
+        parser=partial(read_loss, choices=choices),
+        autocompletion=lambda incomplete: [
+            x for x in get_args(choices) if x.startswith(incomplete)
+        ],
         panel=MAIN,
     )
 

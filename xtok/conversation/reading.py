@@ -196,7 +196,7 @@ def _pieces(
                 chosen = replace(renderer, tools=tools, add_generation_prompt=asks)
                 for slot, piece in _pieces_of_rendering(chosen, messages):
                     behind[slot][piece] = None
-    return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
+    return {slot: sorted(pieces, key=lambda p: -len(p.symbols)) for slot, pieces in behind.items()}
 
 
 def _pieces_of_rendering(

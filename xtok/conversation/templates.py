@@ -116,8 +116,8 @@ def render_template(
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     _require_utf8(text, source)
-    found = _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
-    return found if is_training else found._replace(generated=None)
+    result = _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
+    return result if is_training else result._replace(generated=None)
 
 
 @functools.lru_cache(maxsize=32)
@@ -275,8 +275,8 @@ def _turns(
             if turn.message < 0:
                 unnamed.append((start, end))
                 continue
-            known = turns[turn.message] or (0, 0)
-            if end - start > known[1] - known[0]:  # ignore loops without output
+            longest = turns[turn.message] or (0, 0)
+            if end - start > longest[1] - longest[0]:  # ignore loops without output
                 turns[turn.message] = (start, end)
         if mark.kind == "enter":
             opened.append(mark)
@@ -301,8 +301,8 @@ def _add_turns(
             first = next(run.start for run in inside if run.message == messages[-1])
             turn = (start if len(messages) == 1 else first, end)
             ways.setdefault(messages[-1], []).append((len(messages), start - end, turn))
-    for index, found in ways.items():
-        turns[index] = min(found)[2]
+    for index, candidates in ways.items():
+        turns[index] = min(candidates)[2]
 
 
 def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:

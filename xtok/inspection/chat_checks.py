@@ -75,8 +75,8 @@ class ChatTrial:
         name = "chat template"
         if not self._has_template:
             named = ", ".join(self.tokenizer.chat_templates)
-            known = f"none by default; choose {named}," if named else "none; choose"
-            yield Check(name, "warning", f"{known} a template file or a format to check")
+            default = f"none by default; choose {named}," if named else "none; choose"
+            yield Check(name, "warning", f"{default} a template file or a format to check")
             return
         source = "the tokenizer's own" if self.template is None else str(self.template)
         if isinstance(self._chosen, PromptFormat):

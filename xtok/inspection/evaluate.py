@@ -293,8 +293,8 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
     for name, one in maps.items():
         recorded = [step.get("texts") for step in one.history]
         entries = [e for entries in recorded if isinstance(entries, list) for e in entries]
-        known = {(e.get("size"), e.get("sha256")) for e in entries if isinstance(e, dict)}
-        same = [text.name for text in texts if (text.size, text.sha256) in known]
+        counted = {(e.get("size"), e.get("sha256")) for e in entries if isinstance(e, dict)}
+        same = [text.name for text in texts if (text.size, text.sha256) in counted]
         if same:
             notes.append(
                 f"{name} was counted on {', '.join(same)}, so its score on this text is too "

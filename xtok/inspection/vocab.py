@@ -121,20 +121,20 @@ def vocab(
         tokenizer = both.tokenizers[0]
     else:
         both, tokenizer = None, load_tokenizer(model)
-    known, table = tokenizer.vocabulary, tokenizer.table
+    vocabulary, table = tokenizer.vocabulary, tokenizer.table
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids: Sequence[int] = range(len(table))
     if tokens is not None:
-        ids = list(dict.fromkeys(i for token in tokens for i in known.ids_of(token)))
+        ids = list(dict.fromkeys(i for token in tokens for i in vocabulary.ids_of(token)))
     theirs: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
     if both is not None:
         theirs = _of_teacher(both, ids, progress)
     return VocabTable(
-        model=known.model_id,
+        model=vocabulary.model_id,
         teacher=None if both is None else both.teacher.model_id,
-        vocab_size=known.vocab_size,
-        types=describe_side(known).token_types,
+        vocab_size=vocabulary.vocab_size,
+        types=describe_side(vocabulary).token_types,
         tokens=tuple(
             VocabToken(
                 id=i,

@@ -82,9 +82,9 @@ def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
     >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
     """
-    known = np.where(is_stand_in(logprobs), np.asarray(np.nan, logprobs.dtype), logprobs)
-    known[firsts] = np.where(known[firsts] == 0, np.nan, known[firsts])
-    return known
+    scored = np.where(is_stand_in(logprobs), np.asarray(np.nan, logprobs.dtype), logprobs)
+    scored[firsts] = np.where(scored[firsts] == 0, np.nan, scored[firsts])
+    return scored
 
 
 def without_null(logprobs: Iterable[Any]) -> list[Any]:
@@ -287,9 +287,9 @@ def _check_realized(
     if is_answer:
         differs |= topk.valid & ~is_listed
     else:
-        known = np.flatnonzero(~np.isnan(topk.realized_logprob))
-        is_most = 2 * _by_document(topk, known, differs[known]) >= _by_document(
-            topk, known, np.ones(len(known))
+        scored = np.flatnonzero(~np.isnan(topk.realized_logprob))
+        is_most = 2 * _by_document(topk, scored, differs[scored]) >= _by_document(
+            topk, scored, np.ones(len(scored))
         )
         differs &= is_most[rows_of(topk.bounds)]
     _require(

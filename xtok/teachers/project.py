@@ -122,9 +122,9 @@ def project(
     if back_map is None:  # building a map takes longer than reading the first rows
         open_caches(paths, pair, config)
     pair, projection = bind_back_map(pair, back_map, note, progress)
-    with ExitStack() as held:
+    with ExitStack() as resources:
         if config.to == "distillkit":
-            held.enter_context(_compression_config(target, pair, config, note))
+            resources.enter_context(_compression_config(target, pair, config, note))
         inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
         job = ProjectJob(
             recipe=parts.recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
@@ -133,7 +133,7 @@ def project(
             config=config,
             folder=target.with_name(f"{target.name}.checkpoint"),
         )
-        held.enter_context(parts.holding(job, target, note))
+        resources.enter_context(parts.holding(job, target, note))
         summaries = _make_parts(job, pair, cluster, progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:

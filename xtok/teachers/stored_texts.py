@@ -157,10 +157,10 @@ def _narrow(
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, stop in pairwise(turns.tolist()):
-        known = start + np.flatnonzero(positions[start:stop] >= 0)
-        if len(known) and mask[start]:
-            before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = of_teacher[positions[known[before.clip(0)]]]
+        located = start + np.flatnonzero(positions[start:stop] >= 0)
+        if len(located) and mask[start]:
+            before = np.searchsorted(located, np.arange(start, stop), side="right") - 1
+            mask[start:stop] = of_teacher[positions[located[before.clip(0)]]]
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:

@@ -60,8 +60,8 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
         config |= files.json("special_tokens_map.json")
     special = _named(config)
     added = _added_tokens(config, files, special)
-    known = {entry.id: entry for entry in backend.entries()}
-    contents = {entry.content for entry in (*known.values(), *added.values())}
+    entries = {entry.id: entry for entry in backend.entries()}
+    contents = {entry.content for entry in (*entries.values(), *added.values())}
     if missing := [name for name in special if name.encode() not in contents]:
         raise TokenizerError(
             f"the configs of {files} name special tokens without an id: {listed(missing)}",
@@ -71,9 +71,9 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
         token.content.decode(): i
         for i, token in added.items()
         if token.type == TokenType.USER_DEFINED
-        and (i not in known or known[i].type == TokenType.NORMAL)
+        and (i not in entries or entries[i].type == TokenType.NORMAL)
     }
-    of_file = {i: e for i, e in known.items() if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    of_file = {i: e for i, e in entries.items() if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)}
     both = (*added.values(), *of_file.values())
     ids = {entry.content.decode("utf-8", "replace"): entry.id for entry in both}
     for role in SPECIAL_NAMES:

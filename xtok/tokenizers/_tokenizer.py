@@ -101,16 +101,16 @@ class Tokenizer:
         self.notes = (*backend.notes, *self._notes_on_width(), *(files.notes if files else ()))
 
     def _notes_on_width(self) -> Iterator[str]:
-        known = self.vocabulary
-        if known.width_source == "tokenizer" and self._files and self._files.find("config.json"):
+        vocab = self.vocabulary
+        if vocab.width_source == "tokenizer" and self._files and self._files.find("config.json"):
             yield (
-                f"the config.json of {known.model_id} has no vocabulary size, so xtok uses the "
-                f"width of the tokenizer, {known.vocab_size:,}; the model's logits may be wider"
+                f"the config.json of {vocab.model_id} has no vocabulary size, so xtok uses the "
+                f"width of the tokenizer, {vocab.vocab_size:,}; the model's logits may be wider"
             )
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
-                f"{known.model_id} has {known.vocab_size:,} rows, and no row for "
+                f"{vocab.model_id} has {vocab.vocab_size:,} rows, and no row for "
                 f"{plural(len(tokens), 'token')} of its tokenizer, which xtok ignores: "
                 f"{listed(tokens)}"
             )
@@ -119,8 +119,8 @@ class Tokenizer:
         return f"{quoted(escape(self._without_row[token_id]))} (id {token_id:,})"
 
     def __repr__(self) -> str:
-        known = self.vocabulary
-        return f"Tokenizer({known.model_id!r}, {known.backend}, {known.vocab_size} ids)"
+        vocab = self.vocabulary
+        return f"Tokenizer({vocab.model_id!r}, {vocab.backend}, {vocab.vocab_size} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
         """Return the tokenizer with another width of the logits.
@@ -308,8 +308,8 @@ class Tokenizer:
         It does not depend on the order of JSON keys.
         """
         roles = {role: list(ids) for role, ids in self.declared.items()}
-        known = [self.vocabulary.backend, self.table.sha256(), roles]
-        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        facts = [self.vocabulary.backend, self.table.sha256(), roles]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for part in self._backend.definition():
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
@@ -368,14 +368,14 @@ class Tokenizer:
         return result
 
     def _longest_match(self, data: bytes) -> list[int] | None:
-        known = self.table.canonical_ids()
+        canonical_ids = self.table.canonical_ids()
         ids: list[int] = []
         start = 0
         while start < len(data):
             for length in self._token_lengths:
                 token = data[start : start + length]
-                if token in known:
-                    ids.append(known[token])
+                if token in canonical_ids:
+                    ids.append(canonical_ids[token])
                     start += len(token)
                     break
             else:
@@ -389,14 +389,14 @@ class Tokenizer:
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
         """Return the emitted ids that differ from `canonical_ids`."""
-        known = self.table.canonical_ids()
-        if len(self.table.text_ids) == len(known):
+        id_of = self.table.canonical_ids()
+        if len(self.table.text_ids) == len(id_of):
             return ()
         count = Counter(filter(None, self.table.tokens()))
         shared = [token for token, n in count.items() if n > 1]
         emitted = zip(shared, self.segment_batch(shared), strict=True)
         return tuple(sorted(
-            ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != known[token]
+            ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != id_of[token]
         ))  # fmt: skip
 
 

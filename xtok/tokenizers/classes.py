@@ -68,8 +68,8 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     members = tuple(m for m in TokenClass if m.name == wanted or m.label.upper() == name.upper())
     members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
     if not members:
-        known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
-        raise XtokError(f"unknown class of tokens {name!r}", hint=f"the classes are: {known}")
+        names = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
+        raise XtokError(f"unknown class of tokens {name!r}", hint=f"the classes are: {names}")
     return members
 
 

@@ -68,10 +68,10 @@ def load_tokenizer(
         TokenizerError: if the tokenizer is missing, unreadable, or not exact in bytes.
     """
     if isinstance(model, Tokenizer):
-        known = model.vocabulary
-        if vocab_size not in (None, known.vocab_size):
+        vocabulary = model.vocabulary
+        if vocab_size not in (None, vocabulary.vocab_size):
             raise TokenizerError(
-                f"{known.model_id} is already loaded with {known.vocab_size} ids",
+                f"{vocabulary.model_id} is already loaded with {vocabulary.vocab_size} ids",
                 hint="set the width when you load the tokenizer",
                 parameter="vocab_size",
             )

@@ -96,8 +96,8 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     id_of_name = {teacher.control_names[t]: t for t in without_role}
     for s, name in student.control_names.items():
         if s not in student.roles_by_id:
-            known = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
-            t = id_of_name.get(name, next(iter(known), None))
+            candidates = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
+            t = id_of_name.get(name, next(iter(candidates), None))
             if t is not None and t not in pairs.values():
                 pairs[s] = t
     return dict(sorted(pairs.items()))

@@ -28,21 +28,21 @@ def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
 
 
 def choose_alpha(
-    pairs: Pairs, held: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
+    pairs: Pairs, held_out: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
 ) -> float:
     """Return the alpha that gives the best map, cut to `top_k`, for the held-out counts.
 
     Ties go to the smallest alpha; without data to compare, it is 4.
     """
-    if not (len(held[0]) and len(pairs[0])):
+    if not (len(held_out[0]) and len(pairs[0])):
         return 4.0
-    rows = np.unique(held[0] >> 32)  # other rows do not matter
+    rows = np.unique(held_out[0] >> 32)  # other rows do not matter
     counts = pair_edges(pairs[0], pairs[1] / unit)
     counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
     entropies = []
     for alpha in ALPHAS:
         best = heaviest(smooth(counts, base, alpha), top_k)
-        entropies.append((losses(weights_at(best, held[0]), width) * held[1]).sum())
+        entropies.append((losses(weights_at(best, held_out[0]), width) * held_out[1]).sum())
     return ALPHAS[int(np.argmin(entropies))]
 
 

@@ -127,8 +127,8 @@ def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
     A difference d ≥ 0 becomes 2 * d + 1, and d < 0 becomes -2 * d.
     """
-    known = np.flatnonzero(ids >= 0)
-    steps = np.diff(ids[known], prepend=-1) - 1
+    present = np.flatnonzero(ids >= 0)
+    steps = np.diff(ids[present], prepend=-1) - 1
     deltas = np.zeros(len(ids), np.int64)
-    deltas[known] = np.where(steps >= 0, 2 * steps + 1, -2 * steps)
+    deltas[present] = np.where(steps >= 0, 2 * steps + 1, -2 * steps)
     return deltas

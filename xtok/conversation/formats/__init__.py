@@ -44,14 +44,14 @@ class PromptFormat:
             XtokError: if the vocabulary has no padding token.
         """
         ids = {name: i for i, name in table.control_names.items()}
-        known = [ids[name] for name in self.pad_tokens if name in ids]
-        known += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
-        if not known:
+        candidates = [ids[name] for name in self.pad_tokens if name in ids]
+        candidates += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
+        if not candidates:
             raise XtokError(
                 f"the vocabulary has no padding token for the format {self.name}",
                 hint=f"pass pad_id to collate; the format uses {', '.join(self.pad_tokens)}",
             )
-        return known[0]
+        return candidates[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
         """Check that the format supports the messages and the vocabulary.

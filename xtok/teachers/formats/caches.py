@@ -182,8 +182,8 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
 
 
 def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None:
-    known = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
-    for key, values in known.items():
+    expected = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
+    for key, values in expected.items():
         if about.get(key, values[0]) not in values:
             problem = f"its footer has {key}={about[key]}, expected {' or '.join(values)}"
             raise cache_error(path, problem, "write the cache as this version of xtok does")
@@ -193,9 +193,9 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise cache_error(path, f"two columns have the name {twice}")
-    for known in [kind] if kind else _COLUMNS:
-        if any({*columns} <= {*names} for columns in _COLUMNS[known]):
-            return known
+    for candidate in [kind] if kind else _COLUMNS:
+        if any({*columns} <= {*names} for columns in _COLUMNS[candidate]):
+            return candidate
     logits = "; packed logits are not supported" if "packed_indices" in names else ""
     problem = f"the format is unknown; the columns are: {', '.join(names)}{logits}"
     raise cache_error(path, problem, FORMATS)

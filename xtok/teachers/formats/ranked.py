@@ -115,8 +115,8 @@ def _fill_short_rows(
     width = ids.shape[1]
     for row in np.flatnonzero(sizes < width).tolist():
         size = int(sizes[row])
-        known = {*ids[row, :size].tolist()}
-        free = [i for i in range(width) if i not in known]
+        listed = {*ids[row, :size].tolist()}
+        free = [i for i in range(width) if i not in listed]
         ids[row, size:] = free[: width - size]
         last = logprobs[row, size - 1] if size > 1 else 0.0
         logprobs[row, size:] = min(other_logprobs[row], last)
@@ -131,7 +131,7 @@ def logprobs_of_ids(
     ids, logprobs = topk.ids.tolist(), topk.logprobs.tolist()
     rows = []
     for n, (start, end) in enumerate(pairwise(topk.starts.tolist())):
-        known = dict(zip(ids[start:end], logprobs[start:end], strict=True))
-        known[tokens[n]] = realized[n]
-        rows.append([known.get(i, of_others[n]) for i in chosen[n]])
+        logprob_of = dict(zip(ids[start:end], logprobs[start:end], strict=True))
+        logprob_of[tokens[n]] = realized[n]
+        rows.append([logprob_of.get(i, of_others[n]) for i in chosen[n]])
     return rows

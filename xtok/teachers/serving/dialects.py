@@ -65,8 +65,8 @@ def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) ->
 
 def outside_vocabulary(name: str, token_id: int, student: Vocabulary) -> str:
     """Return the message for an id outside the student's vocabulary."""
-    known = f"0..{student.vocab_size - 1}"
-    return f"the {name} {token_id} is outside the vocabulary of {student.model_id}, {known}"
+    valid_ids = f"0..{student.vocab_size - 1}"
+    return f"the {name} {token_id} is outside the vocabulary of {student.model_id}, {valid_ids}"
 
 
 # The structs below list the supported fields. These fields are refused unless they are empty. All

@@ -68,7 +68,7 @@ class TeacherServer:
         self.tokenizer = tokenizer
         self._ids = replace(tokenizer.vocabulary, table=None)  # includes unused ids
         self._is_connected = self._has_noted_fewer = False
-        self.checked = 0, -np.inf  # connections and time at the last check of the tokenizer
+        self.last_check = 0, -np.inf  # connections and time at the last check of the tokenizer
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -98,9 +98,9 @@ class TeacherServer:
             vocabulary = self._ids
             await self.identify(wait, note)
             await self._choose(candidates, note)
-            checked = self.connection.opened, asyncio.get_running_loop().time()
+            last_check = self.connection.opened, asyncio.get_running_loop().time()
             await self._check_tokenizer(student, note)
-            self.checked, self._ids = checked, vocabulary
+            self.last_check, self._ids = last_check, vocabulary
             self._is_connected, self.connection.note = True, note
         except (TeacherError, httpx.RequestError) as error:
             raise self.unusable(error) from error
@@ -214,7 +214,7 @@ class TeacherServer:
         an error. Behind a load balancer, connections do not show this, so a check also expires.
         """
         async with self._checking:
-            before, at = self.checked
+            before, at = self.last_check
             now = self.connection.opened, asyncio.get_running_loop().time()
             if now[0] == before and now[1] - at < CHECK_INTERVAL:
                 return
@@ -226,7 +226,7 @@ class TeacherServer:
                 teacher = self.tokenizer.vocabulary.model_id
                 problem = f"it returned with a different tokenizer than {teacher}: {problem}"
                 raise TeacherError(problem)
-            self.checked = now
+            self.last_check = now
 
     async def detect(self, wanted: int) -> int:
         """Find out whether the server is vLLM or SGLang; return how many candidates it allows.

@@ -67,9 +67,9 @@ def plan_alm(both: ChunkedLogits, config: ALMConfig) -> Plan:
     if teacher is None:
         if both.teacher_logprobs is None:
             raise ValueError("teacher_logits or teacher_logprobs are missing")
-        known = torch.as_tensor(both.teacher_logprobs)
-        both, targets = both._replace(teacher=as_logits(known[..., None])), (targets[0], None)
-        stored = known.flatten()
+        logprobs = torch.as_tensor(both.teacher_logprobs)
+        both, targets = both._replace(teacher=as_logits(logprobs[..., None])), (targets[0], None)
+        stored = logprobs.flatten()
     widths, dtype = (both.student.shape[2], both.teacher.shape[2]), both.dtype
     ours, theirs = both.tokens(widths, targets)
 
@@ -82,8 +82,8 @@ def plan_alm(both: ChunkedLogits, config: ALMConfig) -> Plan:
             their_rows = torch.arange(len(log_q), device=ids.device)
             teacher_logprob = picked(log_q, their_rows, inside.theirs.ids)
         else:
-            known = stored[inside.theirs.positions].to(dtype)
-            teacher_logprob = known.clamp(max=0).masked_fill(_is_wrong(known), torch.nan)
+            logprobs = stored[inside.theirs.positions].to(dtype)
+            teacher_logprob = logprobs.clamp(max=0).masked_fill(_is_wrong(logprobs), torch.nan)
         a, b = inside.ours.sums(student_logprob), inside.theirs.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()
@@ -98,8 +98,8 @@ def plan_alm(both: ChunkedLogits, config: ALMConfig) -> Plan:
     def explain() -> None:
         check_targets((ours, theirs), widths)
         if stored is not None:
-            known = stored[theirs.positions]
-            for wrong in known[_is_wrong(known)].tolist()[:1]:
+            logprobs = stored[theirs.positions]
+            for wrong in logprobs[_is_wrong(logprobs)].tolist()[:1]:
                 raise ValueError(
                     f"teacher_logprobs contain {wrong:.4g} at a compared position, expected at "
                     "most 0"

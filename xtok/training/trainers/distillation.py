@@ -320,9 +320,9 @@ def _nats_and_bytes(tokenizer: Tokenizer, logits: AnyLogits | None, side: Any) -
     if logits is not None:
         nats = cross_entropy(logits, targets) * (targets >= 0).sum()
     else:
-        known = side.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
-        targets = targets.masked_fill(known.to(targets.device).isnan(), -1)
-        nats = -known[targets >= 0].sum()
+        logprobs = side.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
+        targets = targets.masked_fill(logprobs.to(targets.device).isnan(), -1)
+        nats = -logprobs[targets >= 0].sum()
     return torch.stack([nats.cpu().float(), _num_bytes(tokenizer, targets).float()])
 
 
