@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 from checks import fails, works
@@ -489,3 +489,12 @@ def test_unknown_options_are_errors() -> None:
     options: Any = {"rebuilt": True}
     with pytest.raises(TypeError, match="unexpected keyword argument 'rebuilt'"):
         xtok.get_map("bytes", "bytes", **options)
+
+
+def test_type_checkers_know_the_class(tmp_path: Path) -> None:
+    """Mypy checks this."""
+    path = tmp_path / "m.safetensors"
+    assert_type(xtok.get_map("bytes", "bytes", path=path), xtok.ProjectionMap)
+    assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="gold"), xtok.ProjectionMap)
+    assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="event-kl"), xtok.EventMap)
+    assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="csd"), xtok.SpellingMap)
