@@ -183,13 +183,24 @@ def few_synthetic_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "MANY_TEXTS", 500)
 
 
-SetBlock = Callable[[int], None]
+SetNumber = Callable[[int], None]
 
 
 @pytest.fixture
-def set_block(monkeypatch: pytest.MonkeyPatch) -> SetBlock:
+def set_block(monkeypatch: pytest.MonkeyPatch) -> SetNumber:
     """Set the most numbers of a temporary tensor of a loss."""
     return partial(monkeypatch.setattr, "xtok.training.sparse.BLOCK_NUMBERS")
+
+
+@pytest.fixture
+def set_row_limit(monkeypatch: pytest.MonkeyPatch) -> SetNumber:
+    """Set the largest row of input files, in bytes."""
+
+    def set_limit(num_bytes: int) -> None:
+        for module in ("lines", "parquet", "rows"):
+            monkeypatch.setattr(f"xtok._lib.{module}.MAX_ROW_BYTES", num_bytes)
+
+    return set_limit
 
 
 @pytest.fixture(scope="session")

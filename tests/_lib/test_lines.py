@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from checks import error_of
+from conftest import SetNumber
 
 from xtok._lib import shards as of_files
 from xtok._lib.lines import FileRow, json_lines, lines
@@ -27,11 +28,11 @@ def content(path: Path) -> bytes:
     return data
 
 
-def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[FileRow]:
+def values(path: Path, *, strict: bool = False) -> list[FileRow]:
     return [
         line
         for shard in shards(path, "jsonl")
-        for line in json_lines(shard, max_bytes=max_bytes, hint="fix it", strict=strict)
+        for line in json_lines(shard, hint="fix it", strict=strict)
     ]
 
 
@@ -92,7 +93,10 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
         (b"[" * 20, "at column 21"),
     ],
 )
-def test_error_names_the_line_that_is_not_json(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_error_names_the_line_that_is_not_json(
+    tmp_path: Path, line: bytes, problem: str, set_row_limit: SetNumber
+) -> None:
+    set_row_limit(40)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"0\n" + line + b"\n")
     message = error_of(lambda: values(path, strict=True))

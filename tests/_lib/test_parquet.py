@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from checks import error_of
 from command_lines import run_python
+from conftest import SetNumber
 
 from xtok._lib import parquet
 from xtok._lib.parquet import ParquetTable
@@ -71,13 +73,14 @@ def dictionary(rows: int, text: str) -> Any:
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, INT), [text])
 
 
-def test_a_row_has_a_limit(tmp_path: Path) -> None:
+def test_a_row_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_row_limit: SetNumber
+) -> None:
     table = table_of(tmp_path / "a.parquet", a=["b", "c" * 2000, "d"], b=[1, 2, 3])
-    assert error_of(lambda: batches(table, max_bytes=1500)) == (
-        f"{tmp_path / 'a.parquet'}: row 1 is larger than 0 MiB"
-    )
-    assert [len(batch) for batch in batches(table, max_bytes=2020)] == [1, 1, 1]
     assert [len(batch) for batch in batches(table)] == [3]
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1000)
+    assert [len(batch) for batch in batches(table)] == [1, 1, 1]
+    set_row_limit(2000)
     for nested in (
         pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 9], INT), dictionary(9, "a" * 300)),
         pyarrow.MapArray.from_arrays(
@@ -85,14 +88,17 @@ def test_a_row_has_a_limit(tmp_path: Path) -> None:
         ),
     ):
         table = table_of(tmp_path / "a.parquet", a=nested)
-        problem = error_of(lambda table=table: batches(table, max_bytes=2000))  # type: ignore[misc]
-        assert problem.endswith("row 1 is larger than 0 MiB")
+        problem = error_of(lambda table=table: batches(table))  # type: ignore[misc]
+        assert problem == f"{tmp_path / 'a.parquet'}: row 1 is larger than 0 MiB"
 
 
-BOMBS = {  # 2 GB each
-    "one text in 16 rows": lambda: dictionary(16, "a" * (120 << 20)),
-    "a list of one text": lambda: pyarrow.ListArray.from_arrays(
-        pyarrow.array([0, 2000], INT), dictionary(2000, "a" * (1 << 20))
+BOMBS: dict[str, tuple[Callable[[], Any], str]] = {  # 2 GB each, and the result of reading
+    "one text in 16 rows": (lambda: dictionary(16, "a" * (120 << 20)), "16"),
+    "a list of one text": (
+        lambda: pyarrow.ListArray.from_arrays(
+            pyarrow.array([0, 2000], INT), dictionary(2000, "a" * (1 << 20))
+        ),
+        "row 0 is larger than 512 MiB",
     ),
 }
 READ = """
@@ -103,7 +109,7 @@ from xtok.errors import XtokError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 table = ParquetTable(Path(sys.argv[1]))
 try:
-    sum(len(batch) for _, batch in table.batches([0]))
+    print(sum(len(batch) for _, batch in table.batches([0])), end="")
 except XtokError as error:
     print(error.message.partition(": ")[2], end="")
 assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 6e5  # kB
@@ -113,13 +119,14 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 6e5  # kB
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_small_file_does_not_fill_the_memory(bomb: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"a": BOMBS[bomb]()}), path, compression="zstd")
+    make, result = BOMBS[bomb]
+    pyarrow.parquet.write_table(pyarrow.table({"a": make()}), path, compression="zstd")
     assert path.stat().st_size < 30_000
-    assert run_python(READ, path).stdout == "row 0 is larger than 64 MiB"
+    assert run_python(READ, path).stdout == result
 
 
-def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "MAX_PAGE_BYTES", 1 << 20)
+def test_a_page_has_a_limit(tmp_path: Path, set_row_limit: SetNumber) -> None:
+    set_row_limit(1 << 20)
     table = table_of(tmp_path / "a.parquet", a=["b" * (3 << 20)])
     assert error_of(lambda: batches(table)) == (
         f"{tmp_path / 'a.parquet'}: a page expands to 3 MiB, and at most 1 MiB are read"

@@ -11,10 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checks import error_of, fails, works
-from conftest import Cli
+from conftest import Cli, SetNumber
 from forked import Forks
 
-from xtok.conversation import files, render_file
+from xtok.conversation import render_file
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.errors import OutputError, XtokError
 
@@ -195,9 +195,9 @@ def test_parquet_has_the_same_rows(written: Path) -> None:
 
 @pytest.mark.parametrize(("name", "where"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
 def test_a_compressed_file_does_not_fill_the_memory(
-    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, where: str, tmp_path: Path, set_row_limit: SetNumber
 ) -> None:
-    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+    set_row_limit(1 << 20)
     (tmp_path / name).write_bytes(gzip.compress(b" " * (1 << 24)))
     with pytest.raises(XtokError, match=rf"{name}{where}: .* 1 MiB"):
         list(read_conversations(tmp_path / name))

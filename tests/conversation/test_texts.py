@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from conftest import SetNumber
 
 from xtok.conversation import texts
 from xtok.conversation.texts import read_batches, text_shards
@@ -95,9 +96,11 @@ def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.jsonl", lines)) == ["a\ufffdb", "😀"]
 
 
-def test_long_lines_are_cut_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_cut_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_row_limit: SetNumber
+) -> None:
     monkeypatch.setattr(texts, "MAX_CHARACTERS", 4)
-    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 60)
+    set_row_limit(60)
     path = write(tmp_path, "a.jsonl", json_lines(["abcdefghi", "水水水水"]))
     assert read(path) == ["abcd", "efgh", "i", "水水水水"]
     assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]

@@ -8,7 +8,7 @@ from typing import Any
 import naive_losses
 import pytest
 import torch
-from conftest import SetBlock
+from conftest import SetNumber
 from loss_inputs import alignment
 from naive_losses import check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
@@ -75,7 +75,7 @@ def test_equal_likelihoods_are_zero_whatever_the_chunks_are() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients(reverse: bool, set_block: SetBlock) -> None:
+def test_gradients(reverse: bool, set_block: SetNumber) -> None:
     student, teacher, targets = sides(1)
     config = ALMConfig(temperature=2, reverse_kl=reverse)
 

@@ -11,7 +11,7 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
-from conftest import SetBlock
+from conftest import SetNumber
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import alignment
@@ -170,7 +170,7 @@ def test_a_map_without_completions() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
-def test_gradients_and_blocks(options: Any, set_block: SetBlock) -> None:
+def test_gradients_and_blocks(options: Any, set_block: SetNumber) -> None:
     student, teacher, targets, aligned = batch(ROWS, seed=1)
 
     def loss(student: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 import test_alm
 import test_csd
 import torch
-from conftest import SetBlock
+from conftest import SetNumber
 from loss_inputs import alignment
 from make_maps import random_map
 from torch import Tensor
@@ -148,7 +148,7 @@ def value_and_gradients(loss: Loss, sides: Sequence[Any], inputs: Sequence[Tenso
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_give_the_values_and_gradients_of_logits(
     name: str, of_head: dict[str, Any], dtype: torch.dtype, limit: float,
-    monkeypatch: pytest.MonkeyPatch, set_block: SetBlock,
+    monkeypatch: pytest.MonkeyPatch, set_block: SetNumber,
 ) -> None:  # fmt: skip
     """On either side and on both, in one block and in blocks of two positions.
 
@@ -312,7 +312,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize(
     "name", [n for n in CASES if n.startswith(("event", "csd", "alm", "p_kl", "gold"))][::5]
 )
-def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetBlock) -> None:
+def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetNumber) -> None:
     """Forward and backward, with blocks of a position."""
     loss, shapes = CASES[name]
     sides = [
@@ -325,7 +325,7 @@ def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetBloc
 
 
 def test_logits_of_some_positions_are_freed_before_the_next_are_computed(
-    set_block: SetBlock,
+    set_block: SetNumber,
 ) -> None:
     """Otherwise, a step needs memory for two blocks of logits at once."""
     aligned, index = large()

@@ -11,7 +11,7 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
-from conftest import SetBlock
+from conftest import SetNumber
 from loss_inputs import alignment, nemo_values
 from make_maps import GOOD, random_map
 from naive_losses import check_gradient, value_and_gradient
@@ -173,7 +173,7 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
     check_gradient(lambda x: loss(student.detach(), x), weights, step=1e-5)
 
 
-def test_blocks_and_strides_do_not_change_p_kl(set_block: SetBlock) -> None:
+def test_blocks_and_strides_do_not_change_p_kl(set_block: SetNumber) -> None:
     student, teacher = logits()
     module = ProjectionModule(random_map(10, 13), learnable=True)
     config = PKLConfig(top_k=6, temperature=2)

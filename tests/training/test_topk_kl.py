@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SetBlock
+from conftest import SetNumber
 from naive_losses import same_in_bfloat16, value_and_gradient
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("k", [1, 3, V])
 @pytest.mark.parametrize("block", [None, 20])
 def test_loss_and_gradients_match_the_plain_twin(
-    k: int, block: int | None, set_block: SetBlock
+    k: int, block: int | None, set_block: SetNumber
 ) -> None:
     if block:
         set_block(block)

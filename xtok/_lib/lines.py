@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok._lib.opening import decompressed, reading
+from xtok._lib.parquet import MAX_ROW_BYTES
 from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
@@ -66,7 +67,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
 
 
 def json_lines(
-    shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", strict: bool = False
+    shard: Shard, *, hint: str, parameter: str = "", strict: bool = False
 ) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
@@ -74,10 +75,10 @@ def json_lines(
     """
     with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
-        for offset, line in lines(shard, file, max_bytes + 1):
+        for offset, line in lines(shard, file, MAX_ROW_BYTES + 1):
             where = LineOffset(shard.path, offset)
-            if len(line) > max_bytes:
-                raise too_long(where, max_bytes)
+            if len(line) > MAX_ROW_BYTES:
+                raise too_long(where)
             if not line.strip():
                 continue
             text = decode(where, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
@@ -91,9 +92,9 @@ def json_lines(
             yield FileRow(where, value, raw.tell())
 
 
-def too_long(where: object, max_bytes: int) -> XtokError:
+def too_long(where: object) -> XtokError:
     """Return the error for a line or document of JSON that is too long."""
-    problem = f"{where}: more than {max_bytes >> 20} MiB"
+    problem = f"{where}: more than {MAX_ROW_BYTES >> 20} MiB"
     return XtokError(problem, hint="write one JSON value on each line, and split long values")
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from xtok._lib.opening import compression_of, need
 from xtok.errors import MALFORMED, XtokError
 
-MAX_ROW_BYTES = 1 << 26
-"""Rows of more bytes are an error."""
+MAX_ROW_BYTES = 1 << 29
+"""Largest row or page of Parquet, and line or document of JSON.
 
-MAX_PAGE_BYTES = 1 << 29
-"""Pages that expand to more bytes are an error. DuckDB writes pages of 100 MB."""
+vLLM writes 300 MB for 8,192 tokens with 512 candidates each; DuckDB writes pages of 100 MB.
+"""
 
 _BATCH_BYTES = 1 << 28
 _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries
@@ -87,12 +87,11 @@ class ParquetTable:
         columns: Collection[str] | None = None,
         *,
         max_values: int | None = None,
-        max_bytes: int = MAX_ROW_BYTES,
     ) -> Iterator[tuple[list[str], Any]]:
         """Yield the names of rows for errors, such as `FILE, row 3`, and their record batch.
 
         A batch has up to 256 rows; with `max_values`, about this many values in the longest column.
-        A row of more than `max_bytes` is an error.
+        A row of more than `MAX_ROW_BYTES` is an error.
         """
         number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
@@ -107,27 +106,28 @@ class ParquetTable:
                 columns=columns if columns is None else list(columns),
                 use_threads=False,
             ):
-                for part in self._cast(batch, max_bytes, number):
+                for part in self._cast(batch, number):
                     yield [f"{self._path}, row {number + i}" for i in range(len(part))], part
                     number += len(part)
 
-    def _cast(self, batch: Any, max_bytes: int, number: int) -> Iterator[Any]:
-        if sum(map(self._num_bytes, batch.columns)) <= max_bytes:
-            fields = [self.schema.field(name) for name in batch.schema.names]
-            arrays = [
-                self._as_list(array).cast(field.type)
-                for array, field in zip(batch.columns, fields, strict=True)
-            ]
-            yield self._arrow.RecordBatch.from_arrays(
-                arrays, schema=self._arrow.schema(fields, self.schema.metadata)
-            )
-        elif len(batch) == 1:
-            problem = f"row {number} is larger than {max_bytes >> 20} MiB"
+    def _cast(self, batch: Any, number: int) -> Iterator[Any]:
+        size = sum(map(self._num_bytes, batch.columns))
+        if len(batch) == 1 and size > MAX_ROW_BYTES:
+            problem = f"row {number} is larger than {MAX_ROW_BYTES >> 20} MiB"
             raise self._error(problem, "split the row into several")
-        else:
+        if len(batch) > 1 and size > _BATCH_BYTES:
             half = len(batch) // 2
-            yield from self._cast(batch.slice(0, half), max_bytes, number)
-            yield from self._cast(batch.slice(half), max_bytes, number + half)
+            yield from self._cast(batch.slice(0, half), number)
+            yield from self._cast(batch.slice(half), number + half)
+            return
+        fields = [self.schema.field(name) for name in batch.schema.names]
+        arrays = [
+            self._as_list(array).cast(field.type)
+            for array, field in zip(batch.columns, fields, strict=True)
+        ]
+        yield self._arrow.RecordBatch.from_arrays(
+            arrays, schema=self._arrow.schema(fields, self.schema.metadata)
+        )
 
     def _as_list(self, array: Any) -> Any:
         # pyarrow 26 casts a list view to an array without a last end.
@@ -183,8 +183,8 @@ class ParquetTable:
                     largest, at = max(largest, header[2], 4 * num_values), at + header[3]
         except MALFORMED as error:
             raise self._damaged("the header of a page") from error
-        if largest > MAX_PAGE_BYTES:
-            limit = f"at most {MAX_PAGE_BYTES >> 20} MiB are read"
+        if largest > MAX_ROW_BYTES:
+            limit = f"at most {MAX_ROW_BYTES >> 20} MiB are read"
             problem = f"a page expands to {largest >> 20:,} MiB, and {limit}"
             raise self._error(problem, "write the file with smaller pages")
         return largest

@@ -9,7 +9,7 @@ from typing import Any
 
 from xtok._lib.lines import FileRow, LineOffset, decode, json_lines, too_long
 from xtok._lib.opening import decompressed, reading
-from xtok._lib.parquet import ParquetTable, python_values
+from xtok._lib.parquet import MAX_ROW_BYTES, ParquetTable, python_values
 from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
@@ -20,7 +20,6 @@ _FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
 def read_rows(
     shard: Shard,
     *,
-    max_bytes: int,
     hint: str,
     parameter: str = "",
     columns: Collection[str] | None = None,
@@ -28,17 +27,17 @@ def read_rows(
     """Yield the rows of a shard, which are equal in all formats.
 
     A `json` shard contains JSON lines, one row, or an array of rows; a list of messages is one row.
-    `max_bytes` limits a line or document of JSON. Errors for other text have `hint` and its
-    `parameter`. Of Parquet, only `columns` are read, and each other column is True.
+    Errors for other text have `hint` and its `parameter`. Of Parquet, only `columns` are read, and
+    each other column is True.
     """
     with reading(shard.path):
         if shard.format == "parquet":
             yield from _table_rows(shard, columns)
             return
         is_json = shard.format == "json"
-        document = _document(shard, max_bytes, hint, parameter) if is_json else None
+        document = _document(shard, hint, parameter) if is_json else None
         if document is None:
-            yield from json_lines(shard, max_bytes=max_bytes, hint=hint, parameter=parameter)
+            yield from json_lines(shard, hint=hint, parameter=parameter)
         elif isinstance(document, list) and not any(map(_is_message, document)):
             for number, value in enumerate(document):
                 yield FileRow(f"{shard.path}, row {number}", value, shard.size)
@@ -46,12 +45,12 @@ def read_rows(
             yield FileRow(str(shard.path), document, shard.size)
 
 
-def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
+def _document(shard: Shard, hint: str, parameter: str) -> Any:
     path = shard.path
     with path.open("rb") as raw:
-        data = decompressed(raw, path).read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise too_long(path, max_bytes)
+        data = decompressed(raw, path).read(MAX_ROW_BYTES + 1)
+    if len(data) > MAX_ROW_BYTES:
+        raise too_long(path)
     text = decode(LineOffset(path, 0), data)
     first = _FIRST_LINE.match(text)
     if not text.strip():

@@ -22,9 +22,6 @@ from xtok.tokenizers.display import listed
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
-MAX_BYTES = 1 << 30
-"""Maximum size of a line or a document of JSON."""
-
 ROW_HINT = 'give a text, {"text": "…"}, {"messages": […]} or a list of messages'
 _HINT = 'write a conversation as [{"role": "user", "content": "…"}, …], '
 _HINT += 'or {"messages": […], "tools": […]}'
@@ -73,7 +70,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     kind = format_of(path)
     kind = "json" if kind == "text" else kind
     columns = (*_FIELDS, "teacher_messages")
-    rows = read_rows(Shard(path, kind), max_bytes=MAX_BYTES, hint=_HINT, columns=columns)
+    rows = read_rows(Shard(path, kind), hint=_HINT, columns=columns)
     records = (chat_record(row.value, row.where) for row in rows)
     if (first := next(records, None)) is None:
         raise _error(str(path), "the file contains no conversation")

@@ -24,9 +24,6 @@ between two characters."""
 MAX_CHARACTERS = 1 << 20
 """Longer documents of JSON, JSON Lines and Parquet are cut."""
 
-MAX_LINE_BYTES = 1 << 26
-"""Maximum size of a line or a document of JSON."""
-
 BATCH_CHARACTERS = 1 << 20
 """Approximate number of characters of a batch."""
 
@@ -110,7 +107,6 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
         else:
             for row in read_rows(
                 shard,
-                max_bytes=MAX_LINE_BYTES,
                 hint=_OBJECTS_HINT,
                 parameter="field",
                 columns={field, "messages"},
@@ -135,9 +131,7 @@ def read_samples(
                 yield from ((path, text) for text in _paragraphs(path))
             else:
                 for shard in shards(path):
-                    rows = read_rows(
-                        shard, max_bytes=MAX_LINE_BYTES, hint=_SAMPLES_HINT, columns=columns
-                    )
+                    rows = read_rows(shard, hint=_SAMPLES_HINT, columns=columns)
                     yield from ((row.where, row.value) for row in rows)
 
 

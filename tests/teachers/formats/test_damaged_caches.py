@@ -20,13 +20,14 @@ import pytest
 import stored_teachers as teachers
 import yaml
 from checks import error_of
+from conftest import SetNumber
 from forked import Forks
 from stored_teachers import Row, write_distillkit
 from test_caches import read
 
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.formats import answers, neutral, vllm
+from xtok.teachers.formats import neutral, vllm
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.stored_texts import project_documents
 from xtok.teachers.translator import Translator
@@ -314,9 +315,9 @@ def test_lines(
     assert message_of(path, byte_level).startswith((message.replace("4", "1", 1), ": no Parquet"))
 
 
-def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines(byte_level: Tokenizer, tmp_path: Path, set_row_limit: SetNumber) -> None:
     """A compressed file that holds no end of line does not fill the memory."""
-    monkeypatch.setattr(answers, "MAX_LINE_BYTES", 1 << 20)
+    set_row_limit(1 << 20)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
     assert "line 1: more than 1 MiB" in message_of(path, byte_level)

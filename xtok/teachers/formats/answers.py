@@ -20,9 +20,6 @@ from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.documents import PER_TOKEN, PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers
 
-MAX_LINE_BYTES = 1 << 29
-"""Maximum length of a line. vLLM needs 300 MB for 8,192 tokens with 512 candidates each."""
-
 _ANSWER = (
     *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "object"),
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
@@ -85,7 +82,7 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
 
 def _lines(shard: Shard) -> Iterator[FileRow]:
     hint = "give one JSON object per line"
-    return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, strict=True)
+    return json_lines(shard, hint=hint, strict=True)
 
 
 def _answers(value: Any, where: LineOffset) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, reading
-from xtok._lib.parquet import MAX_PAGE_BYTES, ParquetTable
+from xtok._lib.parquet import ParquetTable
 from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
@@ -220,9 +220,7 @@ def read_cache(
             return
         table = ParquetTable(shard.path)
         for group in range(table.num_row_groups)[shard.start : shard.stop]:
-            for row_names, batch in table.batches(
-                [group], max_values=candidates, max_bytes=MAX_PAGE_BYTES
-            ):
+            for row_names, batch in table.batches([group], max_values=candidates):
                 if cache.kind == "neutral":
                     rows = neutral.read(batch, row_names)
                 else:
