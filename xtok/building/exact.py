@@ -111,7 +111,7 @@ def with_matches(
     special = matches.special
     edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
     if only is not None:
-        edges, special = (one.take(only[one.student_ids]) for one in (edges, special))
+        edges, special = (part.take(only[part.student_ids]) for part in (edges, special))
     kinds = np.zeros(matches.pair.shape[0], np.uint8)
     kinds[edges.student_ids], kinds[special.student_ids] = kind, RowKind.ROLE
     return Edges.concatenate([edges, special]), kinds

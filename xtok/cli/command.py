@@ -46,14 +46,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-    options = {one.name: one for one in _declared(function, types)}
+    options = {option.name: option for option in _declared(function, types)}
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
         words = nemo_words(context)
         typed_names = {name for name in options if is_given(context, name)}
         try:
-            values = {name: one.value(typed[name]) for name, one in options.items()}
+            values = {name: option.value(typed[name]) for name, option in options.items()}
             made = {n: _config(config, values, typed_names) for n, config in configs.items()}
         except ValueError as error:
             message = words.as_typed(_with_flags(str(error), options))
@@ -75,9 +75,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-    shown = sorted(options.values(), key=lambda one: _PANELS_AT_THE_END.get(one.panel or "", 0))
+    shown = sorted(options.values(), key=lambda o: _PANELS_AT_THE_END.get(o.panel or "", 0))
     hidden = _of_nemo(function.__name__.replace("_", "-"), options)
-    parameters = [context, *(one.parameter for one in (*shown, *hidden))]
+    parameters = [context, *(option.parameter for option in (*shown, *hidden))]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
@@ -287,7 +287,7 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
         return error.hint_with(" and ".join(sides or ["STUDENT", "TEACHER"]))
     ending = f"-{parameter.replace('_', '-')}"
-    flags = [one.flag for one in options.values() if one.flag.endswith(ending)]
+    flags = [option.flag for option in options.values() if option.flag.endswith(ending)]
     if parameter in options:
         flags = [options[parameter].flag]
     words = nemo_words(context).as_typed(" or ".join(flags))

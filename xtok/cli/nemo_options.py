@@ -125,10 +125,10 @@ class Command(TyperCommand):
         words = ctx.meta[__name__] = NemoWords()
         if help.ALL in args:
             ctx.meta[help.ALL], args = True, ["--help"]
-        if self.name == "build" and "--loss" in {one.partition("=")[0] for one in args}:
+        if self.name == "build" and "--loss" in {arg.partition("=")[0] for arg in args}:
             raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
         rest = self._parsed(ctx, args)
-        hidden = [one.name for one in self.params if getattr(one, "hidden", False)]
+        hidden = [param.name for param in self.params if getattr(param, "hidden", False)]
         values = {name: ctx.params.pop(name) for name in hidden}
         typed = {name: value for name, value in values.items() if is_given(ctx, name)}
         models = {name: typed.pop(name) for name in MODEL_OPTIONS if name in typed}
@@ -157,7 +157,7 @@ class Command(TyperCommand):
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
         by_argument = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
-        arguments = [one.name for one in self.params if one.param_type_name == "argument"]
+        arguments = [param.name for param in self.params if param.param_type_name == "argument"]
         typed = [ctx.params[name] for name in arguments if ctx.params[name] is not None]
         free = [name for name in arguments if name not in by_argument]
         if by_argument and len(typed) > len(free):

@@ -76,7 +76,7 @@ def _is_conversation(value: Any) -> bool:
 def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
     """Return the conversation of each teacher; by default, for all teachers of the row."""
     each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.where)
-    return [chat if one is None else teachers_chat(chat, one) for one in each]
+    return [chat if value is None else teachers_chat(chat, value) for value in each]
 
 
 def teachers_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> ChatRecord:
@@ -101,7 +101,7 @@ def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, 
     Raises:
         XtokError: if answers differ; names the row, the message and the first different byte.
     """
-    both = [(one.messages, one.tools, one.variables) for one in (student, teacher)]
+    both = [(record.messages, record.tools, record.variables) for record in (student, teacher)]
     if both[0] == both[1]:
         return teacher
     answered = _message_dicts(teacher)

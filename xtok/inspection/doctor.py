@@ -69,13 +69,13 @@ class Diagnosis:
     @property
     def failed(self) -> tuple[str, ...]:
         """The failed checks as `MODEL: CHECK`."""
-        checks = ((one.model_id, check) for one in self.tokenizers for check in one.checks)
+        checks = ((side.model_id, check) for side in self.tokenizers for check in side.checks)
         return tuple(f"{model}: {check.name}" for model, check in checks if check.level == "failed")
 
     @property
     def verdict(self) -> str:
         """One line: failed checks, number of warnings and, for a pair, the advice."""
-        checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
+        checks = [*self.pair_checks, *(c for side in self.tokenizers for c in side.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         result = f"no check failed, {plural(warnings, 'warning')}"
         if self.failed:
@@ -125,17 +125,17 @@ def doctor(
     for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
         with naming_template(f"{side}_template"):
             trials.append(ChatTrial(tokenizer, template))
-    distinct = {(one.tokenizer, one.template): one for one in trials}.values()
-    diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
+    distinct = {(trial.tokenizer, trial.template): trial for trial in trials}.values()
+    diagnosed = tuple(_diagnose(trial, tools, progress) for trial in distinct)
     if pair is None:
         return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
     facts, checks = _checked_pair(pair, texts, templates, field, progress)
     # Every loss compares the two sides over the bytes of a text.
-    failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
+    failed = {c.name for side in diagnosed for c in side.checks if c.level == "failed"}
     return Diagnosis(
         tokenizers=diagnosed,
         pair=facts,
-        advice=None if _PROBE_TEXT in failed else advise(facts, [one.name for one in tokenizers]),
+        advice=None if _PROBE_TEXT in failed else advise(facts, [side.name for side in tokenizers]),
         pair_checks=(_turn_end_check(pair, *trials), *checks),
     )
 
@@ -182,7 +182,7 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
         if isinstance(text, str):
             context = row.get("teacher_context")
             each = context if isinstance(context, list) else [context]
-            longest = max((len(one.encode()) for one in each if isinstance(one, str)), default=0)
+            longest = max((len(part.encode()) for part in each if isinstance(part, str)), default=0)
             rows, with_context = rows + 1, with_context + (longest > 0)
             size, more = size + len(text.encode()) * (longest > 0), more + longest
     return rows, with_context, 1 + more / max(1, size)
@@ -272,7 +272,7 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         if other is None:
             return ""
         name, reading = other
-        rows = zip(texts, *(one.encode_batch(texts) for one in (tokenizer, reading)), strict=True)
+        rows = zip(texts, *(side.encode_batch(texts) for side in (tokenizer, reading)), strict=True)
     except TokenizerError:
         return "no other reader for these files, so ids are not compared"
     differing = [row for row in rows if row[1] != row[2]]

@@ -206,8 +206,8 @@ class StoredMap:
         elif vocabulary.table is not None:
             return self
         else:
-            known = replace(vocabulary, vocab_size=width, width_source="option")
-            return self.with_side(side, known)
+            resized = replace(vocabulary, vocab_size=width, width_source="option")
+            return self.with_side(side, resized)
         raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 

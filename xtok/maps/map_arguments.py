@@ -151,12 +151,12 @@ def _bound(pair: Pair, any_map: M, name: str) -> M:
         _require_same(pair, side, any_map, name)
         if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
             if of_pair.table is not None:
-                known = replace(of_pair, definition_sha256=of_map.definition_sha256)
-                any_map = any_map.with_side(side, known)
+                vocabulary = replace(of_pair, definition_sha256=of_map.definition_sha256)
+                any_map = any_map.with_side(side, vocabulary)
             elif of_map.width_source == "ids":
                 width, origin = of_pair.vocab_size, of_pair.width_source
-                known = replace(of_map, vocab_size=width, width_source=origin)
-                any_map = any_map.with_side(side, known)
+                vocabulary = replace(of_map, vocab_size=width, width_source=origin)
+                any_map = any_map.with_side(side, vocabulary)
     return any_map
 
 

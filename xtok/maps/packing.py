@@ -159,8 +159,8 @@ def _vocabulary(
     require_valid(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _TABLE_DTYPES)
     table = _table(side, fields, tensors, width) if has_table else None
-    known = {name: fields[name] for name in _VOCABULARY_TYPES}
-    return Vocabulary(**known, table=table)
+    values = {name: fields[name] for name in _VOCABULARY_TYPES}
+    return Vocabulary(**values, table=table)
 
 
 def _table(

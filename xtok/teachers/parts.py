@@ -69,7 +69,7 @@ class Totals:
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
         """Add up totals."""
-        return cls(*map(sum, zip(*(astuple(one) for one in totals), strict=True)))
+        return cls(*map(sum, zip(*(astuple(total) for total in totals), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,7 +234,7 @@ class DistillationCollator:
         ]
         batch = _pad(ours, self.student, self.max_length)
         side = self._side(0, theirs, self._aligned(0, ours, theirs), batch)
-        side["realized_logprob"] = stack([one[: self.max_length] for one in realized], np.nan)
+        side["realized_logprob"] = stack([row[: self.max_length] for row in realized], np.nan)
         return {**batch, "teachers": [side]}
 
     def _side(

@@ -294,7 +294,7 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
         from_config: Any = AutoModelForCausalLM.from_config
         with torch.device("meta"):
             ours, others = (
-                from_config(one, trust_remote_code=False).state_dict() for one in (config, wider)
+                from_config(each, trust_remote_code=False).state_dict() for each in (config, wider)
             )
     except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split())[:200]

@@ -232,7 +232,7 @@ class TextCounter:
 
     def __init__(self, pair: Pair, plan: CountPlan) -> None:
         self.plan, self.totals = plan, TextTotals()
-        self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
+        self.tokens = [np.zeros(len(side.table), np.int64) for side in tokenizers_of(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)

@@ -100,5 +100,5 @@ def _read(name: str) -> PromptFormat:
 
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
-FORMATS: Mapping[str, PromptFormat] = {one: _read(one) for one in sorted((*_FILES, *_ALIASES))}
+FORMATS: Mapping[str, PromptFormat] = {name: _read(name) for name in sorted((*_FILES, *_ALIASES))}
 """The formats by file name, and by Megatron-LM's names."""

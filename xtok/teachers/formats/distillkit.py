@@ -151,7 +151,7 @@ def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
 def _compression(**fields: Any) -> Compression:
     if not {"d", "k", "exact_k"} <= fields.keys():
         raise ValueError("d, k or exact_k is missing")
-    fields["residual_bins"] = [Bin(**one) for one in fields.get("residual_bins") or ()]
+    fields["residual_bins"] = [Bin(**values) for values in fields.get("residual_bins") or ()]
     fields["polynomial_terms"] = list(fields.get("polynomial_terms") or ())
     config = Compression(**fields)
     for holds, problem in _rules(config):
@@ -164,8 +164,8 @@ def _rules(config: Compression) -> list[tuple[object, str]]:
     """Return conditions, and the problem if one does not hold. Wrong types are a `TypeError`."""
     d, k, exact_k, exact_dtype, terms, term_dtype, bins, *flags = config
     powers = [term for term in terms if not isinstance(term, str)]
-    dtypes = {exact_dtype, term_dtype, *(one.scale_dtype for one in bins)}
-    sizes = [n for one in bins for n in one[1:]]
+    dtypes = {exact_dtype, term_dtype, *(bin_.scale_dtype for bin_ in bins)}
+    sizes = [n for bin_ in bins for n in bin_[1:]]
     return [
         ({*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is not an integer"),
         ({*map(type, flags)} == {bool}, "a flag is not a boolean"),
@@ -174,7 +174,7 @@ def _rules(config: Compression) -> list[tuple[object, str]]:
         ({*terms} <= {*range(_MAX_POWER + 1), *_TERMS}, f"polynomial_terms are {terms}"),
         (dtypes <= {*_FLOATS}, f"types are {dtypes}"),
         (all(0 < bits < 64 and n > 0 for _, bits, n in bins), f"bins are {bins}"),
-        (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
+        (sum(bin_.num_elements for bin_ in bins) <= k - exact_k, "more residuals than candidates"),
         (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
     ]
 

@@ -132,9 +132,9 @@ def completions(body: bytes) -> ScoringRequest:
             {
                 "index": n, "text": "", "logprobs": None, "finish_reason": "length",
                 "stop_reason": None,
-                "prompt_logprobs": vllm.response_rows(one, top_k, student.vocab_size),
+                "prompt_logprobs": vllm.response_rows(ranked, top_k, student.vocab_size),
             }
-            for n, one in enumerate(scores)
+            for n, ranked in enumerate(scores)
         ]  # fmt: skip
         usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
         return msgspec.json.encode({
@@ -167,7 +167,7 @@ def inference(body: bytes) -> ScoringRequest:
     size = _checked_top_k(top_k)
 
     def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
-        [one] = scores
+        [ranked] = scores
         answer: dict[str, Any] = {
             "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
             "choices": [
@@ -175,10 +175,10 @@ def inference(body: bytes) -> ScoringRequest:
             ],
         }  # fmt: skip
         if sampling.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = vllm.response_rows(one, size, student.vocab_size)
+            answer["prompt_logprobs"] = vllm.response_rows(ranked, size, student.vocab_size)
         if sampling.prompt_logprob_token_ids is not None:
             answer["prompt_token_id_logprobs"] = _npy(
-                one, chosen, student, sampling.prompt_logprob_start + 1
+                ranked, chosen, student, sampling.prompt_logprob_start + 1
             )
         return msgspec.json.encode(answer)
 
@@ -199,12 +199,12 @@ def _chosen_of_positions(sampling: _Sampling, count: int) -> list[list[int]]:
     return [*repeat([], start + 1), *rows]
 
 
-def _npy(one: RankedTopK, chosen: list[list[int]], student: Vocabulary, first: int) -> str:
+def _npy(ranked: RankedTopK, chosen: list[list[int]], student: Vocabulary, first: int) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`.
 
     The first row belongs to the token `first`.
     """
-    rows = _chosen_logprobs(one, chosen, student, lowest=-1)[first:]  # -1 is padding
+    rows = _chosen_logprobs(ranked, chosen, student, lowest=-1)[first:]  # -1 is padding
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, chosen[first:], strict=True)):
         matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
@@ -214,12 +214,12 @@ def _npy(one: RankedTopK, chosen: list[list[int]], student: Vocabulary, first: i
 
 
 def _chosen_logprobs(
-    one: RankedTopK, chosen: list[list[int]], student: Vocabulary, lowest: int = 0
+    ranked: RankedTopK, chosen: list[list[int]], student: Vocabulary, lowest: int = 0
 ) -> list[list[float]]:
     outside = [i for row in chosen for i in row if not lowest <= i < student.vocab_size]
     if outside:
         raise BadRequest(outside_vocabulary("chosen id", outside[0], student))
-    return logprobs_of_ids(one, chosen, student.vocab_size)
+    return logprobs_of_ids(ranked, chosen, student.vocab_size)
 
 
 # SGLang
@@ -262,8 +262,8 @@ def generate(body: bytes) -> ScoringRequest:
 
     def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         responses = [
-            _sglang_response(f"{number}-{n}", one, student, request, ids)
-            for n, (one, ids) in enumerate(zip(scores, chosen, strict=True))
+            _sglang_response(f"{number}-{n}", ranked, student, request, ids)
+            for n, (ranked, ids) in enumerate(zip(scores, chosen, strict=True))
         ]
         return msgspec.json.encode(responses[0] if is_one else responses)
 
@@ -290,12 +290,12 @@ def _chosen_ids(
 
 def _sglang_response(
     name: str,
-    one: RankedTopK,
+    ranked: RankedTopK,
     student: Vocabulary,
     request: _GenerateRequest,
     chosen: list[list[int]] | None,
 ) -> dict[str, Any]:
-    ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
+    ids, values = ranked.topk.token_ids.tolist(), ranked.topk.realized_logprob.tolist()
     start = request.logprob_start_len if request.logprob_start_len >= 0 else len(ids) - 1
     realized = _triples(values, ids)[start:]
     realized[0][0] = None  # the first token has no score
@@ -305,11 +305,11 @@ def _sglang_response(
         "output_token_logprobs": [],
     }  # fmt: skip
     if request.top_logprobs_num:
-        best = sglang.response_rows(one, request.top_logprobs_num, student.vocab_size)
+        best = sglang.response_rows(ranked, request.top_logprobs_num, student.vocab_size)
         meta["input_top_logprobs"] = [None, *best[start + 1 :]]
         meta["output_top_logprobs"] = []
     if chosen is not None:
-        rows = [*map(_triples, _chosen_logprobs(one, chosen, student), chosen)]
+        rows = [*map(_triples, _chosen_logprobs(ranked, chosen, student), chosen)]
         meta["input_token_ids_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_token_ids_logprobs"] = []
     return {"text": "", "output_ids": [], "meta_info": meta}

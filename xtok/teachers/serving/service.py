@@ -135,9 +135,9 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
         render(teacher, messages, template=template, add_generation_prompt=True)
 
 
-def _key(given: str | None, parameter: str) -> str | None:
-    """Return a given key, or the key in the environment."""
-    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
+def _key(key: str | None, parameter: str) -> str | None:
+    """Return the key, by default the key in the environment."""
+    key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"
         hint = f"correct {{option}} or XTOK_{parameter.upper()}"

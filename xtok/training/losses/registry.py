@@ -77,8 +77,8 @@ class BatchLoss:
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
         """Return a plan for `one_pass`."""
         mean = self._mean(student_logits, teacher_logits, batch, side)
-        one = [(mean, torch.ones_like(mean))]
-        return Plan((), 1, work_dtype(mean), learned=one, value=mean.detach())
+        learned = [(mean, torch.ones_like(mean))]
+        return Plan((), 1, work_dtype(mean), learned=learned, value=mean.detach())
 
 
 class RequiredMap(NamedTuple):
