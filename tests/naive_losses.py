@@ -146,8 +146,8 @@ def alm(
     losses = []
     for row, ours, theirs in chunks_from_their_start(ids, valid):
         x, y = (
-            (path(logits, of, row, positions) / temperature - 1e-6).exp()
-            for logits, of, positions in zip(
+            (path(logits, side_targets, row, positions) / temperature - 1e-6).exp()
+            for logits, side_targets, positions in zip(
                 (student, teacher), targets, (ours, theirs), strict=True
             )
         )
@@ -161,10 +161,10 @@ Spelled = list[list[int]]
 """The spelling of each token, empty for those that are left out."""
 
 
-def completions(of: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
+def completions(spellings: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
     """The tokens that are spelled by a prefix and a piece, and their pieces, the lowest token."""
     token_of_piece: dict[int, int] = {}
-    for token, pieces in enumerate(of):
+    for token, pieces in enumerate(spellings):
         if len(pieces) == len(prefix) + 1 and pieces[:-1] == prefix:
             token_of_piece.setdefault(pieces[-1], token)
     return [(token, piece) for piece, token in token_of_piece.items()]

@@ -64,8 +64,8 @@ def test_a_package_imports_from_packages_above() -> None:
 def test_there_are_no_import_cycles() -> None:
     """Not even inside functions."""
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
-    of = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    left = {name: _files(modules(path), of) - {name} for name, path in of.items()}
+    path_of = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    left = {name: _files(modules(path), path_of) - {name} for name, path in path_of.items()}
     while leaves := {name for name, needs in left.items() if not needs}:
         left = {name: needs - leaves for name, needs in left.items() if needs}
     assert left == {}
@@ -187,11 +187,11 @@ def test_install_hints_work_from_a_clone() -> None:
     assert wrong_files == []
 
 
-def _files(names: Set[str], of: Mapping[str, Path]) -> Set[str]:
+def _files(names: Set[str], path_of: Mapping[str, Path]) -> Set[str]:
     """Return the files among dotted names; a package only if one of its own names is imported."""
-    packages = {name.rpartition(".")[0] for name in names if name in of}
-    own = {name.rpartition(".")[0] for name in names if name not in of}
-    return {name for name in names & of.keys() if name not in packages or name in own}
+    packages = {name.rpartition(".")[0] for name in names if name in path_of}
+    own = {name.rpartition(".")[0] for name in names if name not in path_of}
+    return {name for name in names & path_of.keys() if name not in packages or name in own}
 
 
 def imports(path: Path) -> set[str]:

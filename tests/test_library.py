@@ -181,6 +181,6 @@ def test_lazy_names_match_the_stub() -> None:
         there = importlib.import_module(module)
         assert getattr(xtok, str(name)) in (there, getattr(there, str(name), there))
     assert set(xtok.__all__) == seen.keys()
-    for name, told in (("load_map", r"ProjectionMap\.load"), ("nonsense", "nonsense")):
-        with pytest.raises(AttributeError, match=told):
+    for name, words in (("load_map", r"ProjectionMap\.load"), ("nonsense", "nonsense")):
+        with pytest.raises(AttributeError, match=words):
             getattr(xtok, name)

@@ -76,9 +76,9 @@ def test_every_token_of_all_tokenizers_is_spelled_exactly(
     load_real: Load, every_token: list[bytes], name: str
 ) -> None:
     table = table_of(load_real(name))
-    of = table.tokens()
+    tokens = table.tokens()
     spelled = load_real(name).segment_batch(every_token)
-    assert [ids and b"".join([of[i] for i in ids]) for ids in spelled] == every_token
+    assert [ids and b"".join([tokens[i] for i in ids]) for ids in spelled] == every_token
     used = {i for ids in spelled for i in ids or ()}
     assert not used & set(table.control_names)
 

@@ -84,13 +84,13 @@ def test_every_student_is_trained_once(
         "same-tokenizer | own | 1 | 1", "label-smoothing | none | 0.1 | 1", "ce | written | 1 | 1",
     ):  # fmt: skip
         assert table.count(f"\n| {row} | 1 |") == 1
-    of, by_events = (
+    by_tokens, by_events = (
         dict(results)[study.run_of("scarce", row, 0, 5e-3)] for row in (study.CE, study.EVENTS)
     )
     saved, read_bytes = 0.0, 0
     for group in (0, 2):  # the held-out texts, and those to choose by
-        saved += sum(of["bits"][-1][group]) - sum(by_events["bits"][-1][group])
-        read_bytes += sum(of["bytes"][group])
+        saved += sum(by_tokens["bits"][-1][group]) - sum(by_events["bits"][-1][group])
+        read_bytes += sum(by_tokens["bytes"][group])
     [shown] = [
         line.split(" | ") for line in table.splitlines() if "| event-kl | bytes | 1 " in line
     ]

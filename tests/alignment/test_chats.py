@@ -163,7 +163,8 @@ def test_content_is_the_part_that_both_templates_write(
     [both], [back] = written_alike(ours, theirs, {}), written_alike(theirs, ours, {})
     assert both == back[::-1]
     texts = [
-        bytes(side.ids[of].tolist()).decode() for side, of in zip((ours, theirs), both, strict=True)
+        bytes(side.ids[span].tolist()).decode()
+        for side, span in zip((ours, theirs), both, strict=True)
     ]
     assert texts == [own, whole]
 

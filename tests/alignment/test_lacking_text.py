@@ -97,15 +97,15 @@ def check_chunks(
 ) -> int:  # fmt: skip
     """Each chunk is the same bytes of the text on both sides, and has no unknown token."""
     count = max([-1, *chunks[0]]) + 1
-    told: list[list[tuple[int, int]]] = []
+    stretches: list[list[tuple[int, int]]] = []
     for tokenizer, own_spans, own, chunk in zip(pair, text_spans, ids, chunks, strict=True):
         members: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         for at, token, number in zip(own_spans, own, chunk[: len(own)], strict=True):
             if number >= 0:
                 members[number].append(at)
                 assert tokenizer.table[token]
-        told.append([stretch(text.encode(), of_chunk) for of_chunk in members])
-    assert told[0] == told[1], text
+        stretches.append([stretch(text.encode(), of_chunk) for of_chunk in members])
+    assert stretches[0] == stretches[1], text
     return count
 
 

@@ -229,7 +229,7 @@ def test_two_event_maps_are_measured_side_by_side(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     pair, by_bytes = xtok.load_pair(sentencepiece, byte_level), events(sentencepiece, byte_level)
-    nothing = [np.zeros_like(of) for of in (by_bytes.student_event, by_bytes.teacher_event)]
+    nothing = [np.zeros_like(event) for event in (by_bytes.student_event, by_bytes.teacher_event)]
     merged = replace(by_bytes, student_event=nothing[0], teacher_event=nothing[1], rest=0)
     evaluation = evaluate(pair, [by_bytes, merged], corpus, names=["bytes", "one"])
     leaks = {m.name: m.leak for m in evaluation.event_measures}

@@ -263,7 +263,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
     usual, gold = BuildConfig(), BuildConfig.for_loss("gold", top_k=4)
     to_bytes, bare = xtok.load_pair(sentencepiece, byte), replace(built, recipe={})
-    for projection, of, config, why in (
+    for projection, other_pair, config, why in (
         (built, pieces_to_digits, BuildConfig(top_k=8), "its top_k is 4, not 8"),
         (
             built,
@@ -281,7 +281,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
         ),
         (bare, pieces_to_digits, usual, "its top_k is None, not 4"),
     ):
-        assert difference(projection, of, recipe_of(config)) == why
+        assert difference(projection, other_pair, recipe_of(config)) == why
 
 
 def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: Path) -> None:

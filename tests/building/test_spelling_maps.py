@@ -99,8 +99,8 @@ def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to:
                 assert canonical[token] == token_id
         left_out = m.left_out(side)
         assert len(left_out["cannot be spelled"]) == 0
-        told = sorted(i for ids in left_out.values() for i in ids.tolist())
-        assert told == [i for i, pieces in enumerate(spellings) if not pieces]
+        reported = sorted(i for ids in left_out.values() for i in ids.tolist())
+        assert reported == [i for i, pieces in enumerate(spellings) if not pieces]
         spelled = [tuple(pieces) for pieces in spellings if pieces]
         assert len({*spelled}) == len(spelled)
 
@@ -222,10 +222,10 @@ def test_inspect_counts_spelled_and_omitted_tokens(
     assert ["shared", "256", "256"] in cells
     assert ["2 pieces", "1", "0"] in cells
     assert ["student", "'ab'", "256", "'a' 'b'"] in cells
-    told = json.loads(cli("inspect", "m.safetensors", "--num-examples", "1", "--json").stdout)
-    assert told["spelled"]["student"] == {"shared": 256, "spelled": 3, "left_out": {}}
-    assert told["pieces"]["student"] == {"0": 41, "1": 256, "2": 1, "8": 1, "9": 1}
-    assert told["examples"] == [
+    values = json.loads(cli("inspect", "m.safetensors", "--num-examples", "1", "--json").stdout)
+    assert values["spelled"]["student"] == {"shared": 256, "spelled": 3, "left_out": {}}
+    assert values["pieces"]["student"] == {"0": 41, "1": 256, "2": 1, "8": 1, "9": 1}
+    assert values["examples"] == [
         {"side": "student", "token_id": 256, "token": "ab", "pieces": ["a", "b"], "left_out": ""}
     ]
     fails(cli("inspect", "m.safetensors", "--classes"), "spelling map")
@@ -238,8 +238,8 @@ def test_verify_counts_spelled_and_omitted_tokens(tmp_path: Path) -> None:
     for side, left_out in (
         ("student", "257 (cannot be spelled)"), ("teacher", "5 (special, without a partner)")
     ):  # fmt: skip
-        told = f"0 shared, 0 spelled; left out: {left_out}"
-        assert checks[f"{side} spelled"] == ("ok", told)
+        message = f"0 shared, 0 spelled; left out: {left_out}"
+        assert checks[f"{side} spelled"] == ("ok", message)
 
 
 def test_doctor_counts_spelled_and_omitted_tokens(

@@ -65,8 +65,8 @@ def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) 
     done = works(cli(*line))
     assert done.stdout == f"{name}\n"
     assert os.listdir(tmp_path) == [name]
-    told = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    assert [line.split(":")[0] for line in told] == ["build"]
+    reports = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert [line.split(":")[0] for line in reports] == ["build"]
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
     quiet = works(cli(*line, "--quiet"))
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")

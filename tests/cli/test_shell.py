@@ -238,8 +238,8 @@ def test_a_signal_prints_a_line_and_leaves_no_file(
     names = {"M": str(small / "small.model"), "T": str(corpus)}
     typed = [names.get(word, word) for word in line.split()]
     done = killed(program, stop, typed, tmp_path, None if "find_spec" in program else forks)
-    code, told = {"SIGINT": (130, "interrupted\n"), "SIGTERM": (143, "terminated\n")}[stop]
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
+    code, message = {"SIGINT": (130, "interrupted\n"), "SIGTERM": (143, "terminated\n")}[stop]
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
     assert not [*tmp_path.iterdir()]
 
 

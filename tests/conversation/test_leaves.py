@@ -129,9 +129,9 @@ def test_a_thought_is_left_out_with_a_note(byte_level: Tokenizer) -> None:
     shown = render(byte_level, [ASK, thought], template=template)
     assert shown.notes == ("the template omits text marked with <think>",)
     template = chatml("{{ m.reasoning_content if loop.last }}{{ m.content }}")
-    told = {**SEVEN, "reasoning": "3 + 4"}
-    assert render(byte_level, [ASK, told], template=template).notes == ()
-    shown = render(byte_level, [ASK, told, ASK, told], template=template)
+    reasoned = {**SEVEN, "reasoning": "3 + 4"}
+    assert render(byte_level, [ASK, reasoned], template=template).notes == ()
+    shown = render(byte_level, [ASK, reasoned, ASK, reasoned], template=template)
     assert shown.notes == ("the template omits reasoning of earlier messages",)
 
 

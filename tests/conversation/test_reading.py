@@ -57,14 +57,14 @@ def plain(messages: Any) -> list[dict[str, Any]]:
     simplified = []
     for message in messages:
         content = message["content"]
-        of = {"role": message["role"], "content": content}
+        short = {"role": message["role"], "content": content}
         if not isinstance(content, str):
-            of["content"] = content[0]["text"]
+            short["content"] = content[0]["text"]
         if "tool_calls" in message:
-            of["calls"] = [call["function"] for call in message["tool_calls"]]
+            short["calls"] = [call["function"] for call in message["tool_calls"]]
         if "reasoning_content" in message:
-            of["thinking"] = message["reasoning_content"]
-        simplified.append(of)
+            short["thinking"] = message["reasoning_content"]
+        simplified.append(short)
     return simplified
 
 
@@ -174,7 +174,7 @@ def test_conversations_of_real_templates(name: str, family: Family) -> None:
 
 def test_the_guide_has_the_number_of_readable_templates() -> None:
     pytest.importorskip("trl")
-    counts = {case: Counter(of[case] for of in OUTCOMES.values()) for case in CASES}
+    counts = {case: Counter(outcomes[case] for outcomes in OUTCOMES.values()) for case in CASES}
     total = len(OUTCOMES)
     read = {case: f"{c[READ]} of {total - c[NOT_WRITTEN]}" for case, c in counts.items()}
     same = {read.pop(case) for case in [*CASES][:4]}  # a prompt, turns, an answer that is cut off

@@ -146,7 +146,7 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
     pair = xtok.load_pair(student, teacher)
     good = xtok.build(student, teacher, for_loss="p-kl", texts=tmp_path / "a.txt")
     bad = replace(good, teacher_ids=(good.teacher_ids + 1) % 258)
-    for m, level, says in (
+    for m, level, words in (
         (good, "good", "close to the best map"),
         (bad, "bad", "worse than X-Token's"),
     ):
@@ -154,8 +154,8 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
         [fit] = [fit for fit in report.maps[0].fits if fit.loss == "p-kl"]
         verdict = known(report.maps[0].verdict)
         assert (fit.level, verdict.level) == (level, level)
-        assert says in verdict.reason
-        assert says in fit.why
+        assert words in verdict.reason
+        assert words in fit.why
 
 
 def test_the_recommended_loss_needs_no_command_for_an_existing_map(pair: Pair) -> None:

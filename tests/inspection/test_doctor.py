@@ -371,8 +371,8 @@ def test_an_uncased_tokenizer_on_one_side(
     texts = [token.decode("utf-8", "ignore") for token in byte_level.table.tokens()]
     upper = sum(text != text.lower() for text in texts)
     assert upper > 50
-    says = f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have "
-    says += "upper-case letters, but uncased is lower-case only: "
+    message = f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have "
+    message += "upper-case letters, but uncased is lower-case only: "
 
     def upper_case(student: Tokenizer | Path, teacher: Tokenizer | Path) -> list[str]:
         checks = doctor(student, teacher).pair_checks
@@ -382,6 +382,6 @@ def test_an_uncased_tokenizer_on_one_side(
         (byte_level, folder, "their rows in a map are empty"),
         (folder, byte_level, "no row of a map contains them"),
     ):
-        assert upper_case(student, teacher) == [says + end]
-        assert says + end in xtok.build(student, teacher).reports[0].notes
+        assert upper_case(student, teacher) == [message + end]
+        assert message + end in xtok.build(student, teacher).reports[0].notes
     assert not upper_case(byte_level, digits)

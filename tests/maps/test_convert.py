@@ -71,5 +71,5 @@ def test_convert_names_the_loss_of_a_counted_map(
     cli: Cli, small: Path, tmp_path: Path, loss: str, is_gold: str
 ) -> None:
     works(cli("build", small / "small.model", "bytes", "--for", loss, "-o", "m.safetensors"))
-    told = cli("convert", "m.safetensors", "m.pt").stderr
-    assert f"m.pt loss_fn.gold_loss={is_gold} loss_fn.xtoken_loss=false\n" in told
+    printed = cli("convert", "m.safetensors", "m.pt").stderr
+    assert f"m.pt loss_fn.gold_loss={is_gold} loss_fn.xtoken_loss=false\n" in printed

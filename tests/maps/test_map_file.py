@@ -264,11 +264,15 @@ def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
     assert [step["stage"] for step in projection.history] == ["import"]
 
 
-@pytest.mark.parametrize("says", [True, None])
-def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: bool | None) -> None:
-    told = {} if says is None else {"enable_scale_trick": says}
-    slots = True if says is None else None
-    projection = read_pt(tmp_path, {**FOREIGN, **told}, preserve_last=slots, teacher_vocab_size=4)
+@pytest.mark.parametrize("has_slots", [True, None])
+def test_slots_of_a_foreign_map_are_in_the_last_column(
+    tmp_path: Path, has_slots: bool | None
+) -> None:
+    declared = {} if has_slots is None else {"enable_scale_trick": has_slots}
+    slots = True if has_slots is None else None
+    projection = read_pt(
+        tmp_path, {**FOREIGN, **declared}, preserve_last=slots, teacher_vocab_size=4
+    )
     assert known(projection.scale_slot).tolist() == [0, 1, 1, 1, 0]
     ids, weights = projection.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])

@@ -102,8 +102,12 @@ def test_placeholder_log_probabilities_are_ignored(
     owns = projected_row["realized_logprob"]
     assert owns.count(None) >= plain["realized_logprob"].count(None)
     lines, _ = projected(kind, changed, "vllm")
-    values = [e["logprob"] for of in rows_of_vllm(lines) for e in (of or {}).values()]
-    values += [v for of in (owns, *projected_row["topk_logprobs"]) for v in of if v is not None]
+    values = [
+        e["logprob"] for candidates in rows_of_vllm(lines) for e in (candidates or {}).values()
+    ]
+    values += [
+        v for logprobs in (owns, *projected_row["topk_logprobs"]) for v in logprobs if v is not None
+    ]
     assert min(values) > -100
 
 
@@ -113,9 +117,9 @@ def test_placeholder_log_probabilities_are_ignored(
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "neutral", "realized"])
 def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any) -> None:
     """A server that writes 0.0 for it does not know it for certain."""
-    of = "neutral" if kind == "realized" else kind
-    plain, before = projected(of, answer_of(row, of))
-    answer, token = answer_of(row, of), row["input_ids"][0]
+    layout = "neutral" if kind == "realized" else kind
+    plain, before = projected(layout, answer_of(row, layout))
+    answer, token = answer_of(row, layout), row["input_ids"][0]
     if kind == "vllm":
         rows_of_vllm(answer)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
     elif kind == "sglang":
@@ -125,7 +129,7 @@ def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any
         answer["topk_ids"][0], answer["topk_logprobs"][0] = [token], [0.0]
     else:
         answer["realized_logprob"] = [0.0] + [None] * (len(row["input_ids"]) - 1)
-    assert projected(of, answer) == (plain, before)
+    assert projected(layout, answer) == (plain, before)
 
 
 @pytest.mark.parametrize("length", [2, 3, 20])
@@ -139,15 +143,15 @@ def test_rows_of_the_next_token_are_found_whatever_their_number(
     if kind == "realized":
         cut |= {"topk_ids": [[]] * length, "topk_logprobs": [[]] * length}
         cut["realized_logprob"] = [*[-1.0] * (length - 1), None]
-    of = "neutral" if kind == "realized" else kind
-    answer = cut if of == "neutral" else answer_of({**cut, "text": "a"}, of)
+    layout = "neutral" if kind == "realized" else kind
+    answer = cut if layout == "neutral" else answer_of({**cut, "text": "a"}, layout)
     if kind == "vllm":
         entries = zip(cut["topk_ids"], cut["topk_logprobs"], strict=True)
         answer["choices"][0]["prompt_logprobs"] = [
             {str(i): {"logprob": lp} for i, lp in zip(*of_row, strict=True)} for of_row in entries
         ]
     with pytest.raises(XtokError):
-        projected(of, answer)
+        projected(layout, answer)
 
 
 @pytest.mark.parametrize("length", [6, 11])
@@ -179,8 +183,11 @@ def test_a_few_rows_of_the_next_token_after_an_empty_row(
 def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True) -> Row:
     about = answer["meta_info"]
     top = about.pop("input_top_logprobs")
-    rows = [of for of in top if of]
-    values = [v for of in rows for v, *_ in of], [i for of in rows for _, i, *_ in of]
+    rows = [candidates for candidates in top if candidates]
+    values = (
+        [v for candidates in rows for v, *_ in candidates],
+        [i for candidates in rows for _, i, *_ in candidates],
+    )
     for what, flat, dtype in zip(("val", "idx"), values, ("<f4", "<i4"), strict=True):
         name_of = f"input_top_logprobs_{what}_flat"
         if base:
@@ -336,7 +343,7 @@ def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
     ids = [np.argsort(-row)[:k] for row in logprobs]
     if seed % 2:
         ids = [i if own in i else np.append(i, own) for i, own in zip(ids, text, strict=True)]
-    pick = [[row[i] for row, i in zip(of, ids, strict=True)] for of in (logprobs, logits)]
+    pick = [[row[i] for row, i in zip(full, ids, strict=True)] for full in (logprobs, logits)]
     return text, ids, *pick
 
 
@@ -399,10 +406,11 @@ def test_each_document_is_compared_separately() -> None:
     bad = list(made)
     bad[7] = (made[7][0], moved(made[7][1], 1), moved(made[7][2], 1), made[7][3])
     for documents in (made, bad):
-        text = np.concatenate([of[0] for of in documents])
-        counts = [n for of in documents for n in (0, *map(len, of[1][1:]))]
+        text = np.concatenate([document[0] for document in documents])
+        counts = [n for document in documents for n in (0, *map(len, document[1][1:]))]
         ids, logprobs = (
-            np.concatenate([row for of in documents for row in of[part][1:]]) for part in (1, 2)
+            np.concatenate([row for document in documents for row in document[part][1:]])
+            for part in (1, 2)
         )
         nothing = np.full(len(text), np.nan, np.float32)
         bounds = np.arange(13) * T
@@ -434,8 +442,8 @@ def test_collator_refuses_impossible_rows(name: str) -> None:
         made = teacher_rows(seed)
         text, ids, logprobs = WRONG[name](*made) if name in WRONG else made[:3]
         row: Row = {"input_ids": text.tolist()}
-        row["topk_ids"] = [[], *(of.tolist() for of in ids[1:])]
-        row["topk_logprobs"] = [[], *(of.tolist() for of in logprobs[1:])]
+        row["topk_ids"] = [[], *(values.tolist() for values in ids[1:])]
+        row["topk_logprobs"] = [[], *(values.tolist() for values in logprobs[1:])]
         try:
             TopKCollator()([row])
         except ValueError:

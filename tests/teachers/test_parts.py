@@ -214,7 +214,7 @@ PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_changed_inputs_are_another_job(
     name: str, small: Path, stored: list[Row], digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    change, says = PARTS_OF_A_JOB[name]
+    change, words = PARTS_OF_A_JOB[name]
     model = tmp_path / "model"
     config = ProjectConfig()
     shutil.copytree(small / "small-byte-level", model)
@@ -238,7 +238,7 @@ def test_changed_inputs_are_another_job(
     with pytest.raises(KeyboardInterrupt):
         run(progress=stopping)
     change(tmp_path)
-    with pytest.raises(XtokError, match=f"another run, .*{says}"):
+    with pytest.raises(XtokError, match=f"another run, .*{words}"):
         run()
 
 

@@ -136,9 +136,9 @@ def test_rows_match_the_naive_projection(
         begin += len(ids)
     for row, want in zip(rows_of_topk(topk), expected, strict=True):
         assert_close(row, want)
-    for of in (topk, cut):
-        rests = np.exp(of.rest_logprob.astype(np.float64))
-        for row, rest in zip(rows_of_topk(of), rests, strict=True):
+    for projected_rows in (topk, cut):
+        rests = np.exp(projected_rows.rest_logprob.astype(np.float64))
+        for row, rest in zip(rows_of_topk(projected_rows), rests, strict=True):
             assert not row or sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
 
 
@@ -342,8 +342,8 @@ def test_the_shortcut_equals_spelling(
     expected = [ids[0] if ids else -1 for ids in spell(texts)]
     assert projector.prefixes.first[learnt].tolist() == expected
     longer = sorted(student.table.canonical_ids())
-    behind = [longer[bisect_right(longer, text) :][:1] for text in texts]
+    following = [longer[bisect_right(longer, text) :][:1] for text in texts]
     grows = [
-        any(token.startswith(text) for token in b) for b, text in zip(behind, texts, strict=True)
+        any(token.startswith(text) for token in b) for b, text in zip(following, texts, strict=True)
     ]
     assert projector.prefixes.may_grow[learnt].tolist() == grows

@@ -69,7 +69,7 @@ def answers(*lines: object) -> object:
 
 def checked(path: str) -> object:
     cache = open_cache(Path(path))
-    rows = [of for shard in cache.shards for of, _ in read_cache(cache, shard)]
+    rows = [part for shard in cache.shards for part, _ in read_cache(cache, shard)]
     return [cache.check(documents, bytes_pair().teacher) for documents in rows]
 
 

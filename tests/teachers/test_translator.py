@@ -45,21 +45,25 @@ def translator(pair: Pair) -> Translator:
     return Translator(pair, back_map, num_threads=1)
 
 
-def check_scores(of: Translator, ids: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
+def check_scores(
+    translating: Translator, ids: Sequence[int]
+) -> tuple[list[int], list[float], list[float]]:
     """Check that all values are finite, and their sum the teacher's.
 
     Return the teacher's ids, the values of all tokens but the first, and the teacher's own.
     """
-    text = of.of_student(ids)
+    text = translating.of_student(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
-    answer = said(teacher_ids, len(of.teacher.table))
-    scores = score(of, text, answer, 8)
+    answer = said(teacher_ids, len(translating.teacher.table))
+    scores = score(translating, text, answer, 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
-    ends = np.cumsum([len(of.teacher.table[i]) for i in teacher_ids])
-    begin = int(np.searchsorted(ends, len(of.student.table[ids[0]]))) + 1  # behind the first token
-    told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
-    assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
+    ends = np.cumsum([len(translating.teacher.table[i]) for i in teacher_ids])
+    begin = (
+        int(np.searchsorted(ends, len(translating.student.table[ids[0]]))) + 1
+    )  # behind the first token
+    teacher_sum = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
+    assert values.sum(dtype=np.float64) == pytest.approx(teacher_sum, abs=1e-4 * len(ids))
     return teacher_ids, values.tolist(), answer.topk.realized_logprob[1:].tolist()
 
 
@@ -67,8 +71,8 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
     """What it says of ids that the student does not have is in the rest."""
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
-    of = translator(xtok.load_pair(digits, wide))
-    text = of.of_student([5, 6, 7])
+    translating = translator(xtok.load_pair(digits, wide))
+    text = translating.of_student([5, 6, 7])
     none, n = np.float32(np.nan), np.log
     topk = TopK(
         np.array([5, 6, 7], np.int32), np.array([0, 3]), np.array([0, 0, 2, 4]),
@@ -77,7 +81,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
         np.array([none, n(0.25), n(0.25)], np.float32),
         np.array([none, n(0.25), n(0.5)], np.float32),
     )  # fmt: skip
-    scores = score(of, text, RankedTopK(topk, np.array([0, 2, 1])), 8)
+    scores = score(translating, text, RankedTopK(topk, np.array([0, 2, 1])), 8)
     assert scores.topk.starts.tolist() == [0, 0, 1, 3]
     assert scores.topk.ids.tolist() == [6, 7, 8]
     assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])
@@ -99,9 +103,11 @@ def test_a_control_token_without_a_counterpart() -> None:
     student = Tokenizer(Calls([*tokens, b"<ab>"], merges=False), model_id="small")
     pair = xtok.load_pair(student, small(tokens))
     assert 5 not in pair.equal_roles
-    teacher_ids, values, told = check_scores(translator(pair), [1, 2, 5, 1, 2])
+    teacher_ids, values, teacher_values = check_scores(translator(pair), [1, 2, 5, 1, 2])
     assert teacher_ids == [1, 2, 3, 1, 2, 4, 1, 2]
-    assert values == pytest.approx([told[0], sum(told[1:5]), *told[5:]], abs=1e-5)
+    assert values == pytest.approx(
+        [teacher_values[0], sum(teacher_values[1:5]), *teacher_values[5:]], abs=1e-5
+    )
 
 
 @pytest.mark.real
@@ -130,9 +136,9 @@ def test_each_token(load_real: Load, student: str, teacher: str) -> None:
     """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
     pair = xtok.load_pair(load_real(student), load_real(teacher))
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
-    of, num_ids = translator(pair), len(pair.tables[0])
+    translating, num_ids = translator(pair), len(pair.tables[0])
     for first in range(0, num_ids, 2000):
-        check_scores(of, [*begin, *range(first, min(first + 2000, num_ids))])
+        check_scores(translating, [*begin, *range(first, min(first + 2000, num_ids))])
 
 
 @pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])

@@ -98,8 +98,8 @@ REFUSED: dict[str, tuple[str, Any, Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_error_names_an_unsupported_decoder(name: str, tmp_path: Path) -> None:
-    says, decoder, model = REFUSED[name]
-    with pytest.raises(TokenizerError, match=says):
+    words, decoder, model = REFUSED[name]
+    with pytest.raises(TokenizerError, match=words):
         load_tokenizer(folder(tmp_path, decoder, model))
 
 

@@ -38,9 +38,9 @@ def test_no_differences_if_both_give_the_same_ids(
     ],
 )
 def test_rows_of_a_batch(byte_level: Tokenizer, ids: Sequence[int], shown: str) -> None:
-    told = library_differences(byte_level, [TEXT], [ids])
-    assert len(told) == bool(shown)
-    assert not shown or f"is {shown}, expected AutoTokenizer's [" in told[0]
+    differences = library_differences(byte_level, [TEXT], [ids])
+    assert len(differences) == bool(shown)
+    assert not shown or f"is {shown}, expected AutoTokenizer's [" in differences[0]
 
 
 def test_a_text_that_starts_with_bos_gets_no_second_bos(byte_level: Tokenizer) -> None:

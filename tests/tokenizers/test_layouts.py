@@ -283,8 +283,8 @@ def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: 
     parts = {"model": {**model, "dropout": 0.5}}
     folder = copied(small / "small-digits", tmp_path / "dropout", tokenizer=parts)
     auto = AutoTokenizer.from_pretrained(str(folder))
-    for of in (folder, folder / "tokenizer.json", auto):
-        tokenizer = load_tokenizer(of)
+    for source in (folder, folder / "tokenizer.json", auto):
+        tokenizer = load_tokenizer(source)
         assert tokenizer.encode_batch(CORPUS) == digits.encode_batch(CORPUS)
         assert ["dropout of 0.5" in note for note in tokenizer.notes] == [True]
     assert auto.backend_tokenizer.model.dropout == 0.5  # the argument is unchanged

@@ -43,8 +43,13 @@ def starting(aligned: Any) -> Chunks:
 
 
 def spellings(student: Spelled, teacher: Spelled) -> SpellingMap:
-    flat = [np.array([p for pieces in of for p in pieces], np.int32) for of in (student, teacher)]
-    counts = [np.array([len(pieces) for pieces in of], np.int32) for of in (student, teacher)]
+    flat = [
+        np.array([p for pieces in spelled for p in pieces], np.int32)
+        for spelled in (student, teacher)
+    ]
+    counts = [
+        np.array([len(pieces) for pieces in spelled], np.int32) for spelled in (student, teacher)
+    ]
     return SpellingMap(
         student=vocabulary(len(student)), teacher=vocabulary(len(teacher)),
         student_pieces=flat[0], student_counts=counts[0],
@@ -260,8 +265,8 @@ def test_tokenizers_from_their_files_to_the_loss(
     targets = collated["targets"], side["targets"]
     generator = torch.Generator().manual_seed(seed)
     student, teacher = (
-        2 * torch.randn((*of.shape, width), generator=generator, dtype=torch.float64)
-        for of, width in zip(targets, pair.shape, strict=True)
+        2 * torch.randn((*of_side.shape, width), generator=generator, dtype=torch.float64)
+        for of_side, width in zip(targets, pair.shape, strict=True)
     )
     student.requires_grad_()
     loss = csd(
@@ -381,9 +386,17 @@ def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) ->
     own, other = chunk
     p, q = (x.detach().log_softmax(-1)[0] for x in (student, teacher))
     if len(own) == 1:
-        pairs = [(u, of[-1]) for u, of in enumerate(STUDENT) if of[:-1] == other[:-1] and of]
+        pairs = [
+            (u, pieces[-1])
+            for u, pieces in enumerate(STUDENT)
+            if pieces[:-1] == other[:-1] and pieces
+        ]
     else:
-        pairs = [(of[-1], v) for v, of in enumerate(TEACHER) if of[:-1] == own[:-1] and of]
+        pairs = [
+            (pieces[-1], v)
+            for v, pieces in enumerate(TEACHER)
+            if pieces[:-1] == own[:-1] and pieces
+        ]
     assert len(pairs) == num_completions
     assert (own[-1], other[-1]) in pairs
     path_s = sum(float(p[position, token]) for position, token in enumerate(own[:-1]))

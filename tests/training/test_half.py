@@ -44,8 +44,8 @@ def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
 
     exact = gradients(plain, torch.float64)
     errors = [
-        [float((x - y).norm() / y.norm()) for x, y in zip(gradients(of), exact, strict=True)]
-        for of in (plain, ours)
+        [float((x - y).norm() / y.norm()) for x, y in zip(gradients(function), exact, strict=True)]
+        for function in (plain, ours)
     ]
     for of_plain, of_ours in zip(*errors, strict=True):
         assert of_ours < 1.5 * of_plain < 0.02

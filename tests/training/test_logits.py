@@ -79,7 +79,7 @@ def event_index_of(width: int, columns: int) -> EventIndex:
     return event_index(Events)  # type: ignore[arg-type]
 
 
-def of(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
+def bound(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
     """A loss as a function of both sides' logits."""
     return lambda s, q: loss(s, q, *args, **options)
 
@@ -95,14 +95,14 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
         kl, of_alm = (
             kind(reverse_kl=reverse, temperature=t) for kind in (ChunkLossConfig, ALMConfig)
         )
-        events = of(losses.event_kl, index, aligned, kl, sample_mask=mask)
+        events = bound(losses.event_kl, index, aligned, kl, sample_mask=mask)
         made[f"event_kl {more}"] = events, shapes
-        made[f"alm {more}"] = of(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
+        made[f"alm {more}"] = bound(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
     _, _, of_csd, of_chunks = test_csd.batch(test_csd.ROWS)
     csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, (test_csd.V_S, test_csd.V_T), strict=True)]
     for options, mask in product(test_csd.OPTIONS, MASKS):
         csd = CSDConfig(**options)
-        loss = of(losses.csd, test_csd.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
+        loss = bound(losses.csd, test_csd.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
         made[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
     module = ProjectionModule(random_map(test_alm.V_S, test_alm.V_T))
     pairs = ExactPairs(
@@ -115,15 +115,15 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
         more = f"reverse={reverse} k={k} mask={mask is not None}"
         of_p_kl = PKLConfig(reverse_kl=reverse, temperature=2.5, top_k=k)
         of_gold = GoldConfig(reverse_kl=reverse, temperature=2.5, uncommon_topk=k or 8192)
-        p_kl = of(losses.p_kl, module, aligned, of_p_kl, sample_mask=mask)
+        p_kl = bound(losses.p_kl, module, aligned, of_p_kl, sample_mask=mask)
         made[f"p_kl {more}"] = p_kl, shapes
-        made[f"gold {more}"] = of(losses.gold, pairs, aligned, of_gold, sample_mask=mask), shapes
+        made[f"gold {more}"] = bound(losses.gold, pairs, aligned, of_gold, sample_mask=mask), shapes
     same = (2, 5, 9), (2, 5, 11)
     inside = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0]])
     for reverse, t, k in product((False, True), (1.0, 2.5), (None, 4)):
         config = SameTokenizerConfig(reverse_kl=reverse, temperature=t, top_k=k)
         name = f"same_tokenizer_kl reverse={reverse} temperature={t} top_k={k}"
-        made[name] = of(losses.same_tokenizer_kl, inside, config), same
+        made[name] = bound(losses.same_tokenizer_kl, inside, config), same
     own = torch.tensor([[1, 8, -100, 3, -100], [-100, 0, 2, 2, 5]])
     made["cross_entropy"] = (lambda s, q: losses.cross_entropy(s, own)), same
     top = torch.tensor([[[1, 2]] * 5, [[0, 8]] * 5])
@@ -221,9 +221,9 @@ def test_gradients_in_bfloat16_are_as_exact_as_those_of_logits(kind: str, limit:
         targets = [torch.randint(0, v, (rows, n), generator=generator) for rows, n, v in LARGE]
         aligned, index = large(seed)
         kinds: dict[str, Loss] = {
-            "event_kl": of(losses.event_kl, index, aligned),
-            "p_kl": of(losses.p_kl, module, aligned),
-            "alm": of(losses.alm, targets, aligned),
+            "event_kl": bound(losses.event_kl, index, aligned),
+            "p_kl": bound(losses.p_kl, module, aligned),
+            "alm": bound(losses.alm, targets, aligned),
             "cross_entropy": partial(own_loss, targets=targets[0]),
         }
         low = [

@@ -95,9 +95,9 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
                        batch["input_ids"][batch["attention_mask"] != 0])  # fmt: skip
     made = of_teacher(logits, batch, side)
     predicted = expected.valid
-    shares = [candidates(of, len(digits.table)) for of in (made, expected)]
+    shares = [candidates(projected, len(digits.table)) for projected in (made, expected)]
     torch.testing.assert_close(*shares, rtol=1e-4, atol=1e-7)
-    rests = [of.rest_logprob[predicted].exp() for of in (made, expected)]
+    rests = [projected.rest_logprob[predicted].exp() for projected in (made, expected)]
     torch.testing.assert_close(*rests, rtol=1e-4, atol=1e-6)
     # Where nothing is predicted all is rest, which loses nothing; every target counts.
     assert torch.equal(made.valid, batch["labels"] != -100)

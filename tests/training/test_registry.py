@@ -161,8 +161,8 @@ def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> N
     batch = DistillationCollator(student, teacher)(["High water at 6:12."])
     [side] = prepare(batch)["teachers"]
     events, spellings = xtok.events(student, teacher), xtok.spellings(pair)
-    logits = [torch.zeros(*of["input_ids"].shape, width)
-              for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
+    logits = [torch.zeros(*inputs["input_ids"].shape, width)
+              for inputs, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
     index, unshifted = event_index(events), batch["teachers"][0]["alignment"]
     with pytest.raises(ValueError, match=r"PaddedAlignment .*shift_to_predictions"):

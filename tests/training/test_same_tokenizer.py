@@ -56,8 +56,8 @@ def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
     assert 0 < loss.count(batch, side) == pairs < int((batch["targets"] >= 0).sum())
     # Logits that say what comes next are the same at the same text, and at no other.
     ours, theirs = (
-        torch.nn.functional.one_hot(of["targets"].clamp(min=0), len(digits.table)).float() * 9
-        for of in (batch, side)
+        torch.nn.functional.one_hot(inputs["targets"].clamp(min=0), len(digits.table)).float() * 9
+        for inputs in (batch, side)
     )
     assert float(loss(ours, theirs, batch, side)) == pytest.approx(0, abs=1e-6)
 

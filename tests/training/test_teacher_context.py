@@ -238,9 +238,9 @@ def test_the_conversation_before_an_answer_is_cut_from_its_left(
         collator = DistillationCollator(digits, teacher, student_template="plain", max_length=end)
         with pytest.warns(UserWarning, match="additional text of .*: sample 0$"):
             [side] = collator([sample])["teachers"]
-        told = of_row(side, 0)
-        assert told[0] == [ids[0], *ids[cut + 1 :]]
-        assert told[2] == [chunk[0], *chunk[cut + 1 :]]
+        of_cut = of_row(side, 0)
+        assert of_cut[0] == [ids[0], *ids[cut + 1 :]]
+        assert of_cut[2] == [chunk[0], *chunk[cut + 1 :]]
 
 
 # On policy
@@ -268,11 +268,11 @@ def test_rows_of_the_student(
     )
     shown = xtok.render(teacher, given[:-1], add_generation_prompt=True).ids.tolist()
     for n, (more, usual) in enumerate((batch["teachers"], batch["teachers"][::-1])):
-        told, _, chunk = of_row(more, n)
+        teacher_ids, _, chunk = of_row(more, n)
         usual_ids, _, usual_chunk = of_row(usual, n)
         begins = usual_ids.index(in_chunks(usual_ids, usual_chunk)[0][1])
-        assert told == [*shown, *usual_ids[begins:]]
-        assert in_chunks(told, chunk) == in_chunks(usual_ids, usual_chunk)
+        assert teacher_ids == [*shown, *usual_ids[begins:]]
+        assert in_chunks(teacher_ids, chunk) == in_chunks(usual_ids, usual_chunk)
         assert (usual_ids, usual_chunk) == of_row(plain["teachers"][n], n)[::2]
 
 
@@ -284,7 +284,7 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     labels[0, : len(prompt)] = -100
     collator = DistillationCollator(digits, byte_level)
     [bos] = byte_level.table.roles["bos"]
-    told = byte_level.encode(CONTEXT).ids.tolist()
+    context_ids = byte_level.encode(CONTEXT).ids.tolist()
     rows = [
         of_row(collator.from_student_ids(ids, ids > -1, labels, **given)["teachers"][0], 0)
         for given in ({}, {"teacher_context": [CONTEXT]}, {"teacher_messages": [CONTEXT]})
@@ -292,8 +292,8 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     theirs = rows[0][0]
     answered = [i for i in rows[0][1] if i >= 0]
     assert theirs[0] == bos
-    assert rows[1][0] == [bos, *told, *theirs[1:]]
-    assert rows[2][0] == [bos, *told, *answered]
+    assert rows[1][0] == [bos, *context_ids, *theirs[1:]]
+    assert rows[2][0] == [bos, *context_ids, *answered]
     assert in_chunks(*rows[1][::2]) == in_chunks(*rows[2][::2]) == in_chunks(*rows[0][::2])
 
 
@@ -304,9 +304,11 @@ def test_rendering_counts_the_extra_tokens_of_teachers(digits: Tokenizer) -> Non
     row = {"messages": CHAT, "teacher_messages": [[SYSTEM, *CHAT], None]}
     chats = [chat_record(record, "line") for record in (row, {"messages": CHAT})]
     done = render_file(digits, chats, BytesIO(), template="plain")
-    own, told = (len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT]))
+    own, of_teacher = (
+        len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT])
+    )
     assert (done.conversations, done.tokens) == (2, 2 * own)
-    assert (done.teacher_differs, done.extra_tokens) == (1, told - own)
+    assert (done.teacher_differs, done.extra_tokens) == (1, of_teacher - own)
 
 
 def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:

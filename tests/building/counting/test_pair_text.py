@@ -104,7 +104,9 @@ def test_a_difference_excludes_only_its_own_chunk(
         documents=3, differing=2, num_bytes=59, lost_bytes=6, student_tokens=tokens[0],
         teacher_tokens=tokens[1], starts=sum(map(len, chunks)),
     )  # fmt: skip
-    first = Counter(c.student_ids[0] << 32 | c.teacher_ids[0] for of in chunks for c in of)
+    first = Counter(
+        c.student_ids[0] << 32 | c.teacher_ids[0] for of_document in chunks for c in of_document
+    )
     assert dict(zip(*(array.tolist() for array in text.pairs), strict=True)) == first
     sentence = (
         "6 bytes of text left out (10.17%, in 2 documents): spelled differently, first in a.jsonl, "

@@ -371,18 +371,18 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
         assert np.isneginf(part.topk.rest_logprob[part.topk.valid]).all()
 
 
-@pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
+@pytest.mark.parametrize("declaration", ["normalized", "rest_logprob"])
 def test_declared_normalization_overrides_the_detection(
-    told: str, rows: list[Row], project: Project, tmp_path: Path
+    declaration: str, rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
     """A sure teacher's rows sum to 1, too."""
     sure = json.loads(json.dumps(rows))
     for row in sure:
         for logprobs in row["topk_logprobs"][1:]:
             logprobs[:] = [-1e-4, *(-12.0 - i for i in range(1, K))]
-        if told == "rest_logprob":
+        if declaration == "rest_logprob":
             row["rest_logprob"] = [None] + [-11.0] * (len(row["input_ids"]) - 1)
-    about: dict[str, Any] = {"normalized": "false"} if told == "normalized" else {}
+    about: dict[str, Any] = {"normalized": "false"} if declaration == "normalized" else {}
     path = teachers.write_neutral(tmp_path / "a.parquet", sure, **about)
     assert project(path)[0].mean_rest is not None
 
@@ -830,7 +830,8 @@ def test_padding_is_not_text(
             padded[name][-count if side == "right" else 0] = last
             padded[name] = [x if n and x else [*range(8)] for n, x in enumerate(padded[name])]
         padded["topk_logprobs"] = [
-            [-2.5] * len(of) if of == [*range(8)] else of for of in padded["topk_logprobs"]
+            [-2.5] * len(logprobs) if logprobs == [*range(8)] else logprobs
+            for logprobs in padded["topk_logprobs"]
         ]
     if mask:
         masks = [[1] * size, [0] * count]
@@ -910,8 +911,8 @@ def test_distillkits_config_contradicts_the_rows(
     else:
         table = pyarrow.parquet.read_table(path).to_pylist()
         for column, by in changes.items():
-            of = table[1][column]
-            table[1][column] = by and ([*of, of[-1]] if by > 0 else of[:-1])
+            values = table[1][column]
+            table[1][column] = by and ([*values, values[-1]] if by > 0 else values[:-1])
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
     with pytest.raises(XtokError, match=words) as error:
         read(path, byte_level)

@@ -63,8 +63,8 @@ def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
     model = Model(digits)
     keys: Any = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
     with (
-        running(model.app) as behind,
-        command(*models, "--teacher-url", behind, **keys) as (process, url),
+        running(model.app) as teacher_url,
+        command(*models, "--teacher-url", teacher_url, **keys) as (process, url),
         ThreadPoolExecutor(1) as pool,
     ):
         assert url.startswith("http://127.0.0.1:")
@@ -101,8 +101,8 @@ def waiting(
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
     with (
-        running(model.app) as behind,
-        command(*models, "--teacher-url", behind) as (process, url),
+        running(model.app) as teacher_url,
+        command(*models, "--teacher-url", teacher_url) as (process, url),
         ThreadPoolExecutor(1) as pool,
     ):
         model.delay = 600.0
@@ -144,8 +144,10 @@ def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) ->
     body = json.dumps({"prompt": [5, 6, 7] * 500, "prompt_logprobs": 60}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
     with (
-        running(Model(digits, max_model_len=4096).app) as behind,
-        command(*models, "--teacher-url", behind, answer_seconds=1 if by == "time" else 60) as (
+        running(Model(digits, max_model_len=4096).app) as teacher_url,
+        command(
+            *models, "--teacher-url", teacher_url, answer_seconds=1 if by == "time" else 60
+        ) as (
             process,
             url,
         ),
@@ -187,9 +189,11 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
         fails(done, "the key starts or ends with a space")
         assert "secret" not in done.stderr
-    with running(Model(digits, max_logprobs=5).app) as behind:
-        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
-    fails(done, f"{behind} returns 5 candidates", "--max-logprobs 64")
+    with running(Model(digits, max_logprobs=5).app) as teacher_url:
+        done = cli(
+            "serve", *models, "--teacher-url", teacher_url, "--port", "0", "--host", "0.0.0.0"
+        )
+    fails(done, f"{teacher_url} returns 5 candidates", "--max-logprobs 64")
     assert "note: every client that can reach 0.0.0.0 can send requests" in done.stderr
 
 
@@ -225,9 +229,9 @@ def test_a_server_that_does_not_score_is_an_error(
 
     if problem == "fails":
         served.scored_rows = once  # type: ignore[method-assign]
-    with running(served.app) as behind:
-        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--wait", "0")
-    fails(done, behind)
+    with running(served.app) as teacher_url:
+        done = cli("serve", *models, "--teacher-url", teacher_url, "--port", "0", "--wait", "0")
+    fails(done, teacher_url)
 
 
 def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,8 +106,8 @@ def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
         def get(student: str, teacher: str, kind: Kind = "vllm") -> Served:
             pair = xtok.load_pair(tokenizers[student], tokenizers[teacher])
             model, notes = Model(tokenizers[teacher], kind), list[str]()
-            behind = stack.enter_context(running(model.app))
-            url = stack.enter_context(proxied(pair, behind, notes=notes))
+            teacher_url = stack.enter_context(running(model.app))
+            url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
             return Served(pair, model, url, client, notes)
 
         yield get
@@ -203,7 +203,10 @@ def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: An
 @pytest.mark.parametrize("top_k", [255, 256, 257, 300])
 def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
     pair, ids = xtok.load_pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
-    with running(Model(digits, max_logprobs=300).app) as behind, proxied(pair, behind) as url:
+    with (
+        running(Model(digits, max_logprobs=300).app) as teacher_url,
+        proxied(pair, teacher_url) as url,
+    ):
         [rows] = prompt_rows(post(url, ids, top_k))
         body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **LOGPROBS}
         answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
@@ -498,7 +501,7 @@ def test_conversations_are_read_by_the_teachers_template(
         ids = ids[: len(ids) - ids[::-1].index(end_of_turn)][:end]
     theirs = render(teacher, messages, template=template, add_generation_prompt=asks).ids.tolist()
     both = ("chatml", template)
-    with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         model.asked.clear()
         [rows] = prompt_rows(post(url, ids, 5))
         metrics = httpx.get(f"{url}/metrics").text
@@ -512,8 +515,11 @@ def test_conversations_are_read_by_the_teachers_template(
         words = message["content"].encode()
         sums = [
             sum(numbers[a:b])
-            for side, of, numbers in ((student, ids, values), (teacher, asked, teacher_values))
-            for a, b in [span_of(side, of, words)]
+            for side, side_ids, numbers in (
+                (student, ids, values),
+                (teacher, asked, teacher_values),
+            )
+            for a, b in [span_of(side, side_ids, words)]
         ]
         assert sums[0] == pytest.approx(sums[1], abs=1e-4), n
 
@@ -548,7 +554,7 @@ def test_only_the_teacher_has_a_system_text(
         ids = student.encode(TEXT).ids.tolist()
         expected = teacher.table.roles["bos"][:1]
         expected = [*expected, *teacher.encode_batch([SYSTEM])[0], *teacher.segment(TEXT)]
-    with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         body = {"prompt": ids, "prompt_logprobs": 5}
         model.asked.clear()
         answers = [
@@ -562,8 +568,8 @@ def test_only_the_teacher_has_a_system_text(
     values, of_teacher = [math.nan, *own(ids, rows)], [math.nan, *model.own(expected)]
     for words in [m["content"].encode() for m in CHAT] if kind == "chat" else ():
         sums = [
-            sum(numbers[slice(*span_of(side, of, words))])
-            for side, of, numbers in (
+            sum(numbers[slice(*span_of(side, side_ids, words))])
+            for side, side_ids, numbers in (
                 (student, ids, values), (teacher, expected, of_teacher)
             )
         ]  # fmt: skip
@@ -595,7 +601,10 @@ def test_ids_that_are_no_conversation_are_spelled(
     both = ("chatml", template)
     for chat, ids in ((True, [*whole[3:], *whole]), (False, whole)):
         model = Model(digits)
-        with running(model.app) as behind, proxied(pair, behind, chat=chat, templates=both) as url:
+        with (
+            running(model.app) as teacher_url,
+            proxied(pair, teacher_url, chat=chat, templates=both) as url,
+        ):
             model.asked.clear()
             [rows] = prompt_rows(post(url, ids))
         check_rows(ids, rows, 1, len(student.table))
@@ -674,7 +683,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     """vLLM writes −9999 for −∞, SGLang null."""
     model = Model(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         before = own(ids, prompt_rows(post(url, ids))[0])
         model.impossible = {model.asked[-1][5]}
         after = own(ids, prompt_rows(post(url, ids))[0])
@@ -704,11 +713,12 @@ def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
 def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenizer) -> None:
     """One note after a restart; an error at startup."""
     model, notes = Model(digits, "sglang"), list[str]()
-    with running(model.app) as behind, proxied(pair, behind, notes=notes) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, notes=notes) as url:
         model.gives = 20
         for _ in range(2):
             assert post(url, [5, 6, 7]).status_code == 200
-        note = f"the server at {behind} returns 20 candidates per token, although 64 were requested"
+        note = f"the server at {teacher_url} returns 20 candidates per token, "
+        note += "although 64 were requested"
         assert notes == [note]
     _, notes = begin(pair, model)
     assert " returns 20 candidates per token; for more: remove the limit" in notes[0]
@@ -736,10 +746,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_pauses")
 def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> None:
     ids = [5, 6, 7]
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         right = prompt_rows(post(url, ids))
         model.status = 500
-        words = f"the teacher's server at {behind}: 500 Internal Server Error: out of memory"
+        words = f"the teacher's server at {teacher_url}: 500 Internal Server Error: out of memory"
         assert refused(post(url, ids), 502) == words
         assert httpx.get(f"{url}/health").status_code == 503
         model.status, before = 503, len(model.asked)
@@ -760,20 +770,22 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
     ids, notes = [5, 6, 7], list[str]()
     with ExitStack() as stack:
         model = running(Model(digits, kind).app)
-        behind = model.__enter__()
-        url = stack.enter_context(proxied(pair, behind, notes=notes))
+        teacher_url = model.__enter__()
+        url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
         right = prompt_rows(post(url, ids))
         model.__exit__(None, None, None)
         assert "Connect" in refused(post(url, ids), 502)
         assert httpx.get(f"{url}/health").status_code == 503
         [away] = notes
-        assert away.startswith(f"the teacher's server at {behind} does not respond: ConnectError")
-        port = int(behind.rpartition(":")[2])
+        assert away.startswith(
+            f"the teacher's server at {teacher_url} does not respond: ConnectError"
+        )
+        port = int(teacher_url.rpartition(":")[2])
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
                 words = "it returned with a different tokenizer than small-digits: "
                 assert words in refused(post(url, ids), 502)
-        back = f"the teacher's server at {behind} responds again"
+        back = f"the teacher's server at {teacher_url} responds again"
         assert notes == [away, back]
         refused(post(url, ids), 502)
         with running(Model(digits, kind).app, port):
@@ -792,9 +804,9 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
     port = 0
     with ExitStack() as stack:
         first = running(model.app)
-        behind = first.__enter__()
-        port = int(behind.rpartition(":")[2])
-        url = stack.enter_context(proxied(pair, behind))
+        teacher_url = first.__enter__()
+        port = int(teacher_url.rpartition(":")[2])
+        url = stack.enter_context(proxied(pair, teacher_url))
         right = prompt_rows(post(url, ids))
         first.__exit__(None, None, None)
         if by == "the clock":
@@ -814,7 +826,7 @@ def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
         for _ in range(64):
             yield bytes(1 << 16)
 
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         monkey: Any = model
         monkey.scored_rows = lambda *_: asyncio.sleep(0, StreamingResponse(long()))
         assert "/v1/completions returned more than 1 MiB" in refused(post(url, [5, 6, 7]), 502)
@@ -826,7 +838,7 @@ def test_a_teacher_that_disappears_during_its_check(
     async def away(*_: Any) -> str:
         raise httpx.ConnectError("gone")
 
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
         monkeypatch.setattr(TeacherServer, "difference", away)
         assert refused(post(url, [5, 6, 7]), 502).endswith("ConnectError: gone")
@@ -931,7 +943,7 @@ def test_texts_of_tokens_with_other_types(digits: Tokenizer, odd: bytes) -> None
 
 
 def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: Model) -> None:
-    with running(model.app) as behind, proxied(pair, behind, concurrency=1) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, concurrency=1) as url:
         model.delay = 60.0
         with pytest.raises(httpx.ReadTimeout):
             post(url, [[5, 6], [7, 8]], timeout=0.3)
@@ -947,7 +959,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
     """Responses do not depend on other requests; the concurrency is limited."""
     texts = [f"{TEXT[n:]} {n} times" for n in range(24)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
-    with running(model.app) as behind, proxied(pair, behind, concurrency=8) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, concurrency=8) as url:
 
         def ask(ids: list[int]) -> Any:
             return prompt_rows(post(url, ids, 5))[0]
@@ -964,7 +976,10 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
 
 def test_keys(pair: Pair, model: Model) -> None:
     notes: list[str] = []
-    with running(model.app) as behind, proxied(pair, behind, api_key="ours", notes=notes) as url:
+    with (
+        running(model.app) as teacher_url,
+        proxied(pair, teacher_url, api_key="ours", notes=notes) as url,
+    ):
         for key, status in (
             ("", 401), ("Bearer other", 401), ("Bearer ours", 200), ("bearer ours", 200),
             ("ours", 401), ("Basic ours", 401),
@@ -979,6 +994,6 @@ def test_keys(pair: Pair, model: Model) -> None:
 
 
 def test_large_bodies_are_refused(pair: Pair, model: Model) -> None:
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         response = httpx.post(f"{url}/v1/completions", content=b" " * (65 << 20), timeout=60)
     assert refused(response, 400).startswith("the body has more than 64 MB")

@@ -30,7 +30,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
     """The student's tokens have up to three digits, the teacher's one."""
     pair, model = xtok.load_pair(byte_level, digits), Model(digits)
-    with running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         yield pair, model, url
 
 

@@ -348,17 +348,17 @@ def test_a_teacher_reads_more_than_the_student(make_trainer: Make, small: Path, 
     seen = watch(trainer)
     trainer.train()
     theirs = load_tokenizer(str(small / "small-byte-level"))
-    told = "[system] The tower has 201 steps.\n[user] How many steps?\n[assistant] "
+    prompt = "[system] The tower has 201 steps.\n[user] How many steps?\n[assistant] "
     if row.get("teacher_prompt") == "201 steps.":
-        told = "[user] 201 steps.\n[assistant] " if "messages" in row else "201 steps."
+        prompt = "[user] 201 steps.\n[assistant] " if "messages" in row else "201 steps."
     if "teacher_context" in row:
-        told = "201 steps. How many?"
+        prompt = "201 steps. How many?"
     for batch in seen:
         [side] = batch["teachers"]
         assert not any(b"tower" in text for text in texts_of(trainer, batch["input_ids"]))
         for ids, labels in zip(side["input_ids"].tolist(), side["labels"].tolist(), strict=True):
             before = ids[: next(i for i, label in enumerate(labels) if label >= 0)]
-            assert b"".join(theirs.table[i] for i in before) == told.encode()
+            assert b"".join(theirs.table[i] for i in before) == prompt.encode()
         assert int(side["shifted"].pair_valid.sum()) > 0
 
 

@@ -408,14 +408,14 @@ def test_invalid_arguments_are_refused(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
-    for loss, given, says in (
+    for loss, given, words in (
         ("p-kl", None, "requires a projection map"),
         ("p-kl", built(*sides), "swapped"),
         ("event-kl", xtok.events(*sides), "swapped"),
         ("p-kl", built(collator.student, sentencepiece), "other tokens"),
         ("event-kl", projection, "requires an event map"),
     ):
-        with pytest.raises(XtokError, match=says):
+        with pytest.raises(XtokError, match=words):
             make_trainer(loss, map=given)
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
         make_trainer(["gold", "gold"], map=None)
