@@ -30,6 +30,7 @@ from xtok.maps import names
 from xtok.maps.file import to_nemo
 from xtok.maps.map_arguments import read_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 
 each_suffix = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -304,6 +305,15 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     TINY.save(link)
     assert link.is_symlink()
     assert equal_maps(ProjectionMap.load(real, student_vocab_size=6), TINY)
+
+
+def test_a_link_writes_the_format_of_its_target(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.safetensors", tmp_path / "link.pt"
+    link.symlink_to(real.name)
+    spellings = xtok.spellings("bytes", "bytes")
+    spellings.save(link)
+    assert sorted(tmp_path.iterdir()) == [link, real]
+    assert equal_maps(SpellingMap.load(real), spellings)
 
 
 @each_suffix

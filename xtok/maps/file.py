@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict, Un
 import numpy as np
 
 from xtok._lib import io
-from xtok._lib.parsing import parse_json
 from xtok.config import LOSS_INFO, MAP_NAMES, MapKind
 from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.maps import nemo, nemo_tables
@@ -97,7 +96,8 @@ class StoredMap:
             OutputError: if a file cannot be written, or another file has the name of the second.
             ValueError: if the map breaks an invariant.
         """
-        targets = [check_output(file, self.SUFFIXES) for file in self.files(Path(path))]
+        target = check_output(path, self.SUFFIXES)  # follows a link, so before `files`
+        targets = [check_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = zip(targets, self._bytes_of_files(targets[0]), strict=True)
         io.write_all({target: [data] for target, data in contents})
@@ -313,5 +313,5 @@ def table_digests(path: str | PathLike[str]) -> list[str] | None:
         loaded: Any = load_pt(contents, source) if is_pt else None
         if not nemo_tables.are_tables(loaded):
             return None
-        header = parse_json(loaded["xtok"]["metadata"]) if "xtok" in loaded else {}
+        header = parse_header(loaded["xtok"]["metadata"]) if "xtok" in loaded else {}
         return [header[side]["table_sha256"] for side in SIDES if header]
