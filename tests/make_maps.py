@@ -37,7 +37,7 @@ def built(
     return projection
 
 
-def equal_maps(a: ProjectionMap, b: ProjectionMap) -> bool:
+def equal_maps(a: mapfile.StoredMap, b: mapfile.StoredMap) -> bool:
     return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
 
 
