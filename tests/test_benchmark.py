@@ -122,7 +122,7 @@ def test_the_cost_of_projecting(
 
 @pytest.mark.real
 @pytest.mark.usefixtures("few_synthetic_texts")
-def test_projecting_beside_a_model(
+def test_projecting_compared_with_a_model(
     real: Real, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, small: Path,
 ) -> None:  # fmt: skip

@@ -51,7 +51,7 @@ def test_doctor_accepts_a_model_or_a_pair(small: Path) -> None:
 # A map: its path, or the map itself
 
 
-def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> None:
+def test_stages_accept_the_path_of_a_map(projection: ProjectionMap, path: str) -> None:
     for source in (path, Path(path)):
         assert equal_maps(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert equal_maps(xtok.sort_cut(source), xtok.sort_cut(projection))
@@ -61,7 +61,7 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
     assert equal_maps(xtok.multitoken(pair, initial=path), extended)
 
 
-def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
+def test_explain_accepts_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
     explanation = xtok.explain(path, "201")
     assert [(row.student_id, row.token) for row in explanation.rows] == [(257, "201")]
     for token in (["201"], [257], b"201"):
@@ -73,7 +73,7 @@ def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, pat
     assert [row.token for row in xtok.describe(path, num_examples=1).examples] == ["20"]
 
 
-def test_convert_takes_a_map_or_a_path(
+def test_convert_accepts_a_map_or_a_path(
     projection: ProjectionMap, path: str, tmp_path: Path
 ) -> None:
     for source in (path, Path(path), projection):

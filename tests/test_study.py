@@ -225,7 +225,7 @@ def test_a_damaged_map_has_moved_rows(back: Pair) -> None:
     assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
 
 
-def test_exchanged_events_are_the_same_sizes(back: Pair) -> None:
+def test_exchanged_events_have_the_same_sizes(back: Pair) -> None:
     made = xtok.events(back)
     worse = study_data.exchanged(made)
     worse.check()

@@ -82,5 +82,5 @@ def test_another_process_raises_the_same_error() -> None:
 @pytest.mark.parametrize(
     "ids", [[5, 6], [5.0, 6.0], np.array([5, 6], np.uint32), np.array([5, 6], object)]
 )
-def test_ids_of_any_kind_that_are_whole_numbers(ids: Any) -> None:
+def test_whole_numbers_of_any_type_are_ids(ids: Any) -> None:
     assert stored(ids)["input_ids"].tolist() == [[5, 6]]

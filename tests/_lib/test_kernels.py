@@ -89,7 +89,7 @@ def test_kernels_are_cached_in_a_temporary_folder_if_necessary(
     assert any(folder.rglob("*.nbc")) == bool(hits)
 
 
-def test_every_kernel_is_kept(tmp_path: Path) -> None:
+def test_every_kernel_is_cached(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abc " * 9)
     models = [tmp_path / "student.tiktoken", tmp_path / "teacher.tiktoken"]
@@ -103,7 +103,7 @@ def test_every_kernel_is_kept(tmp_path: Path) -> None:
     assert words[1::2] == ["1"] * 9
 
 
-def test_a_damaged_kernel_is_compiled_anew(tmp_path: Path) -> None:
+def test_a_damaged_kernel_is_compiled_again(tmp_path: Path) -> None:
     assert run(NUMBA_CACHE_DIR=str(tmp_path)) == "1 0"
     [file] = tmp_path.rglob("*.nb?")
     file.write_bytes(file.read_bytes()[:-1])

@@ -83,7 +83,7 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_key_twice_is_an_error_of_every_reader(reader: str, small: Path, tmp_path: Path) -> None:
+def test_every_reader_rejects_duplicate_keys(reader: str, small: Path, tmp_path: Path) -> None:
     make = READERS[reader]
     assert "the key 'content' occurs twice in one object" in error_of(
         lambda: make(tmp_path, small / "small-byte-level")

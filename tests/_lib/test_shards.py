@@ -101,7 +101,7 @@ def documents_of(shard: Shard) -> list[str]:
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12),
     shard_bytes=st.integers(1, 90),
 )
-def test_json_shards_together_are_the_file(
+def test_all_json_shards_contain_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
 ) -> None:
     lines = "".join(json.dumps({"text": d}, ensure_ascii=False) + "\n" for d in documents)
@@ -120,7 +120,7 @@ def test_json_shards_together_are_the_file(
     shard_bytes=st.integers(1, 60),
     document_bytes=st.integers(1, 30),
 )
-def test_text_shards_together_are_the_file(
+def test_all_text_shards_contain_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("shards") / "a.txt"

@@ -152,7 +152,7 @@ CUT = (
         (CUT.replace(" }}", ".upper() }}"), "Hello", "HELLO", "Hello"),
     ],
 )
-def test_content_is_the_part_that_both_templates_write(
+def test_contents_are_the_text_that_both_templates_write(
     template: str, content: str, own: str, whole: str
 ) -> None:
     tokenizer = xtok.load_tokenizer("bytes")

@@ -63,7 +63,7 @@ def test_rows_may_be_arrays(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert to_teacher([as_array]) == to_teacher([ids])
 
 
-def test_white_space_beside_an_added_token_that_takes_it(
+def test_white_space_after_an_added_token_that_strips_it(
     digits: Tokenizer, small: Path, tmp_path: Path
 ) -> None:
     rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))

@@ -148,7 +148,7 @@ def test_another_process_builds_if_the_builder_is_killed(askers: Askers) -> None
     assert askers.left_nothing_else()
 
 
-def test_killed_at_any_moment(askers: Askers) -> None:
+def test_a_process_killed_at_any_moment_leaves_the_right_map(askers: Askers) -> None:
     """The builder or one that waits: whatever is left, the next one gives the right map."""
     for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
         group = askers.start(2)
@@ -450,7 +450,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 
 
 @pytest.mark.parametrize("loss", ["event-kl", "csd"])
-def test_events_are_kept(
+def test_event_maps_are_reused(
     cli: Cli, small: Path, tmp_path: Path, loss: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))

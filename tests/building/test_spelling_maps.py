@@ -83,7 +83,7 @@ def test_special_tokens_of_the_same_role_are_shared(to_pieces: Pair) -> None:
 
 @pytest.mark.parametrize("of", KINDS)
 @pytest.mark.parametrize("to", KINDS)
-def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to: str) -> None:
+def test_every_token_is_spelled_or_omitted(tokenizers: Tokenizers, of: str, to: str) -> None:
     student, teacher = tokenizers[of], tokenizers[to]
     m = xtok.spellings(xtok.load_pair(student, teacher))
     for side, ours, theirs in (("student", student, teacher), ("teacher", teacher, student)):

@@ -210,7 +210,7 @@ def test_a_row_of_two_kinds_is_mixed(tiny: Pair) -> None:
 # reapply_exact and sort_cut
 
 
-def test_a_tie_of_weights_goes_to_the_lower_id(tiny: Pair) -> None:
+def test_equal_weights_are_ordered_by_id(tiny: Pair) -> None:
     projection = multitoken(tiny, NO_SLOT)
     # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
     ids, weights = projection.row(0x20)
@@ -220,7 +220,7 @@ def test_a_tie_of_weights_goes_to_the_lower_id(tiny: Pair) -> None:
     assert cut.row(0x20)[0].tolist() == [0x20, 258]
 
 
-def test_cut_rows_are_normalized_and_others_keep_their_bits(tiny: Pair) -> None:
+def test_only_cut_rows_are_normalized(tiny: Pair) -> None:
     projection = multitoken(tiny, NO_SLOT)
     cut = sort_cut(projection, SortCutConfig(top_k=2))
     cut.check()

@@ -76,7 +76,7 @@ def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) 
     assert " rows counted" in of_loss
 
 
-def test_the_same_bytes_whatever_the_run_the_threads_and_the_name(
+def test_files_do_not_depend_on_the_run_the_threads_or_the_name(
     cli: Cli, small: Path, tmp_path: Path
 ) -> None:
     """A `.pt` has all that a `.safetensors` has."""
@@ -415,7 +415,7 @@ def test_heavy_libraries_are_not_loaded(maps: Path, tmp_path: Path, line: str | 
 # Bad input
 
 
-def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for folder in ("there.pt", "a"):
@@ -557,7 +557,9 @@ def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == ["a-file", "page.json"]
 
 
-def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_a_refined_map_is_written_to_the_folder_of_its_input(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
     first = ["multitoken", small / "small-digits", "bytes", "-k", "8"]
     works(cli(*first, "-o", "a/x_top_32.pt"))
     works(cli("convert", "a/x_top_32.pt", "a/x.safetensors"))

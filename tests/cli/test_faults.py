@@ -81,7 +81,7 @@ WRITING = {
 }
 
 
-def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
+def test_a_killed_command_leaves_a_whole_file_or_none(
     small: Path, tmp_path: Path, forks: Forks
 ) -> None:
     model = str(small / "small.model")

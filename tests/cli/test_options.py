@@ -92,7 +92,7 @@ def test_build_is_its_stages_byte_for_byte(
         assert equal_maps(ProjectionMap.load(path), built)
 
 
-def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
+def test_only_the_requested_rows_are_built(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
     pair = xtok.load_pair(student, teacher)
@@ -352,7 +352,7 @@ def test_file_names_contain_options_that_differ(
 # --token-form
 
 
-def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path) -> None:
+def test_text_form_reads_partial_utf8_as_replacement_characters(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd", "é")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "é", "\ufffd")
     exact = xtok.build(student, teacher, BuildConfig(scale_trick=False))

@@ -254,7 +254,7 @@ def test_columns_are_unpacked_to_the_same_values(numbers: Sequence[int]) -> None
     assert unpack(column, "a").tolist() == list(numbers)
 
 
-def test_the_page_holds_every_entry(measured: PageData) -> None:
+def test_the_page_contains_every_entry(measured: PageData) -> None:
     for number, m in enumerate(measured.maps):
         students, teachers, weights = zip(*unpack_map(measured, number), strict=True)
         assert [*students] == m.student_ids.tolist()
@@ -454,7 +454,7 @@ def test_search_finds_tokens_bytes_and_ids(
 
 
 @browsing
-def test_every_row_and_column_of_the_page_is_the_map(
+def test_every_row_and_column_of_the_page_equals_the_map(
     browser: Browser, files: dict[str, Path], plain: PageData
 ) -> None:
     [projection] = plain.maps

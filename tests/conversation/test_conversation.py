@@ -251,7 +251,7 @@ def test_a_template_does_not_know_the_eos_of_the_generation_config(
 
 
 @pytest.mark.parametrize("kind", ["ranks", "sentencepiece", "digits"])
-def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str) -> None:
+def test_every_backend_accepts_a_template(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer = request.getfixturevalue(kind)
     rendered = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
     check_spans(rendered, CHAT, tokenizer)
@@ -596,7 +596,7 @@ def test_other_fields_of_a_batch() -> None:
         collate([samples[0], {"ids": np.array([1])}], pad_id=0)
 
 
-def test_unpad_takes_tensors_and_other_fields() -> None:
+def test_unpad_accepts_tensors_and_other_fields() -> None:
     import torch
 
     batch = {
@@ -851,7 +851,9 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
 
 
 @pytest.mark.real
-def test_mistrals_ids_are_its_own_models(load_real: Load, real: Callable[[str], str]) -> None:
+def test_ids_of_mistral_equal_those_of_its_library(
+    load_real: Load, real: Callable[[str], str]
+) -> None:
     """As mistral-common does it: each part encoded by itself, with the space that this adds."""
     import sentencepiece as sp
 

@@ -111,7 +111,7 @@ def test_the_first_target_is_not_in_the_prompt(name: str, small: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["chatml", "plain", "identity"])
-def test_the_same_of_formats(name: str, byte_level: Tokenizer) -> None:
+def test_the_first_target_of_formats_is_not_in_the_prompt(name: str, byte_level: Tokenizer) -> None:
     assert sum(check_targets(byte_level, chat, name) for chat in CHATS) >= 10
 
 
@@ -123,7 +123,7 @@ PHI = """\
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
 
 
-def test_a_control_token_that_takes_white_space(library: Any, tmp_path: Path) -> None:
+def test_a_control_token_that_strips_white_space(library: Any, tmp_path: Path) -> None:
     from tokenizers import AddedToken
 
     names = ["<|user|>", "<|assistant|>", "<|end|>"]
@@ -204,7 +204,7 @@ SHOWS = (
 
 
 @pytest.mark.parametrize("message", NULLS)
-def test_null_keys_are_left_out_as_in_transformers(
+def test_null_keys_are_omitted_as_in_transformers(
     library: Any, byte_level: Tokenizer, message: dict[str, Any], tmp_path: Path
 ) -> None:
     messages = [USER, message]

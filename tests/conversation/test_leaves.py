@@ -122,7 +122,7 @@ def test_tools_are_schemas_however_they_are_written(byte_level: Tokenizer, tools
     )
 
 
-def test_a_thought_is_left_out_with_a_note(byte_level: Tokenizer) -> None:
+def test_an_omitted_thought_is_noted(byte_level: Tokenizer) -> None:
     """Where the template cuts it out, or writes it in the last turn alone."""
     thought: Any = {**SEVEN, "content": "<think>3 + 4</think>Seven"}
     template = chatml("{{ m.content.split('</think>')[-1] }}")
@@ -156,7 +156,7 @@ def test_invalid_tools_are_errors(byte_level: Tokenizer, tools: Any) -> None:
         assert "not a list of JSON schemas" in problem
 
 
-def test_the_keys_of_a_tool_that_a_template_leaves_out(byte_level: Tokenizer) -> None:
+def test_omitted_keys_of_tools_are_noted(byte_level: Tokenizer) -> None:
     template = "{% for x in tools or [] %}{{ x.function.name }}{% endfor %}" + PLAIN
     chat = render(byte_level, [ASK, SEVEN], template=template, tools=[TOOL | {"strict": True}])
     assert chat.notes == tuple(
@@ -207,7 +207,7 @@ def test_unused_keys_are_noted(byte_level: Tokenizer) -> None:
     assert not render(byte_level, record.messages, template=reads, variables=variables).notes
 
 
-def test_a_system_text_beside_the_messages() -> None:
+def test_a_system_text_outside_of_the_messages() -> None:
     record = chat_record({"messages": [ASK, SEVEN], "system": "Be brief."}, "row")
     assert record.messages == [{"role": "system", "content": "Be brief."}, ASK, SEVEN]
 
@@ -229,7 +229,7 @@ class Model:
         return self.fields
 
 
-def test_objects_are_taken_as_transformers_takes_them(small: Path, byte_level: Tokenizer) -> None:
+def test_objects_are_read_as_in_transformers(small: Path, byte_level: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
     library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
@@ -371,7 +371,7 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
     assert said(row, max_length=2)[0].startswith("max_length 2 cuts all targets of a sample")
 
 
-def test_align_takes_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:
+def test_align_uses_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:
     pair = xtok.load_pair(byte_level, byte_level)
     aligned = align_chat(
         TokenAligner(pair), pair, [ASK, SEVEN], student_template=GROUNDED,

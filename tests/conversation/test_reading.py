@@ -236,7 +236,7 @@ def byte_ids(tokenizer: Tokenizer, token: int) -> list[int]:
     return [known[data[i : i + 1]] for i in range(len(data))] or [token]
 
 
-def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer) -> None:
+def test_masks_of_ids_that_spell_the_text_byte_by_byte(qwen: Tokenizer) -> None:
     ids = render(qwen, [ASK, ANSWER]).ids.tolist()
     single = [i for token in ids for i in byte_ids(qwen, token)]
     chat = known(read_back(qwen, single)).conversation
@@ -246,7 +246,7 @@ def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer)
     assert b"".join(written).decode() == "<think>\n\n</think>\n\n201 steps 🌊.<|im_end|>"
 
 
-def test_ids_that_are_no_conversation_give_none(qwen: Tokenizer, byte_level: Tokenizer) -> None:
+def test_ids_without_a_conversation_return_none(qwen: Tokenizer, byte_level: Tokenizer) -> None:
     for text in ("no template", "<|im_start|>", "<|im_start|>user\nx<|im_end|><|im_end|>",
                  "<|im_start|>nobody\nx<|im_end|>\n"):  # fmt: skip
         assert read_back(qwen, qwen.encode(text).ids.tolist()) is None

@@ -350,7 +350,7 @@ def test_first_row_with_messages_of_the_teacher(small: Path, tmp_path: Path) -> 
     assert longer > 1.2 * usual
 
 
-def test_text_goes_with_two_models(cli: Cli, byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_text_requires_two_models(cli: Cli, byte_level: Tokenizer, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.touch()
     with pytest.raises(ValueError, match="two models"):

@@ -218,7 +218,7 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
-def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) -> None:
+def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
     """P-KL averages a chunk: of `201`, a third on each digit is the best row, and no fault."""
     both = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", "20", "201", digits=3),

@@ -250,7 +250,7 @@ def test_distance_of_rows(recipe: ProjectionMap, heaviest: ProjectionMap) -> Non
     assert same.examples == ()
 
 
-def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
+def test_long_tokens_are_truncated_only_in_the_printed_table(
     recipe: ProjectionMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
     width = recipe.student.vocab_size

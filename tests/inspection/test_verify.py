@@ -193,7 +193,7 @@ def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [[], {}, None])
-def test_a_history_of_anything(path: Path, form: Any) -> None:
+def test_verify_accepts_any_value_in_the_history(path: Path, form: Any) -> None:
     def edit(tensors: Any, fields: Any) -> None:
         fields["history"][0]["options"]["token_form"] = form
 

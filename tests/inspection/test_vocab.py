@@ -82,7 +82,7 @@ def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
 
 
 @pytest.mark.parametrize("with_teacher", [False, True])
-def test_files_hold_the_table(cli: Cli, small: Path, tmp_path: Path, with_teacher: bool) -> None:
+def test_files_contain_the_table(cli: Cli, small: Path, tmp_path: Path, with_teacher: bool) -> None:
     model, teacher = small / "small-digits", small / "small.model"
     more = ["-t", str(teacher)] if with_teacher else []
     table = xtok.vocab(model, teacher=teacher if with_teacher else None)

@@ -35,7 +35,7 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (r"/a\'b.pt", r"'/a\\\'b.pt'"), ("/end\\", "'/end\\\\'"), ("/ü.pt", "'/ü.pt'"),
     ],
 )  # fmt: skip
-def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
+def test_overrides_quote_paths_for_hydra(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
     [line] = nemo_overrides(GOOD, Path(path))
     [word] = shlex.split(line.partition(": ")[2])

@@ -336,7 +336,7 @@ def large_map() -> ProjectionMap:
     )
 
 
-def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> None:
+def test_reading_and_writing_need_less_than_twice_the_file(tmp_path: Path) -> None:
     path = tmp_path / "map.safetensors"
     projection = large_map()
     tracemalloc.start()

@@ -245,7 +245,7 @@ def test_a_weight_that_rounds_to_1_in_a_larger_row_is_restored(tmp_path: Path) -
     assert counts == {"files changed by another program": 1}
 
 
-def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
+def test_a_foreign_map_is_sorted_and_reported(tmp_path: Path) -> None:
     projection = read_pt(tmp_path, FOREIGN, teacher_vocab_size=4)
     projection.check()
     assert projection.student.model_id == "a/student"
@@ -442,7 +442,7 @@ def test_a_map_is_read_from_a_pipe(tmp_path: Path, write: Any) -> None:
     assert equal_maps(projection, TINY)
 
 
-def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:
+def test_an_edited_map_of_xtok_is_sorted_and_normalized(tmp_path: Path) -> None:
     content = nemo(TINY)
     content["likelihoods"][3] = torch.tensor([0.25, 1.5, 0, 0.25])
     again = read_pt(tmp_path, content)

@@ -34,7 +34,7 @@ def test_slots_are_the_last_entries_of_their_rows() -> None:
     tiny_map({0: [(1, 0.25), (3, 0.75)]}, scale_slot=np.array([1, 0, 0, 0], np.uint8)).check()
 
 
-def test_to_torch_is_the_same_matrix() -> None:
+def test_to_torch_returns_the_same_matrix() -> None:
     matrix = GOOD.to_torch()
     assert matrix.is_coalesced()
     assert matrix.to_dense().tolist() == [

@@ -134,7 +134,7 @@ def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any
 
 @pytest.mark.parametrize("length", [2, 3, 20])
 @pytest.mark.parametrize("kind", ["neutral", "realized", "vllm", "sglang"])
-def test_rows_of_the_next_token_are_found_whatever_their_number(
+def test_rows_of_the_next_token_are_an_error_for_any_number(
     kind: str, length: int, row: Row, projected: Any
 ) -> None:
     cut = {**row, **{n: row[n][:length] for n in teachers.NAMES}, "text": None}
@@ -266,7 +266,7 @@ def test_candidates_and_the_own_token_sum_to_at_most_1(row: Row, projected: Any)
     assert "position 1: " in error_of(lambda: projected("neutral", value))
 
 
-def test_own_values_that_contradict_their_candidates_in_most_rows(row: Row, projected: Any) -> None:
+def test_realized_values_that_contradict_most_rows_are_an_error(row: Row, projected: Any) -> None:
     value = answer_of(row, "neutral")
     listed: list[Any] = [
         dict(zip(ids, logprobs, strict=True)).get(token)
@@ -295,7 +295,7 @@ def test_a_footer_that_contradicts_the_rows(key: str, value: str, row: Row, proj
 
 
 @pytest.mark.parametrize("credit", ["uniform", "prefix"])
-def test_project_logprobs_leaves_out_placeholders(
+def test_project_logprobs_ignores_placeholders(
     credit: Any, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
     aligner = xtok.TokenAligner(xtok.load_pair(digits, byte_level))

@@ -49,7 +49,7 @@ def predictions_of(row: Row) -> list[tuple[list[int], list[float], float | None]
     return [*zip(*(row[name] for name in names), strict=True)]
 
 
-def test_the_predictions_of_a_text_go_onto_the_students_row(
+def test_predictions_after_a_context_equal_those_of_the_text(
     back: Pair, back_map: Path, tmp_path: Path
 ) -> None:
     """They are those of a teacher that predicts the same at the same tokens, and reads no more."""

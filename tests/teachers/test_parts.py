@@ -142,7 +142,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_parts_are_made_anew(
+def test_damaged_parts_are_written_again(
     name: str, run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
 ) -> None:
     DAMAGE[name](stopped / "000001.part")
@@ -166,14 +166,16 @@ def test_parts_contain_their_job(
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
-def test_another_job_takes_none_of_the_parts(run: Run, stopped: Path, tmp_path: Path) -> None:
+def test_another_job_does_not_use_the_parts(run: Run, stopped: Path, tmp_path: Path) -> None:
     with pytest.raises(XtokError, match="options") as error:
         run(tmp_path / "out.parquet", ProjectConfig(top_k=3))
     assert str(stopped) in error.value.hint
     assert names(stopped) == KEPT
 
 
-def test_a_part_that_is_damaged_meanwhile_is_named(run: Run, whole: bytes, tmp_path: Path) -> None:
+def test_an_error_names_a_part_damaged_during_the_run(
+    run: Run, whole: bytes, tmp_path: Path
+) -> None:
     part, out = tmp_path / "out.parquet.checkpoint" / "000000.part", tmp_path / "out.parquet"
     with pytest.raises(XtokError, match=str(part)):
         run(out, progress=lambda *_: at_the_end(lambda: flip(part)))

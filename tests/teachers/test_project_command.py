@@ -71,7 +71,9 @@ def test_bytes_and_roles_are_matched_once(
     assert ("match_roles", False) in matched
 
 
-def test_mistakes(cli: Cli, models: list[str], cache_file: Path, tmp_path: Path) -> None:
+def test_errors_name_the_wrong_argument(
+    cli: Cli, models: list[str], cache_file: Path, tmp_path: Path
+) -> None:
     def fail(message: str, hint: str, *args: str) -> None:
         fails(cli("project", *args), message, hint)
 

@@ -88,7 +88,7 @@ def test_labels_are_different_and_short() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
-def test_neighbours_do_not_matter(texts: list[str]) -> None:
+def test_the_class_of_a_token_does_not_depend_on_its_neighbours(texts: list[str]) -> None:
     assert classes_of(texts) == [classes_of([text])[0] for text in texts]
 
 

@@ -151,7 +151,7 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
     )
 
 
-def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:
+def test_a_split_pattern_that_omits_text(tmp_path: Path) -> None:
     tokenizer = byte_ranks(tmp_path / "a.tiktoken")  # knows words, digits and spaces
     assert not tokenizer.keeps_text
     assert load_tokenizer(f"{tmp_path / 'a.tiktoken'}@[\\s\\S]").keeps_text

@@ -492,7 +492,7 @@ def test_a_loaded_hugging_face_tokenizer(small: Path, byte_level: Tokenizer) -> 
     assert load_tokenizer(loaded).table.sha256() == byte_level.table.sha256()
 
 
-def test_a_bare_sentencepiece_file_is_the_same_through_transformers(
+def test_transformers_reads_the_same_vocabulary_from_a_sentencepiece_file(
     small: Path, tmp_path: Path, sentencepiece: Tokenizer
 ) -> None:
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")

@@ -378,7 +378,7 @@ def test_code_of_a_repo_runs_only_if_trusted_and_is_noted(
     assert "code of the repo runs" in done.stderr
 
 
-def test_a_repo_is_asked_whether_it_has_weights(hub: Hub, small: Path, tmp_path: Path) -> None:
+def test_has_weights_downloads_no_weights(hub: Hub, small: Path, tmp_path: Path) -> None:
     for name, file in (("whole", "model.safetensors"), ("shards", "model.safetensors.index.json")):
         folder = tmp_path / name
         folder.mkdir()

@@ -23,7 +23,7 @@ ENTRIES = [
 ]
 
 
-def test_table_holds_the_bytes_of_every_id() -> None:
+def test_the_table_contains_the_bytes_of_every_id() -> None:
     decoded = Decoded(ENTRIES)
     table = decoded.table(9)
     assert table.tokens() == [b"", b"", b"a", b" the", b"a", b"<think>", b"\xe4\xb8", b"", b""]

@@ -352,7 +352,7 @@ def test_two_tokens_with_the_same_id(copy: Copy, small: Path) -> None:
         ({"text_config": {"vocab_size": True}, "vocab_size": 1300}, 1300),
     ],
 )
-def test_widths_of_unknown_types(copy: Copy, config: dict[str, Any], width: int) -> None:
+def test_widths_of_unknown_model_types(copy: Copy, config: dict[str, Any], width: int) -> None:
     folder = copy()
     (folder / "config.json").write_text(json.dumps({"model_type": "nobody-knows", **config}))
     tokenizer = load_tokenizer(str(folder))

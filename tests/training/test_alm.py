@@ -64,7 +64,7 @@ def test_values_by_hand() -> None:
     assert large == pytest.approx(log(2) * log(1 / 3) - log(2) + log(8), abs=3e-2)
 
 
-def test_equal_likelihoods_are_zero_whatever_the_chunks_are() -> None:
+def test_equal_likelihoods_have_zero_loss_for_any_chunks() -> None:
     """Two halves are one quarter; a gradient of zeros."""
     student, teacher = torch.zeros(1, 2, 2, requires_grad=True), torch.zeros(1, 1, 4)
     targets = torch.tensor([[0, 1]]), torch.tensor([[3]])

@@ -153,7 +153,7 @@ def test_shared_tokens_by_hand() -> None:
     assert value == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_lowest_id_of_several_is_the_event() -> None:
+def test_tokens_with_equal_spellings_share_the_lowest_id() -> None:
     both = [[1], [1], [0, 1], [0, 1], [0, 0]], [[], [], [0, 1]]
     index = spelling_index(spellings(*both))
     assert index.student_partner.tolist() == [1, -1, -1, -1, -1]

@@ -442,7 +442,7 @@ def test_error_for_nan_names_the_compared_side() -> None:
         losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
 
 
-def test_a_pass_of_many_parts() -> None:
+def test_seventy_losses_share_a_pass() -> None:
     """Seventy, of which each has positions of its own and others."""
     generator = torch.Generator().manual_seed(0)
     student = torch.randn(2, 40, 11, generator=generator, dtype=torch.float64).requires_grad_()

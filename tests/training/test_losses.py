@@ -194,7 +194,7 @@ def test_blocks_and_strides_do_not_change_p_kl(set_block: SetNumber) -> None:
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_either_side_of_any_type_is_computed_in_the_wider(name: str, dtype: torch.dtype) -> None:
+def test_mixed_dtypes_are_computed_in_the_wider(name: str, dtype: torch.dtype) -> None:
     """Under autocast too; in float32 at least."""
     student, teacher = logits()
     low, other = student.detach().to(dtype).requires_grad_(), teacher.to(dtype)
@@ -258,7 +258,7 @@ def some_loss(
 # What must not matter, and what must
 
 
-def test_padding_of_wider_models_takes_no_part() -> None:
+def test_padding_of_wider_models_is_ignored() -> None:
     student, teacher = logits()
     wide = torch.nn.functional.pad(student.detach(), (0, 2), value=50.0).requires_grad_()
     wide_teacher = torch.nn.functional.pad(teacher, (0, 3), value=50.0)
@@ -279,7 +279,7 @@ def test_narrow_logits_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold"])
-def test_positions_in_no_chunk_take_no_part(name: str) -> None:
+def test_positions_outside_of_chunks_are_ignored(name: str) -> None:
     student, teacher = logits()
     expected = value_and_gradient(some_loss(name, student, teacher), student)
     broken, broken_teacher = student.detach().clone(), teacher.clone()

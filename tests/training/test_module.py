@@ -82,7 +82,7 @@ def test_float32_under_autocast() -> None:
     torch.testing.assert_close(probs.grad, W[:, 5].bfloat16().expand(2, 4))
 
 
-def test_a_learnable_projection_begins_as_the_map() -> None:
+def test_a_learnable_projection_starts_with_the_weights_of_the_map() -> None:
     for m in (GOOD, SLOTTED, random_map(40, 30)):
         learned = ProjectionModule(m, learnable=True)
         torch.testing.assert_close(learned.entry_weights(), ProjectionModule(m).entry_weights())

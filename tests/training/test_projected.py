@@ -115,7 +115,9 @@ def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenize
     assert bool(known(ours.grad)[:, 0].any())
 
 
-def test_loss_of_a_batch_is_the_sum_of_its_rows(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
     """In an objective: with any padding, and as shares of all."""
     of_teacher, batch, logits = given(digits, byte_level, 8)
     side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)

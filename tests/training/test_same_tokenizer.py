@@ -69,9 +69,7 @@ def test_padding_predicts_no_target(digits: Tokenizer) -> None:
     assert batch["targets"].tolist() == [[-100, -100, 6, 7, -100]]
 
 
-def test_an_alignment_whose_chunks_are_chosen_again_is_counted_again(
-    digits: Tokenizer, byte_level: Tokenizer
-) -> None:
+def test_chunks_are_counted_again_after_a_change(digits: Tokenizer, byte_level: Tokenizer) -> None:
     batch = prepare(DistillationCollator(digits, byte_level)([PROMPT]))
     aligned: Any = batch["teachers"][0]["shifted"]
     before = losses.count_chunks(aligned)

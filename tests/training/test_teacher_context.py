@@ -103,7 +103,7 @@ def test_teacher_fields_that_are_not_used_are_noted(
 
 
 @pytest.mark.parametrize("name", ["teacher_context", "teacher_messages"])
-def test_stored_logprobs_have_no_context_of_their_own(byte_level: Tokenizer, name: str) -> None:
+def test_a_context_of_stored_logprobs_is_an_error(byte_level: Tokenizer, name: str) -> None:
     row = {"input_ids": [65, 66], "realized_logprob": [None, -1.0], name: TEXT}
     with pytest.raises(XtokError, match=f"sample 0: {name} .* input_ids"):
         DistillationCollator(byte_level, byte_level)([row])

@@ -391,7 +391,7 @@ def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
     assert (padded.vocab_size, padded.notes) == (1000, ())
 
 
-def test_an_own_folder_is_replaced_and_no_other(model: Path, new: Path, tmp_path: Path) -> None:
+def test_only_a_folder_of_transplant_is_replaced(model: Path, new: Path, tmp_path: Path) -> None:
     target = tmp_path / "new"
     target.mkdir()
     xtok.transplant(model, new, target)

@@ -202,7 +202,7 @@ def test_counts_do_not_depend_on_batches_threads_or_compression(
         assert read == {**figures(once), "sources": [source(path)]}
 
 
-def test_progress_goes_through_every_byte_on_disk(
+def test_progress_counts_every_byte_on_disk(
     pair: Pair, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.parquet"  # which is not read byte after byte

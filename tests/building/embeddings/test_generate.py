@@ -214,7 +214,7 @@ def test_the_threshold_is_on_shares_of_the_whole_row(
     assert projection.reports[0].counts["entries below the threshold"] > 0
 
 
-def test_tokens_without_text_are_left_out_and_counted(to_pieces: Pair, use: Use) -> None:
+def test_tokens_without_text_are_omitted_and_counted(to_pieces: Pair, use: Use) -> None:
     class Seen(Table):
         def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
             assert " the" in texts
@@ -631,7 +631,7 @@ def test_nemo_rls_command_line(cli: Cli, model_folders: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["input", "own"])
-def test_the_same_map_whatever_the_chunks_and_threads(
+def test_the_map_does_not_depend_on_chunks_or_threads(
     model_folders: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
@@ -682,7 +682,7 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_asked_for_and_absent() -> None:
+def test_a_missing_cuda_device_is_an_error() -> None:
     for device in ("cuda", "cuda:3"):
         with pytest.raises(EmbeddingError, match=device) as caught:
             generate(xtok.load_pair("bytes", "bytes"), config=GenerateConfig(device=device))

@@ -426,7 +426,7 @@ def text_of(tokenizer: Tokenizer, row: Row) -> bytes:
     return b"".join(tokenizer.table[i] for i in row["input_ids"])
 
 
-def test_text_and_other_columns_come_along(
+def test_text_and_other_columns_are_copied(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=True)
@@ -455,7 +455,7 @@ def test_text_and_other_columns_come_along(
         ("composing", "ﬁ ﬁ ﬁ ﬁ so the keeper lit lamps", " lit"),  # which writes two letters
     ],
 )
-def test_a_mask_goes_with_a_text_that_a_side_changes(
+def test_a_mask_of_normalized_text_marks_the_same_words(
     name: str, text: str, targets: str, digits: Tokenizer, request: pytest.FixtureRequest,
     project: Project,
 ) -> None:  # fmt: skip
@@ -611,7 +611,7 @@ def test_conversations_are_recovered_from_ids(
 
 
 @pytest.mark.parametrize("has_messages", [True, False])
-def test_a_mask_leaves_out_turns_of_a_conversation(
+def test_a_mask_can_exclude_turns_of_a_conversation(
     has_messages: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As the response mask of a rollout: of a student's turn, its own template's end as well."""

@@ -99,7 +99,7 @@ def test_an_error_shows_the_whole_address(digits: Tokenizer) -> None:
     assert raised.value.hint == "give teacher_url= as http://HOST:PORT, without a query"
 
 
-def test_a_route_before_the_servers_own(digits: Tokenizer) -> None:
+def test_a_url_may_have_a_path_before_the_routes(digits: Tokenizer) -> None:
     app = Starlette()
     app.mount("/teachers/1", Model(digits).app)
     with running(app) as url:

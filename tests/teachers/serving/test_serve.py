@@ -189,7 +189,9 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
 @settings(max_examples=25)
 @given(data=st.data())
 @pytest.mark.parametrize(("student", "teacher"), SIDES[:3])
-def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: Any) -> None:
+def test_requests_with_any_ids_get_a_response(
+    start: Start, student: str, teacher: str, data: Any
+) -> None:
     """Includes broken characters, control tokens and unused ids."""
     served = start(student, teacher)
     width = len(served.pair.tokenizers[0].table)
@@ -744,7 +746,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> None:
+def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: Model) -> None:
     ids = [5, 6, 7]
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         right = prompt_rows(post(url, ids))
@@ -764,7 +766,7 @@ def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> No
 
 @pytest.mark.usefixtures("short_pauses")
 @KINDS
-def test_a_teacher_that_dies_and_comes_back_as_another(
+def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
     pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind
 ) -> None:
     ids, notes = [5, 6, 7], list[str]()
@@ -795,7 +797,7 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
 
 @KINDS
 @pytest.mark.parametrize("by", ["a new connection", "the clock"])
-def test_a_teacher_that_comes_back_as_another_between_two_requests(
+def test_a_teacher_replaced_between_two_requests_is_an_error(
     pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind, by: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -114,7 +114,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("student", "teacher", "loss"), PAIRS)
-def test_on_policy_and_off(make_trainer: Make, student: str, teacher: str, loss: str) -> None:
+def test_training_on_policy_and_off_policy(
+    make_trainer: Make, student: str, teacher: str, loss: str
+) -> None:
     trainer = make_trainer(student, teacher, loss=loss, max_steps=5, gradient_accumulation_steps=2)
     seen = watch(trainer)
     trainer.train()
@@ -168,7 +170,9 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("student", ["small-digits", "small-hf"])
-def test_the_loss_is_the_library_s(make_trainer: Make, small: Path, student: str) -> None:
+def test_the_loss_equals_that_of_the_functions(
+    make_trainer: Make, small: Path, student: str
+) -> None:
     trainer = make_trainer(student, temperature=1.0, uld_student_temperature=2.0,
                   uld_teacher_temperature=2.0, uld_distillation_weight=0.5,
                   uld_crossentropy_weight=0.25)  # fmt: skip

@@ -125,7 +125,7 @@ class FirstGradients(TrainerCallback):
             self.by_name = {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def test_the_loss_is_the_library_s(
+def test_the_loss_equals_that_of_the_functions(
     make_trainer: Make, collator: Collator, projection: ProjectionMap
 ) -> None:
     trainer = make_trainer("p-kl")
