@@ -78,7 +78,7 @@ def test_a_row_has_a_limit(
 ) -> None:
     table = table_of(tmp_path / "a.parquet", a=["b", "c" * 2000, "d"], b=[1, 2, 3])
     assert [len(batch) for batch in batches(table)] == [3]
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1000)
     assert [len(batch) for batch in batches(table)] == [1, 1, 1]
     set_row_limit(2000)
     for nested in (

@@ -23,7 +23,7 @@ MAX_ROW_BYTES = 1 << 29
 vLLM writes 300 MB for 8,192 tokens with 512 candidates each; DuckDB writes pages of 100 MB.
 """
 
-_BATCH_BYTES = 1 << 28
+BATCH_BYTES = 1 << 28
 _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries
 
 
@@ -101,7 +101,7 @@ class ParquetTable:
                 num_rows = self.num_rows(group) * max_values // max(1, longest)
             largest = max((self._page_bytes(c) for c in self._chunks(group, columns)), default=1)
             for batch in self._parquet.iter_batches(
-                max(1, min(num_rows, _BATCH_BYTES // max(1, largest))),
+                max(1, min(num_rows, BATCH_BYTES // max(1, largest))),
                 row_groups=[group],
                 columns=columns if columns is None else list(columns),
                 use_threads=False,
@@ -115,7 +115,7 @@ class ParquetTable:
         if len(batch) == 1 and size > MAX_ROW_BYTES:
             problem = f"row {number} is larger than {MAX_ROW_BYTES >> 20} MiB"
             raise self._error(problem, "split the row into several")
-        if len(batch) > 1 and size > _BATCH_BYTES:
+        if len(batch) > 1 and size > BATCH_BYTES:
             half = len(batch) // 2
             yield from self._cast(batch.slice(0, half), number)
             yield from self._cast(batch.slice(half), number + half)
