@@ -86,7 +86,7 @@ ANSWER = {"role": "assistant", "content": "y"}
 
 
 def instead(module: str, cause: Cause, other: object = None) -> object:
-    """Do something where a package is another one, or not installed."""
+    """Call a cause with another module in place of a package, or without the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module, other)
         return cause()

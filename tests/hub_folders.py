@@ -52,7 +52,7 @@ def write(name: str, folder: Path, source: Path = fetch_tokenizers.DEFAULT_DIR) 
 
 
 def _llama(folder: Path, source: Path) -> None:
-    """Write what meta-llama/Llama-3.1-8B-Instruct has."""
+    """Write the files of meta-llama/Llama-3.1-8B-Instruct."""
     rust = _from_ranks(source / "llama3.tiktoken", THREE_DIGITS)
     rust.model.ignore_merges = True
     special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
@@ -67,7 +67,7 @@ def _llama(folder: Path, source: Path) -> None:
 
 
 def _qwen(folder: Path, source: Path) -> None:
-    """Write what Qwen/Qwen3-8B has."""
+    """Write the files of Qwen/Qwen3-8B."""
     rust = _from_ranks(source / "qwen.tiktoken", DIGIT)
     rust.normalizer = normalizers.NFC()
     listed = _listed(rust)
@@ -83,7 +83,7 @@ def _qwen(folder: Path, source: Path) -> None:
 
 
 def _deepseek(folder: Path, source: Path) -> None:
-    """Write what deepseek-ai/DeepSeek-V3 has."""
+    """Write the files of deepseek-ai/DeepSeek-V3."""
     rust = Tokenizer.from_file(str(source / "deepseek-v3" / "tokenizer.json"))
     flags = {"__type": "AddedToken", "lstrip": False, "normalized": True, "rstrip": False}
     end = {**flags, "content": "<｜end▁of▁sentence｜>", "single_word": False}
@@ -101,7 +101,7 @@ def _deepseek(folder: Path, source: Path) -> None:
 
 
 def _mistral(folder: Path, source: Path) -> None:
-    """Write what mistralai/Mistral-7B-Instruct-v0.3 has."""
+    """Write the files of mistralai/Mistral-7B-Instruct-v0.3."""
     shutil.copy(source / "mistral-v3.model", folder / "tokenizer.model")
     small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
     rust = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -118,7 +118,7 @@ def _mistral(folder: Path, source: Path) -> None:
 
 
 def _gemma(folder: Path, source: Path) -> None:
-    """Write what google/gemma-3-4b-it has, but for its vocabulary."""
+    """Write the files of google/gemma-3-4b-it, with a small vocabulary."""
     shutil.copy(source / "mistral-v3.model", folder / "tokenizer.model")
     small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ def _gemma(folder: Path, source: Path) -> None:
 
 
 def _llama_2(folder: Path, source: Path) -> None:
-    """Write what meta-llama/Llama-2-7b-chat-hf has, but for its vocabulary."""
+    """Write the files of meta-llama/Llama-2-7b-chat-hf, with a small vocabulary."""
     shutil.copy(source / "mistral-v1.model", folder / "tokenizer.model")
     small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
     rust = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Slow, plain twins of what the package does on flat arrays, to compare it with."""
+"""Slow, plain twins of the package's functions on flat arrays, for comparisons."""
 
 from __future__ import annotations
 

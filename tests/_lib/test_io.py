@@ -78,7 +78,7 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_streams_are_refused_as_outputs(path: str) -> None:
-    """Whatever they lead to: the error names what was given."""
+    """The error names the given path, for any target of the link."""
     with pytest.raises(OutputError, match=f" {path} .* stream"):
         check_output(path, [".safetensors"])
 

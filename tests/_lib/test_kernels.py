@@ -77,7 +77,7 @@ def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
 def test_kernels_are_cached_in_a_temporary_folder_if_necessary(
     tmp_path: Path, mode: int | None
 ) -> None:
-    """In a folder of this user alone: what is in it is run. One is made, and used again."""
+    """Its files are executed, so only the user may write to it. It is used again."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = tmp_path / f"xtok-kernels-{user}"
     if mode is not None:

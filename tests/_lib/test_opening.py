@@ -82,7 +82,7 @@ def test_error_names_an_unsupported_file_kind(kind: str, suffix: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2"])
 def test_compressed_parquet_is_named(kind: str, tmp_path: Path) -> None:
-    """It is no damaged file, which pyarrow says."""
+    """pyarrow would report a damaged file."""
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), sink)
     path = tmp_path / "a.parquet.gz"

@@ -1,4 +1,4 @@
-"""Finding files, their formats, what is recorded of them, and how they are cut."""
+"""Finding files, their formats, their recorded identity, and their shards."""
 
 from __future__ import annotations
 

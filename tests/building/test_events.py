@@ -141,7 +141,7 @@ def test_event_kl_in_bfloat16_and_of_a_view() -> None:
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e4, torch.finfo(torch.float32).min])
 def test_an_improbable_event_of_several_tokens_counts(low: float) -> None:
-    """As one of a single token does: sums in float32 have nothing below exp(-87)."""
+    """It counts like an event of a single token, although float32 sums are 0 below exp(-87)."""
     index, of_student, _ = small_index()
     teacher = torch.zeros(1, 1, 6)
     aligned = alignment([[1]], [[1]])
@@ -254,7 +254,7 @@ def test_two_event_maps_are_measured_side_by_side(
 
 
 def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
-    """Each loads and works, or is refused in a line; what is damaged is not verified."""
+    """Each loads and works, or is an error of one line; `verify` reports damaged maps."""
     path = tmp_path / "e.safetensors"
     events(*pair.tokenizers).save(path)
     data, chance = path.read_bytes(), random.Random(7)

@@ -131,7 +131,7 @@ def test_sixteen_processes_build_a_map_once(askers: Askers) -> None:
 
 
 def test_another_process_builds_if_the_builder_is_killed(askers: Askers) -> None:
-    """At once, though nobody has reaped it: a zombie holds no lock."""
+    """It does not wait until the killed process is reaped: a zombie holds no lock."""
     doomed = askers.start(1, delay=1000, reap=False)
     askers.until(lambda: len(askers.told("builds")) == 1)
     others = askers.start(3)
@@ -149,7 +149,7 @@ def test_another_process_builds_if_the_builder_is_killed(askers: Askers) -> None
 
 
 def test_a_process_killed_at_any_moment_leaves_the_right_map(askers: Askers) -> None:
-    """The builder or one that waits: whatever is left, the next one gives the right map."""
+    """Builder or waiting process: the next process returns the right map."""
     for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
         group = askers.start(2)
         askers.until(lambda: len(askers.told("builds")) > 0)
@@ -285,7 +285,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
 
 
 def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: Path) -> None:
-    """Nor has one of an earlier version, which is made anew."""
+    """Neither has a map of an earlier version, so `get_map` builds it again."""
     built, usual = build(pieces_to_digits), recipe_of(BuildConfig())
     assert built.recipe == usual
     spelled = xtok.multitoken(pieces_to_digits)
@@ -430,7 +430,7 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
 def test_a_cache_that_cannot_be_written_is_named(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No output was given, so the error is of none."""
+    """No output was given, so the error names the cache folder and its environment variable."""
     if folder == "full":
 
         def full(*_: Any, **__: Any) -> None:

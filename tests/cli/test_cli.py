@@ -1,4 +1,4 @@
-"""The command line: what commands print, what they exit with, and what they refuse."""
+"""The command line: the output, exit codes and errors of commands."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ HOSTILE_TOKENS = ["\x1b[31mred\x1b[0m", "\u202eltr", "\x07\r\n\x9b2J", "[bold]no
 
 @pytest.fixture(scope="module")
 def hostile_model(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose tokenizer has tokens that a terminal obeys, and one of a megabyte."""
+    """A tokenizer with control sequences of a terminal in its tokens, and a token of 1 MB."""
     name = "\x1b[31m[bold]evil\u202e\n"
     source, folder = small / "small-byte-level", tmp_path_factory.mktemp("hostile") / name
     document = json.loads((source / "tokenizer.json").read_text())

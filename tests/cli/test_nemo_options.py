@@ -1,4 +1,4 @@
-"""NeMo-RL's spellings: each row of the guide's table means what it says."""
+"""NeMo-RL's option names: each row of the guide's table is correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
 
 
 def parsed(command: str, *args: str) -> dict[str, object]:
-    """Return what a command makes of its arguments, and the notes on them."""
+    """Return the parsed arguments of a command, and the notes about them."""
     context = COMMANDS[command].make_context(command, list(args))
     return {**context.params, "notes": nemo_words(context).notes}
 

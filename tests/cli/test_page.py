@@ -1,4 +1,4 @@
-"""`xtok report`: what the page says, its bytes, and the page in a real browser."""
+"""`xtok report`: the contents and bytes of the page, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NAME = "<b onclick=alert(1)>\u202e&\"'"
 
 
 def hostile_map() -> ProjectionMap:
-    """A map whose tokens, names, models and history are what a page must not obey."""
+    """A map with markup and scripts in its tokens, names, models and history."""
     contents = [*HOSTILE, b"ok"]
     entries = [TokenEntry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
     entries.append(TokenEntry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))

@@ -260,7 +260,7 @@ console.EVERY = 0.01
 
 
 def on_a_terminal(args: list[str], folder: Path, forks: Forks, columns: int, code: str = "") -> str:
-    """Return what `xtok` shows on stderr, a terminal of so many columns."""
+    """Return the stderr of `xtok` on a terminal with this number of columns."""
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
     with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:

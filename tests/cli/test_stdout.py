@@ -1,4 +1,4 @@
-"""Stdout is the result's: nothing that libraries say reaches it, and no control byte a terminal."""
+"""Stdout contains only the result: no output of libraries, and no control bytes."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ ABSENT: dict[str, dict[str, str]] = {
     "documents": {"qtitle qtext": ANY},
     "function_call": {"qname qvalue": ANY},
 }  # fmt: skip
-"""By case, what is not in the text of some groups, an error that names the first of it."""
+"""By case, values missing from the text of some groups; an error names the first of them."""
 
 NOTED: dict[str, dict[str, str]] = {
     "earlier reasoning":
@@ -207,7 +207,7 @@ NOTED: dict[str, dict[str, str]] = {
                     "71177 qdeep qreturns": "gptoss", "qreturns": "muse_glimmer"},
     "a name": {"qspeaker": ANY},
 }  # fmt: skip
-"""The same, where a note says it: the family's way, or a key that a template does not read."""
+"""Values that a note reports: the family's convention, or a key that the template ignores."""
 
 
 def words(value: Any) -> list[str]:

@@ -53,7 +53,7 @@ READ, SAME_IDS, NONE, NOT_WRITTEN = "read", "part of the user's message", "None"
 
 
 def plain(messages: Any) -> list[dict[str, Any]]:
-    """Messages without what no template writes, and contents of one part as text."""
+    """Messages without the keys that no template writes; contents of a single part as text."""
     simplified = []
     for message in messages:
         content = message["content"]
@@ -197,7 +197,7 @@ def qwen(family: Family) -> Tokenizer:
 @settings(max_examples=60)
 @given(st.data())
 def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
-    """Cut off anywhere, in other tokens of the same bytes, with what looks like the template's."""
+    """Truncated anywhere, spelled by other tokens, with text that looks like the template's."""
     words = st.text("ab \n<>東", max_size=8) | st.sampled_from(
         ["<|im_end|>", "</think>", "<think>\n", "<tool_response>\nx\n</tool_response>", "user\n"]
     )
@@ -264,7 +264,7 @@ def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
 
 
 def test_arguments_without_types_require_the_tools(family: Family) -> None:
-    """`2` may be a number or text; without the tool nobody knows."""
+    """`2` may be a number or text: only the tool's schema distinguishes them."""
     tokenizer = family("qwen3_6")
     chat = [ASK, CALL, TOLD, ANSWER]
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None

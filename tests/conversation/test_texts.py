@@ -1,4 +1,4 @@
-"""Text files as documents: every format and compression, shards, and what is no text."""
+"""Text files as documents: every format and compression, shards, and files without text."""
 
 from __future__ import annotations
 

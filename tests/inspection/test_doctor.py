@@ -361,7 +361,7 @@ def test_text_requires_two_models(cli: Cli, byte_level: Tokenizer, tmp_path: Pat
 def test_an_uncased_tokenizer_on_one_side(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
-    """A third of a cased vocabulary has no row, which the report of `build` says as well."""
+    """A third of a cased vocabulary has no row; the report of `build` contains the same note."""
     words = ["[PAD]", "[UNK]", *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     rust = Rust(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     rust.normalizer = normalizers.BertNormalizer(lowercase=True)

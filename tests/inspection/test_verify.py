@@ -114,7 +114,7 @@ def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["student_ids", "teacher_ids", "weights", "row_kind"])
 def test_a_changed_byte_is_found(path: Path, name: str) -> None:
-    """Of a teacher id, say, which is another token's then: every other check may hold."""
+    """A changed teacher id may belong to another token, so that every other check passes."""
     data = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
     first, last = json.loads(data[8:start])[name]["data_offsets"]
@@ -128,7 +128,7 @@ def test_a_changed_byte_is_found(path: Path, name: str) -> None:
 
 
 def test_a_changed_byte_of_a_pt_is_found(projection: ProjectionMap, tmp_path: Path) -> None:
-    """Its checksums are those of the zip file that it is, which PyTorch does not check."""
+    """A .pt is a zip file with checksums, which PyTorch does not check."""
     path = tmp_path / "m.pt"
     projection.save(path)
     data = bytearray(path.read_bytes())

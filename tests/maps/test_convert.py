@@ -1,4 +1,4 @@
-"""`convert`: what other programs read, read back as they do it."""
+"""`convert`: files for other programs, read back as these programs read them."""
 
 from __future__ import annotations
 

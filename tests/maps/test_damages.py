@@ -1,4 +1,4 @@
-"""Damaged, hostile and foreign map files: refused with what is wrong, and without much memory."""
+"""Damaged, hostile and foreign map files: errors that name the damage and need little memory."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ DAMAGES: list[tuple[str, bytes]] = [
     ("objects that could run code", pt_bytes({**FOREIGN, "x": Evil()})),
     ("surrogates not allowed", UNNAMED),
 ]
-"""Whole files of both formats, each with what the message says of it."""
+"""Files of both formats, each with words of its error message."""
 INVALID_PT: list[Any] = [
     "text",
     {},
@@ -383,7 +383,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         return pt_bytes(matrix)
 
     def grown() -> bytes:
-        """A tensor of a few bytes, whose pickle says that it has 2^28 rows."""
+        """A tensor of a few bytes that declares 2^28 rows in its pickle."""
         data = pt_bytes({"indices": torch.ones(1, 1), "likelihoods": torch.ones(1, 1)})
         rows = b"K\x01K\x01\x86", b"J\0\0\0\x10K\x01\x86"
         return rezipped(data, lambda member: member.replace(*rows))

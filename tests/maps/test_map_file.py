@@ -417,7 +417,7 @@ def test_any_counts_are_read(
 
 @pytest.mark.parametrize("layout", ["dense", "sparse", "counts", "padded"])
 def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: str) -> None:
-    """Two weights, neighbours in float32, that are one once they are divided by the row's sum."""
+    """Two adjacent float32 weights that are equal after the division by the row's sum."""
     a, b = 1.75, 1.75 + 2**-23
     assert np.float32(a / (a + b + 3.5)) == np.float32(b / (a + b + 3.5))
     matrix = torch.tensor([[a, b, 3.5]])

@@ -71,7 +71,7 @@ def rows_of_vllm(answer: Row) -> list[Any]:
 
 
 def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
-    """Give a text's own token what a server writes for −∞."""
+    """Set the value of a text's own token to a server's placeholder for −∞."""
     answer, token = answer_of(row, kind), row["input_ids"][position]
     if kind == "vllm":
         rows_of_vllm(answer)[position][str(token)]["logprob"] = value
@@ -401,7 +401,7 @@ def test_impossible_rows_are_refused(name: str) -> None:
 
 
 def test_each_document_is_compared_separately() -> None:
-    """Of 12, one is of the next token; and none holds so few rows that chance may say so."""
+    """One of 12 documents predicts the next token; each has enough rows to exclude chance."""
     made = [teacher_rows(seed) for seed in range(12)]
     bad = list(made)
     bad[7] = (made[7][0], moved(made[7][1], 1), moved(made[7][2], 1), made[7][3])

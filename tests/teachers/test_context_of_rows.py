@@ -27,7 +27,7 @@ TOLD = [
 
 
 def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any) -> Row:
-    """Return the student's row of a teacher's one."""
+    """Project a teacher's row, and return the student's row."""
     cache, output = write_neutral(folder / "a.parquet", [row]), folder / "b.parquet"
     xtok.project(cache, pair, output, ProjectConfig(**options), back_map=back_map)
     [read_row] = pyarrow.parquet.read_table(output).to_pylist()

@@ -172,7 +172,7 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     "names", [("qwen.tiktoken", "llama3.tiktoken"), ("mistral-v3.model", "qwen.tiktoken")]
 )
 def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[str, str]) -> None:
-    """Through a projector too, whose sums over each chunk are the teacher's."""
+    """A projector, too, keeps the teacher's sum of each chunk."""
     pair = xtok.load_pair(*map(load_real, names))
     student, teacher = pair.tokenizers
     text = "In 2014 the price was 1299 dollars, in 東京 too. Größe, 👨\u200d👩.\n\tdef f(x): pass\n"

@@ -1,4 +1,4 @@
-"""`xtok project`: what is kept of runs that fail or are killed, and what is taken up again."""
+"""`xtok project`: the parts that failed or killed runs keep, and later runs reuse."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(cache_file: Path, back: Pair, back_map: Path) -> Run:
 
 @pytest.fixture
 def whole(run: Run, tmp_path: Path) -> bytes:
-    """What a run in one go writes."""
+    """The output of an uninterrupted run."""
     run(tmp_path / "whole.parquet")
     return (tmp_path / "whole.parquet").read_bytes()
 
@@ -100,7 +100,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_finished_parts_are_reused(
     run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
 ) -> None:
-    """And the bytes are those of a run in one go."""
+    """The output has the same bytes as that of an uninterrupted run."""
     notes: list[str] = []
     out = tmp_path / "out.parquet"
     assert run(out, note=notes.append).documents == 6
@@ -375,7 +375,7 @@ def test_killed_run_resumes(
 
 
 def goes_on(done: Done, note: str, whole: bytes, folder: Path) -> None:
-    """Check a command that was run again: the output is that of a run in one go."""
+    """Check that a resumed command writes the same output as an uninterrupted run."""
     assert works(done).stdout == "out.parquet\n"
     assert note in done.stderr
     assert (folder / "out.parquet").read_bytes() == whole
@@ -416,7 +416,7 @@ def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> 
 def test_a_full_disk(
     cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
-    """One line says so; nothing is half-written, and what is done is kept."""
+    """The error has one line; no file is incomplete, and finished parts are kept."""
     size = len(whole) - 1000  # more than a part, less than the output
     done = on_a_full_disk(forks, size, command, tmp_path)
     assert done.returncode == 1

@@ -84,7 +84,7 @@ def projected(
     sides: tuple[Tokenizer, Tokenizer], back: Any, ids: Sequence[int], rows: Sequence[Row],
     spelling: Sequence[int],
 ) -> TopK:  # fmt: skip
-    """Project what a teacher says of a text, by a map of these rows."""
+    """Project a teacher's predictions of a text with a map of these rows."""
     student, teacher = sides
     projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
     return projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
@@ -246,7 +246,7 @@ def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -
 
 
 def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
-    """After `a`, what is left of `ac` is unlikely: the student has one token for `ac`."""
+    """After `a`, the rest of `ac` is unlikely: the student has a token for `ac`."""
     student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
     b, ab, ac = (teacher.table.tokens().index(x) for x in (b"b", b"ab", b"ac"))
     rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]

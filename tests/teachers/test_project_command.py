@@ -29,7 +29,7 @@ from xtok.tokenizers.table import TokenTable
 
 @pytest.mark.usefixtures("cache_file")
 def test_the_command(cli: Cli, models: list[str], back_map: Path, tmp_path: Path) -> None:
-    """The path on stdout, what was done on stderr; without a map, the same file."""
+    """The path on stdout, the report on stderr; without a map, the same file."""
     command = "project", "a.parquet", *models, "-k", "8", "-o"
     done = cli(*command, "out.parquet")
     assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr

@@ -60,7 +60,7 @@ def spelled(draw: st.DrawFn, text: bytes) -> list[int]:
 
 @st.composite
 def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Two ways to spell one string, with two others in the middle or not."""
+    """Two documents that start with equal or different text, and may have the same end."""
     student, teacher = draw(ids_of_a_document), draw(ids_of_a_document)
     if draw(st.booleans()):
         teacher = spelled(draw, bytes_of(student))

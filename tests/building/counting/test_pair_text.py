@@ -1,4 +1,4 @@
-"""One pass over text: what it counts, the same however it is read."""
+"""A pass over text: its counts, independent of the way of reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from xtok.tokenizers.pairs import Pair
 
 
 def figures(text: PairText) -> dict[str, Any]:
-    """All that a text's counts say, without the order of chunks."""
+    """All counts of a text, without the order of chunks."""
     parts = {
         part: [array.tolist() for array in getattr(text, part).pairs()]
         for part in ("counts", "held_out")

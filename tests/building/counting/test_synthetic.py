@@ -103,7 +103,7 @@ def test_prefixes_equal_those_of_plain_loops(
 def test_a_changed_text_does_not_exclude_other_texts(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts are encoded several at a time; counting goes on behind a difference."""
+    """Several texts are encoded at a time; counting continues after a difference."""
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
     monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: drawn[:number])
     advanced: list[int] = []
@@ -176,7 +176,7 @@ def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
 
 
 def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
-    """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
+    """At starts, only the first piece of a token counts; P-KL averages over the whole chunk."""
     byte_level, sentencepiece = to_pieces.tokenizers
     starts, chunks, both = (
         rows(synthetic_edges(to_pieces, target, num_texts=2000)[0].normalized())

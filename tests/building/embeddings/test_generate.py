@@ -64,7 +64,7 @@ Use = Callable[[Table], Table]
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Make a source the one of every embedding model."""
+    """Use this source for every embedding model."""
 
     def use(table: Table) -> Table:
         name = "xtok.building.embeddings.generate.open_source"
@@ -90,7 +90,7 @@ def tiny(tmp_path: Path) -> Pair:
 
 @pytest.fixture
 def near(tmp_path: Path) -> Pair:
-    """A comma behind a space, and line ends, each with a near-equivalent."""
+    """A comma after a space, and line ends, each with a near-equivalent."""
     student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
     return xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the"))
 

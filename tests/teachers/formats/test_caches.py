@@ -70,7 +70,7 @@ def predicted(tokenizer: Tokenizer, ids: Any) -> Row:
 
 
 def refused(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) -> XtokError:
-    """Check that a cache is refused, and nothing is left behind; return the error."""
+    """Check that a cache is an error and leaves no file; return the error."""
     options.setdefault("back_map", built(teacher, student, BACK_MAP))
     with pytest.raises(XtokError) as error:
         xtok.project(
@@ -217,7 +217,7 @@ def test_axolotls_columns() -> None:
 
 
 def test_axolotls_columns_of_unlikely_candidates() -> None:
-    """Their probabilities are 0 in float32; what they are of each other is not."""
+    """Their probabilities are 0 in float32, but their ratios are not."""
     topk = top_k([[5, 6]], [{}, {6: 0.5, 2: 0.5}], None)
     topk = topk._replace(logprobs=np.array([-200, -201], np.float32))
     table = axolotl.table(Documents(topk, {}, ["row 0"]), TO)
@@ -225,7 +225,7 @@ def test_axolotls_columns_of_unlikely_candidates() -> None:
 
 
 def test_distillkits_columns() -> None:
-    """Row i of token i + 1, as they are; what its trainer masks row i by is `labels[i]`."""
+    """Row i predicts token i + 1, not renormalized; its trainer masks row i by `labels[i]`."""
     columns = distillkit.table(STORED, TO).to_pydict()
     columns = {name: rounded(values) for name, values in columns.items()}
     assert columns == {
@@ -285,7 +285,7 @@ def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
 
 
 def shift(by: int, *more: str) -> Change:
-    """Move predictions, and what servers say of the text's own tokens, if it is named."""
+    """Move the predictions, and the values of the text's own tokens if their column is named."""
 
     def apply(rows: list[Row]) -> None:
         for row in rows:
@@ -356,7 +356,7 @@ def test_renormalized_values_have_no_rest(
 def test_rows_of_the_whole_vocabulary_have_no_rest(
     kind: str, byte_level: Tokenizer, project: Project, tmp_path: Path
 ) -> None:
-    """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
+    """They sum to 1 like renormalized rows; a server writes −9999 for impossible tokens."""
     width = byte_level.vocabulary.vocab_size
     rows = renormalized(teachers.teacher_rows(byte_level, TEXTS, width))
     for row in rows:
@@ -477,7 +477,7 @@ def test_a_mask_of_normalized_text_marks_the_same_words(
 def test_lines_of_vllm_and_sglang_have_masks(
     kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """A line's `loss_mask` or `labels` say what Parquet's do; rows without are targets."""
+    """`loss_mask` and `labels` of lines have the meaning of Parquet's; others are targets."""
     masks = [[i % 3 == 0 for i in range(len(row["input_ids"]))] for row in rows]
     masked: list[dict[str, Any]] = [
         {"loss_mask": masks[0], "labels": None},
@@ -515,7 +515,7 @@ def test_distillkit_labels_are_shifted_back(
 def test_a_mask_of_control_tokens(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """The end of a turn is a target, and what follows it is not: neither has bytes."""
+    """The end of a turn is a target, and the following token is not; neither has bytes."""
     marks = ["<|im_end|>", "<|im_start|>", "<|end_of_text|>"]
     ids, ours = (
         [i for part in ["lamps", *marks] for i in tokenizer.encode(part).ids.tolist()]
@@ -534,7 +534,7 @@ BOTH_PLAIN: dict[str, Any] = {"student_template": "plain", "teacher_template": "
 def test_conversations_are_rendered_on_both_sides(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """What the roles wrote has targets; the templates' own text has none."""
+    """The contents of the roles have targets; the text of the templates has no targets."""
     templates = {
         "teacher_template": "plain",
         "student_template": TAGGED.replace("<|im_end|>", "\n"),
@@ -569,7 +569,7 @@ def test_only_rows_with_messages_have_a_mask(
     to: CacheFormat, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Conversations have one, texts have none: of these, all are targets."""
+    """Conversations have a mask; all tokens of texts are targets."""
     row = predicted(
         byte_level, xtok.render(byte_level, teachers.CHAT, template="plain").ids.tolist()
     )
@@ -708,7 +708,7 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
 def test_a_space_before_the_text(
     name: str, other: str, tokenizers: dict[str, Tokenizer], project: Project
 ) -> None:
-    """SentencePiece puts one there; what is behind, up to the end of text, has a prediction."""
+    """SentencePiece adds the space; the following tokens have predictions."""
     student, teacher = tokenizers[name], tokenizers[other]
     text = "The lighthouse stands on the last rock"
     [ids], [ours] = teacher.encode_batch([text]), student.encode_batch([text])
@@ -727,7 +727,7 @@ def test_a_space_before_the_text(
 
 
 def test_a_space_that_both_put_before_the_text(sentencepiece: Tokenizer, project: Project) -> None:
-    """Is the same text on both sides: of equal tokenizers predictions stay what they are."""
+    """Both sides have the same text, so predictions of equal tokenizers do not change."""
     text = "The lighthouse stands on the last rock"
     [ids] = sentencepiece.encode_batch([text])
     row = predicted(sentencepiece, ids)
@@ -752,7 +752,7 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
 
 
 def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
-    """Is an empty document, as in Parquet; whether it is the only one or not."""
+    """It is an empty document, as in Parquet, also among other documents."""
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
     full = teachers.vllm_answer(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
     for lines in ([empty], [full, empty]):

@@ -352,7 +352,7 @@ for offset in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(d
 def test_a_damaged_footer_does_not_end_the_process(
     rows: list[Row], tmp_path: Path, forks: Forks
 ) -> None:
-    """As what pyarrow 26 says of a column does, unless the column was read before."""
+    """In pyarrow 26, the metadata of a damaged column can end the process."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows[:1])
     done = forks.run(["-c", FLIPS, path], tmp_path, program="python")
     assert done.returncode == 0, done.stderr
