@@ -131,7 +131,7 @@ class Browser:
         self._send("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Save what is seen, or the whole page, as a PNG file."""
+        """Save the visible part or the whole page as a PNG file."""
         shot = self._send("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 

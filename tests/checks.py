@@ -1,4 +1,4 @@
-"""Common checks: how a command or a file fails, and within what time."""
+"""Common checks: errors of commands and files, and time limits."""
 
 from __future__ import annotations
 

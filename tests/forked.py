@@ -124,7 +124,7 @@ def _serve() -> None:
 
 
 def _answer(programs: Programs, ready: list[Any]) -> None:
-    """Send the exit codes of ended programs; kill programs whose client has gone."""
+    """Send the exit codes of ended programs; kill programs without a client."""
     import signal
 
     for descriptor, (pid, client) in [*programs.items()]:

@@ -102,7 +102,7 @@ def rows_of_topk(predictions: TopK) -> list[dict[int, float]]:
 
 
 class Projection:
-    """The rule, for one document of a teacher; what is lost is the rest.
+    """The rule, for one document of a teacher; lost probability goes into the rest.
 
     `rows` are its predictions as far as they are known: candidates, and the realized token.
     """
@@ -115,7 +115,7 @@ class Projection:
         self.along_path = along_path
 
     def at(self, position: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
-        """What is predicted for the student's token `inside` bytes into the teacher's token.
+        """Predict the student's token `inside` bytes into the teacher's token.
 
         `is_aligned`: a token of the student's begins at the first of these bytes.
         """
@@ -168,7 +168,7 @@ class Projection:
             self.mass[first] += p
 
     def first(self, text: bytes) -> tuple[int, bool]:
-        """The student's first token of a text behind what the realized token has before it.
+        """The student's first token of a text after the preceding bytes of the realized token.
 
         And whether a token begins there at all; if not, the first of the text alone.
         """
@@ -190,7 +190,7 @@ class Projection:
 
 
 class Bigrams:
-    """A teacher whose next token depends on the last: `rows[last]`; all text ends some time."""
+    """A teacher whose next token depends on the last: `rows[last]`; every text ends."""
 
     def __init__(self, rows: Rows, tokens: Sequence[bytes]) -> None:
         self.rows, self.tokens = rows, tokens

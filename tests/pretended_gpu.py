@@ -1,4 +1,4 @@
-"""A pretended GPU: tensors that say `cuda:0` and hold their data on the CPU.
+"""A pretended GPU: tensors with the device `cuda:0` and their data on the CPU.
 
 What CUDA refuses, an operation on tensors of two devices, is an error. What makes the CPU wait for
 a GPU, a value or a size that it has to know, is counted. Autograd, views, in-place operations and
@@ -25,10 +25,10 @@ FETCHES = {
     "_local_scalar_dense", "_unique2", "bincount", "equal", "is_nonzero", "masked_select",
     "nonzero", "unique_consecutive", "unique_dim",
 }  # fmt: skip
-"""Operations whose result, or its size, the CPU has to know."""
+"""Operations that return their result, or its size, to the CPU."""
 
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""Those with indices, which CUDA takes from the CPU, too, and that wait where one is a mask."""
+"""Operations with indices, also from the CPU; they wait if an index is a mask."""
 
 BETWEEN = {"_to_copy", "copy_", "lift_fresh"}
 """Those that take tensors of two devices."""
@@ -107,7 +107,7 @@ class _Dispatch(TorchDispatchMode):
     def _check(
         self, name: str, args: Any, kwargs: Any, tensors: list[Any], on_gpu: list[Any], to_gpu: bool
     ) -> None:
-        """Count what makes the CPU wait; raise for tensors of two devices."""
+        """Count operations that make the CPU wait; raise for tensors of two devices."""
         on_cpu = [t for t in tensors if not isinstance(t, OnGPU) and t.dim()]
         if name in BETWEEN:
             into_cpu = not isinstance(args[0], OnGPU) if name == "copy_" else not to_gpu
@@ -145,14 +145,14 @@ def _line() -> str:
 
 
 def on_cpu(tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return what a tensor of the pretended GPU holds, uncounted."""
+    """Return the data of a tensor of the pretended GPU, without counting a fetch."""
     assert isinstance(tensor, OnGPU)
     return tensor.held
 
 
 @contextmanager
 def pretended_gpu() -> Iterator[Counter[str]]:
-    """Let `cuda` be the pretended GPU; what is fetched from it is counted, by what and where."""
+    """Let `cuda` be the pretended GPU; count fetches by operation and line."""
     # `torch.tensor` makes its tensor on the CPU, and moves it where this mode sees it.
     lifts = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)

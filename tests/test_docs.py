@@ -142,7 +142,7 @@ def test_examples_print_the_documented_output(
 
 
 def make_models(data: Path, small: Path) -> None:
-    """Make what stands for the fetched models and texts: tiny models, a few lines of German."""
+    """Write stand-ins for the fetched models and texts: tiny models, a few lines of German."""
     for seed, (folder, tokenizer) in enumerate(
         (("smollm2-135m", "small-digits"), ("gemma3-270m", "small-byte-level"))
     ):
@@ -169,7 +169,7 @@ def free_port() -> str:
 
 @contextmanager
 def run_bash(script: str, output: Path, opened: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Run a block; yield its exit code and what it printed, then end what it left running."""
+    """Run a block; yield its exit code and output, then end its remaining processes."""
     command = ["bash", "-euo", "pipefail", "-c", script]
     with output.open("w", encoding="utf-8") as file:
         shell = subprocess.Popen(command, stdout=file, start_new_session=True, **opened)
@@ -260,7 +260,7 @@ def test_matches() -> None:
 
 @pytest.mark.parametrize("document", SHOWN, ids=name)
 def test_commands_that_cannot_run_here_parse(document: Path) -> None:
-    """They say first what they need, or that they are not for `scratch/`, but for the clone."""
+    """They name their requirements first, or that they run in the clone instead of `scratch/`."""
     for block in blocks(document):
         if block.language == "sh":
             assert re.match("# (with|in the clone)", block.text), f"line {block.line}"

@@ -1,4 +1,4 @@
-"""The models that scripts/fetch_models.py fetches, and what the script refuses."""
+"""The models that scripts/fetch_models.py fetches, and errors of the script."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 def test_installed_peers_agree(
     real: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TRL's own client and loss on what `xtok project --to vllm` writes."""
+    """TRL's own client and loss on the output of `xtok project --to vllm`."""
     pytest.importorskip("trl")
     for file in ("mistral-v1.model", "mistral-v3.model"):
         real(file)
@@ -61,7 +61,7 @@ def test_a_note_that_several_tables_have_is_said_once() -> None:
 
 
 def test_pairs_are_columns_of_a_table() -> None:
-    """Of one pair, its name stays in the line; what does not agree is marked."""
+    """A single pair keeps its name in the line; differences are marked."""
     first, second = report.PAIRS
     checks = [
         report.Check(f"KL, float32, {first}", "1e-07", holds=True),

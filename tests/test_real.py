@@ -1,4 +1,4 @@
-"""Facts about real tokenizers and their maps; needs what scripts/fetch_tokenizers.py fetches."""
+"""Facts about real tokenizers and their maps; needs the files of scripts/fetch_tokenizers.py."""
 
 from __future__ import annotations
 

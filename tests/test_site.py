@@ -83,7 +83,7 @@ def test_its_search_finds_words_of_every_page(site: Path) -> None:
 
 
 def test_the_site_loads_no_external_files(site: Path) -> None:
-    """No font, script, style or picture; links that a reader follows are no matter."""
+    """No font, script, style or picture; links for the reader are allowed."""
     for page in site.rglob("*.html"):
         text = page.read_text()
         taken = re.findall(r'<(?:script|img|iframe|source)[^>]+src="?([^" >]+)', text)

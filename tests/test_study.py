@@ -130,7 +130,7 @@ def test_every_student_is_trained_once(
 
 
 def test_losses_are_compared_at_their_best_rates(capsys: pytest.CaptureFixture[str]) -> None:
-    """The best rate is that of the last texts; what is compared are the first."""
+    """The last texts choose the best learning rate; the first texts are compared."""
 
     def line(held_out: float, to_choose_by: float) -> dict[str, Any]:
         return {"steps": [8], "bits": [[[held_out], [1.0], [to_choose_by]]], "bytes": [[10]] * 3}

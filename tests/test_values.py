@@ -70,7 +70,7 @@ def test_bytes_that_python_cannot_decode_are_a_token() -> None:
 
 
 def test_another_process_raises_the_same_error() -> None:
-    """As a worker of a DataLoader, whose errors are pickled."""
+    """The workers of a DataLoader pickle their errors."""
     error = TokenizerError("a.model: no width", hint="give {option}", parameter="width")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (TokenizerError, "a.model: no width (give width=)")

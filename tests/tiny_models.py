@@ -56,7 +56,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def logged(trainer: Any, name: str = "loss") -> list[float]:
-    """Return what a trainer has logged under a name."""
+    """Return the values that a trainer has logged under a name."""
     return [line[name] for line in trainer.state.log_history if name in line]
 
 

@@ -715,7 +715,7 @@ ANSWERS = {
     "qwen3_training": [f"{THINK}{QWEN_CALL}\n", f"{THINK}It is 4<|im_end|>\n"],
     "qwen3_vl": [QWEN_CALL, "It is 4<|im_end|>"],
 }  # fmt: skip
-"""The targets of `TOOLS`; the other templates refuse tools, or drop what they say."""
+"""The targets of `TOOLS`; the other templates refuse or drop tools' messages."""
 
 
 Family = Callable[..., tuple[Any, Tokenizer]]

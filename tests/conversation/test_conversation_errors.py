@@ -15,7 +15,7 @@ from xtok.tokenizers import load_tokenizer
 
 
 def chat_of_named(messages: list[dict[str, Any]]) -> object:
-    """Render by a tokenizer whose only template has a name."""
+    """Render with a tokenizer that has only a named template."""
     named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
     return render(load_tokenizer(folder("tokenizer_config", chat_template=named)), messages)
 

@@ -49,7 +49,7 @@ each_suffix = pytest.mark.parametrize("suffix", COMPRESSIONS)
 
 
 def write(folder: Path, name: str, data: bytes | str) -> Path:
-    """Write a file, compressed as its name says."""
+    """Write a file, compressed according to its suffix."""
     path = folder / name
     compress = COMPRESSIONS.get(path.suffix, bytes)
     path.write_bytes(compress(data if isinstance(data, bytes) else data.encode()))

@@ -48,7 +48,7 @@ def with_header(header: object, content: bytes = CONTENT) -> bytes:
 
 
 def rezipped(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a `.pt` whose members are changed."""
+    """Return a `.pt` with changed members."""
     return zipped({name: change(content) for name, content in members(data).items()})
 
 

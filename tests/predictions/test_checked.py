@@ -366,7 +366,7 @@ def bfloat16(logprobs: Any) -> Any:
 
 
 def test_valid_rows_of_any_teacher_are_accepted() -> None:
-    """Also flat ones, which meet the bound, and as half precision stores them."""
+    """Flat rows, which meet the bound, and rows stored in half precision are valid as well."""
     for seed in range(100):
         text, ids, logprobs, _ = teacher_rows(seed, k=(4, 8, 20, 64)[seed % 4])
         for stored in (np.float32, np.float16, bfloat16):

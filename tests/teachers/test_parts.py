@@ -284,7 +284,7 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
 def test_other_files_in_the_folder_of_parts_stay(
     is_link: bool, run: Run, whole: bytes, tmp_path: Path
 ) -> None:
-    """In a folder of the user's, or behind a link to one, as on another disk."""
+    """In a folder of the user, or a link to it, for example on another disk."""
     folder, scratch = tmp_path / "out.parquet.checkpoint", tmp_path / "scratch"
     others = {"thesis.txt", "notes.part", "0000001.part", "data"}
     (scratch / "data").mkdir(parents=True)

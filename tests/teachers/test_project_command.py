@@ -1,4 +1,4 @@
-"""`xtok project`: files in, a file out; killed runs, clusters, and what reads the output."""
+"""`xtok project`: files in, a file out; killed runs, clusters, and readers of the output."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
 
 
 def translator(pair: Pair) -> Translator:
-    """Return what projects along the path alone: the map has no rows."""
+    """Return a translator that uses only the path: the map has no rows."""
     back_map = map_of({}, pair.tokenizers[1], pair.tokenizers[0])
     return Translator(pair, back_map, num_threads=1)
 
@@ -68,7 +68,7 @@ def check_scores(
 
 
 def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:
-    """What it says of ids that the student does not have is in the rest."""
+    """Probabilities of ids that the student lacks are in the rest."""
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
     translating = translator(xtok.load_pair(digits, wide))
@@ -90,7 +90,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
 
 
 class Calls(Small):
-    """A small vocabulary whose last token begins a call of a tool."""
+    """A small vocabulary; its last token starts a tool call."""
 
     def entries(self) -> Iterable[TokenEntry]:
         *others, last = super().entries()
@@ -143,7 +143,7 @@ def test_each_token(load_real: Load, student: str, teacher: str) -> None:
 
 @pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])
 def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
-    """A token that is less likely than those of which nothing is known comes behind them."""
+    """A token that is less likely than the unknown tokens is ranked after them."""
     nan, rest = np.nan, np.log(0.1)
     topk = TopK(
         np.array([7, 8], np.int32), np.array([0, 2]), np.array([0, 0, 1]),

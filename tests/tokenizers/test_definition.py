@@ -170,7 +170,7 @@ def test_digest_does_not_depend_on_the_order_of_keys(
 
 
 def test_tokenizers_loaded_by_transformers(small: Path) -> None:
-    """Padding and truncation, which calls leave behind, are no part of the definition."""
+    """Calls change the padding and truncation, which do not belong to the definition."""
     from transformers import AutoTokenizer
 
     folder = small / "small-byte-level"

@@ -144,7 +144,7 @@ def test_values_by_hand() -> None:
 
 
 def test_shared_tokens_by_hand() -> None:
-    """A half of each side is on what is not shared."""
+    """Half of each side's probability is on tokens that are not shared."""
     student = torch.tensor([[[1.0, 2.0, 1.0, 0.0, 4.0, 0, 0, 0, 0, 0]]]).log()
     teacher = torch.tensor([[[2.0, 1.0, 1.0, 2.0, 2.0, 0, 0, 0]]]).log()
     targets, aligned = (torch.tensor([[1]]), torch.tensor([[2]])), alignment([[1]], [[1]])
@@ -248,7 +248,7 @@ def merged(draw: st.DrawFn) -> list[bytes]:
 def test_tokenizers_from_their_files_to_the_loss(
     tmp_path: Path, ours: Any, theirs: Any, texts: list[str], options: dict[str, Any], seed: int
 ) -> None:
-    """Two BPE tokenizers at random: equal tokens, what each segments, and loops find the same."""
+    """Two BPE tokenizers at random: equal tokens, segments, and plain loops give the same loss."""
     pair = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )

@@ -221,7 +221,7 @@ def test_adapters_in_the_decoder(pair: Pair) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's
 def test_adapters_of_peft(pair: Pair) -> None:
-    """They train as from logits, and the audit has nothing to say."""
+    """They train as with logits, and the audit finds no difference."""
     peft = pytest.importorskip("peft")
     models, sides, loss = of_event_kl(pair)
     models[1].eval()

@@ -443,7 +443,7 @@ def test_error_for_nan_names_the_compared_side() -> None:
 
 
 def test_seventy_losses_share_a_pass() -> None:
-    """Seventy, of which each has positions of its own and others."""
+    """Each loss has some positions in common with others, and some not."""
     generator = torch.Generator().manual_seed(0)
     student = torch.randn(2, 40, 11, generator=generator, dtype=torch.float64).requires_grad_()
     chosen = torch.rand(70, 2, 40, generator=generator) < 0.3

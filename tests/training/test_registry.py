@@ -1,4 +1,4 @@
-"""The table of losses: what each takes, and which options it has."""
+"""The table of losses: their inputs and options."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_table() -> None:
 
 
 def test_config_is_passed_to_its_loss() -> None:
-    """CSD halves what is not 1:1."""
+    """CSD halves the loss of chunks that are not 1:1."""
     from test_csd import batch as csd_batch
     from test_csd import spellings
 
@@ -112,7 +112,7 @@ def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> N
 @pytest.mark.parametrize("prompt", [0, 3])
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pair: Pair) -> None:
-    """Chunks, loss and gradients are the same; what padding predicts is never read."""
+    """Chunks, loss and gradients are the same; predictions of padding are ignored."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, teacher, bos=False)
     loss = make_loss(name, map=loss_map(name, pair))
@@ -155,7 +155,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
 
 
 def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> None:
-    """An alignment of the tokens, an event map, a path: an error that says what to give."""
+    """An alignment of the tokens, an event map, a path: the error names the expected type."""
     student, teacher = pair.tokenizers
     untyped: Any = losses  # type checkers refuse these calls, too
     batch = DistillationCollator(student, teacher)(["High water at 6:12."])

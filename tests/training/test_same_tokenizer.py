@@ -44,7 +44,7 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
 
 
 def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
-    """Only what both sides still have is compared."""
+    """Only text that both sides still contain is compared."""
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROMPT * 3}]
     collate = DistillationCollator(
         digits, digits, student_template="chatml", teacher_templates=["plain"], max_length=40

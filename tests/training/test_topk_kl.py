@@ -97,7 +97,7 @@ def test_rest_of_the_student_is_exact_to_float32() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e30])
 @pytest.mark.parametrize("k", [2, V])
 def test_extremes_are_finite(scale: float, k: int) -> None:
-    """Masked and huge logits; candidates that hold all mass, none, or more than float32 tells."""
+    """Masked and huge logits; candidates with all mass, no mass, or nearly all mass."""
     student = (predictions(2) * scale).float()
     student[..., 4] = -torch.inf
     student.requires_grad_()

@@ -30,7 +30,7 @@ from xtok.training.trainers import nemo_rl
 
 
 def heads_of(wrong: str) -> object:
-    """Look for the head of a model that has none, more positions, or another factor."""
+    """Look for the head of a model without a head, with more positions, or with another factor."""
     model: Any = torch.nn.Linear(2, 2) if wrong == "no head" else tiny_model(300, seed=0)
 
     def more(module: Any, args: Any, output: Any) -> Any:

@@ -323,7 +323,7 @@ def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: P
 
 
 def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    """In a file whose end is whole."""
+    """The footer of the file is intact."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     data = path.read_bytes()
     path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
@@ -638,7 +638,7 @@ def test_a_mask_can_exclude_turns_of_a_conversation(
 def test_rows_are_spelled_if_the_template_drops_an_answer(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """As of `serve`: ids whose assistant the student would not have are spelled."""
+    """As in `serve`, ids are spelled if the student's template would drop their answer."""
     row = predicted(
         byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
     )
@@ -794,7 +794,7 @@ def test_the_first_token_has_no_prediction(
 def test_bits_per_byte_of_the_teacher(
     rows: list[Row], byte_level: Tokenizer, project: Project
 ) -> None:
-    """−log₂ of its own tokens, a byte."""
+    """−log₂ p of its own tokens, per byte."""
     report, _ = project(rows)
     nats = num_bytes = 0.0
     for row in rows:

@@ -58,7 +58,7 @@ def translator(back: Pair, back_map: Path) -> Translator:
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Return each item in a JSON value: what holds it, and its key."""
+    """Return each item in a JSON value: its container and its key."""
     for key in value if isinstance(value, dict) else range(len(value)):
         yield value, key
         if isinstance(value[key], dict | list):
@@ -82,7 +82,7 @@ def mutate(value: Any, generator: random.Random) -> None:
 
 
 def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> list[Row] | None:
-    """Read and project a cache; return what was read, as a neutral one, or None for an error."""
+    """Read and project a cache; return its rows in the neutral format, or None for an error."""
     try:
         parts = read(path, tokenizer)
         for rows in parts:
@@ -305,7 +305,7 @@ def scored(row: str, ids: str) -> str:
 def test_lines(
     line: str, word: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """Each is named by its number, blank ones counted."""
+    """Errors name the number of the line; blank lines count."""
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{json.dumps(teachers.vllm_answer(rows[0]))}\n\n{line}\n")
     message = message_of(path, byte_level)

@@ -86,7 +86,7 @@ def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
 
 @KINDS
 def test_prefix_caching(digits: Tokenizer, kind: Kind) -> None:
-    """SGLang computes a prompt's log-probabilities anew, so its cache is no problem."""
+    """SGLang computes a prompt's log-probabilities again, so its cache causes no problem."""
     model = Model(digits, kind)
     model.prefix_caching = True
     report = checked(model, digits)

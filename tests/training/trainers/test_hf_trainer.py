@@ -79,7 +79,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make_trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Make:
-    """Make a trainer: arguments by name, and what a loss takes unless it is given."""
+    """Make a trainer; the default map is the map that its loss requires."""
     widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
 
     def make(loss: Any, args: Any = None, rows: Any = ROWS, *, at: str = "", **options: Any) -> Any:
@@ -144,7 +144,7 @@ def test_the_loss_equals_that_of_the_functions(
 
 
 def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
-    """The map of the student and the teacher, or what another loss takes."""
+    """The map that a loss requires."""
     [teacher] = collator.teachers
     row = LOSSES[loss]
     if row.map is EVENTS:
@@ -336,7 +336,7 @@ def test_hidden_states_train_as_whole_logits(
 def test_heads_are_found_again_if_the_model_is_compiled(
     make_trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An evaluation before has it without what wraps it: a compiled one hides hidden states."""
+    """The first evaluation gets the plain model; a compiled model hides its hidden states."""
     trainer = make_trainer("alm", eval_dataset=ROWS[:2])
     trainer.evaluate()
     assert "in blocks, from hidden states: the student" in capsys.readouterr().err
@@ -613,7 +613,7 @@ def test_the_example_names_the_option_for_a_map(trainer_options: list[str], tmp_
 
 @pytest.mark.filterwarnings("ignore:.*this teacher will probably cost quality:UserWarning")
 def test_the_example_trains_on_chats(trainer_options: list[str], tmp_path: Path) -> None:
-    """Each side has a chat template of its own; an error names the option of the script."""
+    """Each side has its own chat template; an error names the option of the script."""
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
     options = [o for o in trainer_options if not o.startswith("--dataset")]
     options += [f"--dataset={tmp_path / 'chats.jsonl'}", f"--output_dir={tmp_path / 'run'}"]
