@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
         config,
         collator_of(options),
-        teachers=teachers or None,
+        teachers=teachers or (None if spec.is_stored else []),
         loss=options.loss,
         map=options.map or None,
         combine=losses.CombineConfig(

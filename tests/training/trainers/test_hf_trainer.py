@@ -427,6 +427,16 @@ def test_invalid_arguments_are_refused(
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match="label_smoothing_factor"):
         XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
+    alone = Collator(collator.student, [])
+    for collate, options in (
+        (several, {}),
+        (several, {"loss": ["alm", "event-kl"]}),
+        (several, {"loss": BatchLoss(lambda *_: torch.zeros(()))}),
+        (alone, {"map": projection}),
+        (alone, {"teacher_weights": [1]}),
+    ):
+        with pytest.raises(ValueError, match=r"^teachers is None, expected .* or an empty list"):
+            XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), collate, **options)
     with pytest.raises(ValueError, match="compute_loss_func"):
         make_trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
@@ -438,16 +448,15 @@ def test_invalid_arguments_are_refused(
 # Teachers, restarts and checkpoints
 
 
-@pytest.mark.parametrize("teachers", [None, []])
 def test_a_run_without_teachers_equals_a_collator_without_teachers(
-    make_trainer: Make, collator: Collator, tmp_path: Path, teachers: Any
+    make_trainer: Make, collator: Collator, tmp_path: Path
 ) -> None:
     """A run without teachers is that of a collator without any."""
     width = collator.student.vocabulary.vocab_size
     runs = []
     for collate in (collator, Collator(collator.student, [], student_template="chatml")):
         trainer = XTokTrainer(
-            tiny_model(width, seed=0), arguments(tmp_path), collate, teachers=teachers,
+            tiny_model(width, seed=0), arguments(tmp_path), collate, teachers=[],
             train_dataset=ROWS, eval_dataset=ROWS,
         )  # fmt: skip
         trainer.train()
@@ -468,24 +477,25 @@ def test_evaluations_log_the_teacher_and_explain_the_loss_once(
     assert capsys.readouterr().err.count("note: eval_loss is the training loss") == 1
 
 
-@pytest.mark.parametrize("teachers", [None, [None]])
-def test_stored_log_probabilities(collator: Collator, tmp_path: Path, teachers: Any) -> None:
+@pytest.mark.parametrize(("loss", "teachers"), [("alm", None), (["alm"], None), ("alm", [None])])
+def test_stored_log_probabilities(
+    collator: Collator, tmp_path: Path, loss: Any, teachers: Any
+) -> None:
     ids = collator.teachers[0].encode("Fog, and high water.").ids.tolist()
     rows = [{"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}]
     width = collator.student.vocabulary.vocab_size
     make = partial(
-        XTokTrainer, tiny_model(width, seed=0), arguments(tmp_path), collator, teachers=teachers,
+        XTokTrainer, tiny_model(width, seed=0), arguments(tmp_path), collator,
         train_dataset=rows, eval_dataset=rows, audit=False,
     )  # fmt: skip
-    trainer = make(loss="alm")
+    trainer = make(loss=loss, teachers=teachers)
     trainer.train()
     assert logged(trainer, "distillation")[0] > 0
     sizes = collator.teachers[0].table.lengths[ids[1:]]
     bits = 0.5 * (len(ids) - 1) / np.log(2) / sizes.sum()
     assert trainer.evaluate()["eval_teacher_bits_per_byte"] == pytest.approx(bits)
-    if teachers is None:
-        with pytest.raises(XtokError, match="log-probabilities of a teacher, but"):
-            make().train()
+    with pytest.raises(XtokError, match="log-probabilities of a teacher, but"):
+        make(teachers=[]).train()
 
 
 def test_sums_are_reset_when_training_begins(make_trainer: Make) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from xtok.errors import XtokError
 from xtok.training.collator import DistillationCollator, first_rows, prepare
 from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
@@ -30,8 +31,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         data_collator: a collator of the same student and teachers, or a `TopKCollator` for stored
             predictions. Rows of the dataset are its samples.
         teachers: causal language models, or their folders or repo ids, one for each teacher of the
-            collator. None trains on stored predictions with `loss="alm"` or a `TopKCollator`. None
-            for another loss, or an empty list, trains without teachers, with everything else equal.
+            collator. None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty
+            list trains without teachers, with everything else equal.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
         map: an event map for `event-kl`, a spelling map for `csd`, a map for `p-kl`, `gold` and
             `h-kl`, or its file; for all teachers or one for each.
@@ -44,8 +45,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or for
             several GPUs in one process.
-        ValueError: if the numbers of teachers, losses and maps differ, and for label smoothing and
-            a `compute_loss_func`.
+        ValueError: if `teachers` is missing, if the numbers of teachers, losses and maps differ,
+            and for label smoothing and a `compute_loss_func`.
     """
 
     def __init__(
@@ -66,7 +67,13 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         self.distillation_collator, pairs = data_collator, data_collator.pairs
         models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
         if teachers is None:
-            models = [None] * len(pairs) if loss == "alm" or None in pairs else []
+            models = [None] * len(pairs)
+            options = [*pairs, map, teacher_weights]
+            if any(x is not None for x in options) and not _takes_predictions(loss):
+                raise ValueError(
+                    "teachers is None, expected the models of the collator's teachers, or an empty "
+                    "list to train without them"
+                )
         pairs = pairs if models else []
         if len(models) != len(pairs):
             raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
@@ -112,3 +119,9 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         if not is_placed and next(teacher.parameters()).device != device:
             teacher.to(device)  # Accelerate's `prepare_model` would treat it as the trained model
         return teacher
+
+
+def _takes_predictions(loss: LossArgument | Sequence[LossArgument]) -> bool:
+    names = [loss] if isinstance(loss, str | BatchLoss) else loss
+    specs = [loss_spec(name) for name in names if not isinstance(name, BatchLoss)]
+    return len(specs) == len(names) and all(x.is_stored or x.takes_logprobs for x in specs)
