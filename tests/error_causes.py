@@ -33,7 +33,7 @@ def file(name: str, content: str | bytes = "") -> str:
     return name
 
 
-def there(name: str, make: Callable[[str], object]) -> str:
+def create(name: str, make: Callable[[str], object]) -> str:
     make(name)
     return name
 
@@ -52,7 +52,7 @@ def folder(stem: str, content: str | None = None, **parts: object) -> str:
 
 
 @cache
-def small_one(name: str = "small-byte-level") -> Tokenizer:
+def small_tokenizer(name: str = "small-byte-level") -> Tokenizer:
     return load_tokenizer(f"small/{name}")
 
 
@@ -62,13 +62,13 @@ def bytes_pair() -> Pair:
 
 
 @cache
-def of_bytes() -> ProjectionMap:
+def bytes_map() -> ProjectionMap:
     return xtok.build("bytes", "bytes")
 
 
 @cache
-def to_pieces() -> Pair:
-    return xtok.load_pair("bytes", small_one("small.model"))
+def bytes_to_pieces() -> Pair:
+    return xtok.load_pair("bytes", small_tokenizer("small.model"))
 
 
 def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> ProjectionMap:
@@ -80,12 +80,12 @@ def parquet(**columns: object) -> Path:
     return Path("a.parquet")
 
 
-ASK = {"role": "user", "content": "x"}
+QUESTION = {"role": "user", "content": "x"}
 
 ANSWER = {"role": "assistant", "content": "y"}
 
 
-def instead(module: str, cause: Cause, other: object = None) -> object:
+def with_module(module: str, cause: Cause, other: object = None) -> object:
     """Call a cause with another module in place of a package, or without the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module, other)

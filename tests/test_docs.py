@@ -102,7 +102,7 @@ def test_examples_print_the_documented_output(
     shown = "".join(b.text for b in examples if b.language in ("bash", "python"))
     for file in re.findall(r"data/tokenizers/[\w.-]*\w", shown):
         if not (ROOT / file).exists():
-            pytest.skip(f"{file} is not there: run scripts/fetch_tokenizers.py")
+            pytest.skip(f"{file} is missing: run scripts/fetch_tokenizers.py")
     (tmp_path / "data" / "maps").mkdir(parents=True)
     (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts", target_is_directory=True)

@@ -39,11 +39,11 @@ def package(path: Path) -> str:
 
 def test_the_table_lists_every_package() -> None:
     """Fifteen names at the top."""
-    there = {package(path) for path in PACKAGE.rglob("*.py")}
-    assert there - ENTRY == set(packages())
-    assert len(there) == len(packages()) + len(ENTRY) == 15
+    names = {package(path) for path in PACKAGE.rglob("*.py")}
+    assert names - ENTRY == set(packages())
+    assert len(names) == len(packages()) + len(ENTRY) == 15
     tests = {path.name for path in (ROOT / "tests").iterdir() if [*path.rglob("test_*.py")]}
-    assert {name for name in tests if "." not in name} <= there
+    assert {name for name in tests if "." not in name} <= names
 
 
 def test_a_package_imports_from_packages_above() -> None:

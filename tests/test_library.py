@@ -178,8 +178,8 @@ def test_lazy_names_match_the_stub() -> None:
     imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom)]
     seen = {x.asname: f"xtok.{node.module or x.name}" for node in imports for x in node.names}
     for name, module in seen.items():
-        there = importlib.import_module(module)
-        assert getattr(xtok, str(name)) in (there, getattr(there, str(name), there))
+        imported = importlib.import_module(module)
+        assert getattr(xtok, str(name)) in (imported, getattr(imported, str(name), imported))
     assert set(xtok.__all__) == seen.keys()
     for name, words in (("load_map", r"ProjectionMap\.load"), ("nonsense", "nonsense")):
         with pytest.raises(AttributeError, match=words):

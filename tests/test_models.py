@@ -26,7 +26,7 @@ def test_the_models_predict_text(name: str, english: float, german: float) -> No
 
     folder = fetch_models.folder_of(name)
     if not (folder / fetch_models.SOURCE).exists():
-        pytest.skip(f"{name} is not there: run scripts/fetch_models.py")
+        pytest.skip(f"{name} is missing: run scripts/fetch_models.py")
     tokenizer = xtok.load_tokenizer(str(folder))
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     bos = [2] if name == "gemma3" else []

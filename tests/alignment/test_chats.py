@@ -176,7 +176,7 @@ def test_contents_are_the_text_that_both_templates_write(
 def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
     folder = REAL / "chat-templates"
     if not folder.exists():
-        pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
+        pytest.skip("the chat templates are missing: run scripts/fetch_tokenizers.py")
     pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     aligner = TokenAligner(pair)
     ours, theirs = (folder / f"{name}.jinja" for name in (student, teacher))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import torch
-from error_causes import Errors, bytes_pair, file, instead, messages_test, parquet, there
+from error_causes import Errors, bytes_pair, create, file, messages_test, parquet, with_module
 from make_maps import GOOD, TINY
 from numpy.typing import NDArray
 from safetensors.torch import save as safetensors
@@ -62,7 +62,7 @@ ERRORS: Errors = {
     "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
     "'corpus/*.jsonl.gz'": [
         (lambda: find_texts("none-*.txt"), "there is no file none-*.txt"),
-        (lambda: find_texts(there("folder", os.mkdir)), "folder is a folder"),
+        (lambda: find_texts(create("folder", os.mkdir)), "folder is a folder"),
     ],
     "if the file is latin1, convert it: iconv -f latin1 -t UTF-8": [
         (
@@ -123,7 +123,7 @@ ERRORS: Errors = {
     ],
     "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'": [
         (
-            lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
+            lambda: with_module("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
             "a.txt.zst requires the package pyarrow, which is not installed",
         ),
     ],
@@ -197,7 +197,7 @@ ERRORS: Errors = {
         ),
     ],
     "give a model with a safetensors checkpoint; save_pretrained writes one": [
-        (lambda: generate(f"input:{there('empty', os.mkdir)}"), "empty has no model.safetensors"),
+        (lambda: generate(f"input:{create('empty', os.mkdir)}"), "empty has no model.safetensors"),
         (
             lambda: generate("own", "small/small-byte-level"),
             "small/small-byte-level has no model.safetensors",
@@ -237,7 +237,7 @@ ERRORS: Errors = {
     ],
     "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'": [
         (
-            lambda: instead(
+            lambda: with_module(
                 "sentence_transformers",
                 lambda: generate("sentence:small/small-digits"),
             ),
@@ -246,7 +246,7 @@ ERRORS: Errors = {
     ],
     "give input:small/small-digits for its input-embedding layer, or another model": [
         (
-            lambda: instead(
+            lambda: with_module(
                 "sentence_transformers",
                 lambda: generate("sentence:small/small-digits"),
                 SimpleNamespace(),

@@ -34,8 +34,8 @@ from xtok.tokenizers.pairs import Pair
 pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
 
 # Loads a tokenizer, then forks processes that all ask for one map. Each build is a line in a log,
-# and so is each note. A build sleeps first, as told. Children are reaped at the end.
-ASKING = """
+# and so is each note. A build sleeps for `delay` first. Children are reaped at the end.
+REQUESTS = """
 import os, sys, time
 from xtok.maps import file
 from xtok.building import build as stage
@@ -45,11 +45,11 @@ model, path, log, count = *sys.argv[1:4], int(sys.argv[4])
 delay, timeout = map(float, sys.argv[5:])
 tokenizer, build = load_tokenizer(model), stage.build
 expected = file.sha256(build(tokenizer, tokenizer))
-def tell(what):
+def log_event(event):
     with open(log, "a") as file:
-        file.write(f"{what.split()[0]} {os.getpid()}\\n")
+        file.write(f"{event.split()[0]} {os.getpid()}\\n")
 def slow(*args, **options):
-    tell("builds")
+    log_event("builds")
     time.sleep(delay)
     return build(*args, **options)
 stage.build = slow
@@ -57,7 +57,7 @@ children = []
 for _ in range(count):
     child = os.fork()
     if not child:
-        map_path = stage.get_map(tokenizer, tokenizer, path=path, timeout=timeout, note=tell)
+        map_path = stage.get_map(tokenizer, tokenizer, path=path, timeout=timeout, note=log_event)
         os._exit(0 if file.sha256(map_path) == expected else 9)
     children.append(child)
 sys.stdin.read()
@@ -66,7 +66,7 @@ print(*sorted(codes))
 """
 
 
-class Askers:
+class MapRequests:
     """Groups of processes that ask for the map of a small tokenizer and itself."""
 
     def __init__(self, small: Path, folder: Path, forks: Forks) -> None:
@@ -80,7 +80,7 @@ class Askers:
         """Start a group; without `reap`, its processes are reaped when it is asked for codes."""
         arguments = map(str, (self.model, self.path, self.log, count, delay, timeout))
         return subprocess.Popen(
-            [self.forks.folder / "python", "-c", ASKING, *arguments],
+            [self.forks.folder / "python", "-c", REQUESTS, *arguments],
             env=self.forks.env,
             stdin=subprocess.DEVNULL if reap else subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -88,10 +88,10 @@ class Askers:
             text=True,
         )
 
-    def told(self, what: str) -> list[int]:
-        """Return the processes that built, waited, or stopped waiting."""
+    def pids(self, event: str) -> list[int]:
+        """Return the processes that logged an event: builds, waiting or waited."""
         lines = [line.split() for line in self.log.read_text().splitlines()]
-        return [int(pid) for word, pid in lines if word == what]
+        return [int(pid) for word, pid in lines if word == event]
 
     def until(self, happened: Callable[[], bool]) -> None:
         end = time.monotonic() + 100
@@ -99,8 +99,8 @@ class Askers:
             assert time.monotonic() < end, self.log.read_text()
             time.sleep(0.05)
 
-    def made_the_map(self) -> bool:
-        """Whether the map is there, as `build` makes it."""
+    def wrote_the_map(self) -> bool:
+        """Whether the file is the map that `build` makes."""
         return self.path.read_bytes() == to_safetensors(xtok.build(self.model, self.model))
 
     def left_nothing_else(self) -> bool:
@@ -114,73 +114,73 @@ def exit_codes(process: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.fixture
-def askers(small: Path, tmp_path: Path, forks: Forks) -> Askers:
-    return Askers(small, tmp_path, forks)
+def requests(small: Path, tmp_path: Path, forks: Forks) -> MapRequests:
+    return MapRequests(small, tmp_path, forks)
 
 
 # Many processes
 
 
-def test_sixteen_processes_build_a_map_once(askers: Askers) -> None:
-    group = askers.start(16, delay=0.5)
+def test_sixteen_processes_build_a_map_once(requests: MapRequests) -> None:
+    group = requests.start(16, delay=0.5)
     assert exit_codes(group) == [0] * 16
-    assert len(askers.told("builds")) == 1
-    assert askers.told("waiting")  # a process that comes late finds the file
-    assert askers.made_the_map()
-    assert askers.left_nothing_else()
+    assert len(requests.pids("builds")) == 1
+    assert requests.pids("waiting")  # a process that comes late finds the file
+    assert requests.wrote_the_map()
+    assert requests.left_nothing_else()
 
 
-def test_another_process_builds_if_the_builder_is_killed(askers: Askers) -> None:
+def test_another_process_builds_if_the_builder_is_killed(requests: MapRequests) -> None:
     """It does not wait until the killed process is reaped: a zombie holds no lock."""
-    doomed = askers.start(1, delay=1000, reap=False)
-    askers.until(lambda: len(askers.told("builds")) == 1)
-    others = askers.start(3)
-    askers.until(lambda: len(askers.told("waiting")) == 3)
-    [pid] = askers.told("builds")
+    doomed = requests.start(1, delay=1000, reap=False)
+    requests.until(lambda: len(requests.pids("builds")) == 1)
+    others = requests.start(3)
+    requests.until(lambda: len(requests.pids("waiting")) == 3)
+    [pid] = requests.pids("builds")
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     assert exit_codes(others) == [0] * 3
     assert time.monotonic() - started < 60  # of a timeout of 120
     assert "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     assert exit_codes(doomed) == [-signal.SIGKILL]
-    assert len(askers.told("builds")) == 2
-    assert askers.made_the_map()
-    assert askers.left_nothing_else()
+    assert len(requests.pids("builds")) == 2
+    assert requests.wrote_the_map()
+    assert requests.left_nothing_else()
 
 
-def test_a_process_killed_at_any_moment_leaves_the_right_map(askers: Askers) -> None:
+def test_a_process_killed_at_any_moment_leaves_the_right_map(requests: MapRequests) -> None:
     """Builder or waiting process: the next process returns the right map."""
     for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
-        group = askers.start(2)
-        askers.until(lambda: len(askers.told("builds")) > 0)
+        group = requests.start(2)
+        requests.until(lambda: len(requests.pids("builds")) > 0)
         time.sleep(delay)
-        for pid in {*askers.told("builds"), *askers.told("waiting")}:
+        for pid in {*requests.pids("builds"), *requests.pids("waiting")}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         group.communicate(timeout=100)
-        askers.log.write_text("")
-        xtok.get_map(askers.model, askers.model, path=askers.path)
-        assert askers.made_the_map()
-        askers.path.unlink()
+        requests.log.write_text("")
+        xtok.get_map(requests.model, requests.model, path=requests.path)
+        assert requests.wrote_the_map()
+        requests.path.unlink()
 
 
-def test_a_builder_that_is_stopped_is_not_waited_for_without_end(askers: Askers) -> None:
-    sleeper = askers.start(1, delay=1)
-    askers.until(lambda: len(askers.told("builds")) == 1)
-    [pid] = askers.told("builds")
+def test_a_builder_that_is_stopped_is_not_waited_for_without_end(requests: MapRequests) -> None:
+    sleeper = requests.start(1, delay=1)
+    requests.until(lambda: len(requests.pids("builds")) == 1)
+    [pid] = requests.pids("builds")
     os.kill(pid, signal.SIGSTOP)
     notes: list[str] = []
-    options: Any = {"path": askers.path, "timeout": 1, "note": notes.append}
+    options: Any = {"path": requests.path, "timeout": 1, "note": notes.append}
     try:
-        projection = xtok.get_map(askers.model, askers.model, **options)
-        assert equal_maps(ProjectionMap.load(askers.path), projection)
+        projection = xtok.get_map(requests.model, requests.model, **options)
+        assert equal_maps(ProjectionMap.load(requests.path), projection)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [note.split()[0] for note in notes] == ["waiting", "waited"]
     assert projection.reports[-1].stage == "build"
     assert exit_codes(sleeper) == [0]
-    assert askers.made_the_map()
-    assert askers.left_nothing_else()
+    assert requests.wrote_the_map()
+    assert requests.left_nothing_else()
 
 
 # The lock
@@ -314,8 +314,8 @@ def test_a_map_that_was_counted_on_other_text(pieces_to_digits: Pair, tmp_path: 
     def differs(
         config: BuildConfig, initial: ProjectionMap | None, texts: Sequence[Path] = (text,)
     ) -> str | None:
-        asked = build(pieces_to_digits, config=config, texts=texts, initial=initial).recipe
-        return difference(built, pieces_to_digits, asked)
+        recipe = build(pieces_to_digits, config=config, texts=texts, initial=initial).recipe
+        return difference(built, pieces_to_digits, recipe)
 
     synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None
@@ -330,10 +330,10 @@ def test_a_map_that_was_counted_on_other_text(pieces_to_digits: Pair, tmp_path: 
 def test_another_field_is_another_map(pieces_to_digits: Pair, tmp_path: Path) -> None:
     path, text = tmp_path / "map.safetensors", tmp_path / "a.jsonl"
     text.write_text('{"a": "one two three four five", "b": "six"}\n' * 40)
-    ask = partial(xtok.get_map, *pieces_to_digits.tokenizers, path=path, texts=text)
+    get = partial(xtok.get_map, *pieces_to_digits.tokenizers, path=path, texts=text)
     notes: list[str] = []
-    asked = [ask(field=field, note=notes.append) for field in ("a", "b", "b")]
-    sizes = [m.history[1]["counted"]["num_bytes"] for m in asked]
+    projections = [get(field=field, note=notes.append) for field in ("a", "b", "b")]
+    sizes = [m.history[1]["counted"]["num_bytes"] for m in projections]
     assert sizes == [40 * 23, 40 * 3, 40 * 3]
     why = "it was counted on another field"
     assert notes == [f"{path} exists, and is replaced: {why}", f"{path} exists, and is kept"]
@@ -415,14 +415,14 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
     text = tmp_path / "a.txt"
     text.write_text("one two three\n" * 40)
-    asked: list[dict[str, Any]] = [
+    calls: list[dict[str, Any]] = [
         {"for_loss": "p-kl"}, {"for_loss": "p-kl"}, {},
         {"texts": text},
     ]  # fmt: skip
-    made = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in asked]
+    made = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in calls]
     assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
     assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
-    built = [xtok.build(*pieces_to_digits.tokenizers, **options) for options in asked]
+    built = [xtok.build(*pieces_to_digits.tokenizers, **options) for options in calls]
     assert [*map(sha256, made)] == [*map(sha256, built)]
 
 

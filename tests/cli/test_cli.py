@@ -237,7 +237,7 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
     heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
     expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
     assert [row["student_id"] for row in values["rows"]] == expected
-    for words in (["nosuch"], ["--id", "99999"], ["--class", "digit"]):  # what is not there
+    for words in (["nosuch"], ["--id", "99999"], ["--class", "digit"]):  # no such token
         fails(cli("inspect", path, *words), "")
 
 
@@ -418,14 +418,14 @@ def test_heavy_libraries_are_not_loaded(maps: Path, tmp_path: Path, line: str | 
 def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    for folder in ("there.pt", "a"):
+    for folder in ("folder.pt", "a"):
         (tmp_path / folder).mkdir()
     (tmp_path / "a" / "input.pt").touch()
     for output, path in (
         ("new/f.pt", "new/f.pt"),
         ("folder", "folder/m.pt"),
         ("Llama-3.2-1B/", "Llama-3.2-1B/m.pt"),
-        ("there.pt", "there.pt/m.pt"),
+        ("folder.pt", "folder.pt/m.pt"),
         (".", "m.pt"),
         ("-", "-"),
         ("-/", "-/m.pt"),

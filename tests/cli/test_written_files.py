@@ -58,11 +58,11 @@ def test_every_map_passes_verify_and_is_read_back_equal(
         assert not xtok.verify(path, to_pieces).failed
         if name in ("events", "csd"):
             continue
-        there = xtok.convert(path, tmp_path / f"there.{other}")
-        assert not xtok.verify(there, to_pieces).failed
-        back = xtok.convert(there, tmp_path / f"back.{suffix}")
+        converted = xtok.convert(path, tmp_path / f"converted.{other}")
+        assert not xtok.verify(converted, to_pieces).failed
+        back = xtok.convert(converted, tmp_path / f"back.{suffix}")
         assert back.read_bytes() == path.read_bytes(), name
-        assert to_safetensors(read_map(path)) == to_safetensors(read_map(there))
+        assert to_safetensors(read_map(path)) == to_safetensors(read_map(converted))
 
 
 NOTE = "note: Use plain KL: both models have the same vocabulary, so no map is needed."

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from error_causes import ANSWER, ASK, Errors, file, folder, messages_test, parquet, small_one
+from error_causes import (
+    ANSWER,
+    QUESTION,
+    Errors,
+    file,
+    folder,
+    messages_test,
+    parquet,
+    small_tokenizer,
+)
 
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
@@ -24,7 +33,7 @@ def read_chats(name: str, content: str | bytes) -> object:
     return list(read_conversations(Path(file(name, content))))
 
 
-TOLD = {"role": "tool", "content": "four"}
+TOOL_RESULT = {"role": "tool", "content": "four"}
 
 DROPS = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% endif %}"
 
@@ -33,11 +42,11 @@ WITHIN += "{{ messages[loop.index].content + m.content }}{% endif %}{% endif %}"
 
 
 def chat(messages: list[Any], template: str | None = "chatml", **options: Any) -> object:
-    return render(small_one(), messages, template=template, **options)
+    return render(small_tokenizer(), messages, template=template, **options)
 
 
 def suffix(body: str, *messages: dict[str, str]) -> object:
-    return tool_suffix(small_one(), messages or [TOLD], template=each(body))
+    return tool_suffix(small_tokenizer(), messages or [TOOL_RESULT], template=each(body))
 
 
 def each(body: str) -> str:
@@ -113,26 +122,26 @@ ERRORS: Errors = {
         ),
     ],
     "give a Jinja file with template=, or one of …": [
-        (lambda: chat([ASK], None), "small-byte-level has no chat template"),
-        (lambda: chat([ASK], "none.jinja"), "the chat template none.jinja is not a file"),
+        (lambda: chat([QUESTION], None), "small-byte-level has no chat template"),
+        (lambda: chat([QUESTION], "none.jinja"), "the chat template none.jinja is not a file"),
     ],
     "use one of these names, or a Jinja file with template=, or one of …": [
-        (lambda: chat_of_named([ASK]), "model has no chat template named default; it has rag"),
+        (lambda: chat_of_named([QUESTION]), "model has no chat template named default; it has rag"),
     ],
     "fix it, or use another template with template=": [
         (
-            lambda: chat([ASK], "{% for %}"),
+            lambda: chat([QUESTION], "{% for %}"),
             "the chat template of small-byte-level is not a Jinja template: line 1: …",
         ),
     ],
     "change the messages, or use another template with template=": [
         (
-            lambda: chat([ASK], each("{{ raise_exception('no') }}")),
+            lambda: chat([QUESTION], each("{{ raise_exception('no') }}")),
             "the chat template of small-byte-level raises at message 0, the user's: no",
         ),
         (
             lambda: render(
-                small_one("small.model"),
+                small_tokenizer("small.model"),
                 [{"role": "system", "content": "s"}],
                 template="mistral",
             ),
@@ -142,21 +151,24 @@ ERRORS: Errors = {
     ],
     "use a template that writes it, with template=, or remove it": [
         (
-            lambda: chat([ASK], each("{{ m.role }}")),
+            lambda: chat([QUESTION], each("{{ m.role }}")),
             "message 0, the user's: the template drops its content",
         ),
         (
-            lambda: chat([{**ASK, "content": "xy"}], each("{{ m.content[:1] }}")),
+            lambda: chat([{**QUESTION, "content": "xy"}], each("{{ m.content[:1] }}")),
             "message 0, the user's: the template drops the part 'y' of its content",
         ),
-        (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name"),
+        (lambda: chat([QUESTION], tools=[{"name": "add"}]), "the template drops tools[0].name"),
     ],
     'write them as [{"type": "function", "function": {"name": …}}, …]': [
-        (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'"),
+        (
+            lambda: chat([QUESTION], tools=[7]),
+            "the tools are not a list of JSON schemas: one is '7'",
+        ),
     ],
     "remove it from the variables": [
         (
-            lambda: chat([ASK], variables={"messages": []}),
+            lambda: chat([QUESTION], variables={"messages": []}),
             "the template's variables contain messages, which is also an argument",
         ),
     ],
@@ -169,7 +181,7 @@ ERRORS: Errors = {
     "use text, numbers, lists and objects; array.tolist() returns a list": [
         (
             lambda: chat(
-                [{**ASK, "content": [{"type": "text", "text": b"yes"}]}],
+                [{**QUESTION, "content": [{"type": "text", "text": b"yes"}]}],
                 each("{% for p in m.content %}{{ p.text }}{% endfor %}"),
             ),
             "message 0: content[0].text is a bytes, which is not a JSON type",
@@ -177,13 +189,13 @@ ERRORS: Errors = {
     ],
     "use another format (…": [
         (
-            lambda: chat([ASK], "mistral-v1"),
+            lambda: chat([QUESTION], "mistral-v1"),
             "small-byte-level has no </s>, which the format mistral-v1 needs",
         ),
     ],
     "pass pad_id to collate; the format uses <|finetune_right_pad_id|>, <|finetune_right_pad|>": [
         (
-            lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
+            lambda: FORMATS["llama3"].pad_id(small_tokenizer(r"small.tiktoken@\w+|\W+").table),
             "the vocabulary has no padding token for the format llama3",
         ),
     ],
@@ -191,7 +203,7 @@ ERRORS: Errors = {
         (
             lambda: suffix(
                 "{{ m.content + ' t' }}",
-                ASK,
+                QUESTION,
                 ANSWER,
                 {"role": "tool", "content": "he cat"},
             ),
@@ -202,7 +214,7 @@ ERRORS: Errors = {
             "message 2, the tool's, is not in the text",
         ),
         (
-            lambda: suffix(WITHIN, ASK, ANSWER, TOLD),
+            lambda: suffix(WITHIN, QUESTION, ANSWER, TOOL_RESULT),
             "message 1, the assistant's, goes on after the tools' messages",
         ),
     ],

@@ -23,7 +23,7 @@ def user(content: Any = "qask", **more: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **more}
 
 
-def said(content: Any = "qanswer", **more: Any) -> dict[str, Any]:
+def answer(content: Any = "qanswer", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
@@ -36,11 +36,11 @@ def call(name: str = "qname", arguments: Any = None, number: int = 1) -> dict[st
     return {"type": "function", "id": f"callid00{number}", "function": function}
 
 
-def calls(*made: dict[str, Any], content: str = "", **more: Any) -> dict[str, Any]:
-    return said(content, tool_calls=list(made or [call()]), **more)
+def call_message(*calls: dict[str, Any], content: str = "", **more: Any) -> dict[str, Any]:
+    return answer(content, tool_calls=list(calls or [call()]), **more)
 
 
-def told(content: str = "qtold", name: str = "qname", number: int = 1) -> dict[str, Any]:
+def result(content: str = "qtold", name: str = "qname", number: int = 1) -> dict[str, Any]:
     fields = {"name": name, "tool_call_id": f"callid00{number}"}
     return {"role": "tool", **fields, "content": content}
 
@@ -63,44 +63,46 @@ RICH = tool(
     strict=True,
     returns={"type": "string", "description": "qreturns"},
 )
-AGAIN, LAST, SECOND = user("qagain"), said("qlast"), call("qsecond", {"key": "qother"}, 2)
+AGAIN, LAST, SECOND = user("qagain"), answer("qlast"), call("qsecond", {"key": "qother"}, 2)
 IMAGE = {"type": "image", "image": "qimage.png"}
 CASES: dict[str, Messages] = {
-    "plain": [user(), said()],
-    "system": [{"role": "system", "content": "qsystem"}, user(), said()],
-    "turns": [user(), said(), AGAIN, LAST],
-    "developer": [{"role": "developer", "content": "qsystem"}, user(), said()],
-    "a part": [user(parts("qask")), said()],
-    "parts": [user(parts("qask", "qmore")), said(parts("qanswer", "qthen"))],
-    "an image": [user([IMAGE, *parts("qask")]), said(parts("qanswer"))],
-    **{key: [user(), said(**{key: "qthought"})]
+    "plain": [user(), answer()],
+    "system": [{"role": "system", "content": "qsystem"}, user(), answer()],
+    "turns": [user(), answer(), AGAIN, LAST],
+    "developer": [{"role": "developer", "content": "qsystem"}, user(), answer()],
+    "a part": [user(parts("qask")), answer()],
+    "parts": [user(parts("qask", "qmore")), answer(parts("qanswer", "qthen"))],
+    "an image": [user([IMAGE, *parts("qask")]), answer(parts("qanswer"))],
+    **{key: [user(), answer(**{key: "qthought"})]
        for key in ("reasoning_content", "reasoning", "thinking", "thoughts")},
     "earlier reasoning": [
-        user(), said(reasoning="qthought"), AGAIN, said("qlast", reasoning_content="qfinal")],
-    "a marked thought": [user(), said("<think>\nqthought\n</think>\n\nqanswer")],
-    "earlier marked": [user(), said("<think>\nqthought\n</think>\n\nqanswer"), AGAIN,
-                       said("<think>\nqfinal\n</think>\n\nqlast")],
-    "a call": [user(), calls()],
-    "numbers": [user(), calls(call(arguments={"size": 71177, "key": "qvalue"}))],
-    "nested": [user(), calls(call(arguments={"deep": {"list": ["qvalue", 71177]}}))],
-    "JSON arguments": [user(), calls(call(arguments='{"key": "qvalue"}'))],
-    "call and content": [user(), calls(content="qbeside")],
-    "call and reasoning": [user(), calls(reasoning_content="qthought")],
-    "two calls": [user(), calls(call(), SECOND)],
-    "result": [user(), calls(), told(), said()],
+        user(), answer(reasoning="qthought"), AGAIN, answer("qlast", reasoning_content="qfinal")],
+    "a marked thought": [user(), answer("<think>\nqthought\n</think>\n\nqanswer")],
+    "earlier marked": [user(), answer("<think>\nqthought\n</think>\n\nqanswer"), AGAIN,
+                       answer("<think>\nqfinal\n</think>\n\nqlast")],
+    "a call": [user(), call_message()],
+    "numbers": [user(), call_message(call(arguments={"size": 71177, "key": "qvalue"}))],
+    "nested": [user(), call_message(call(arguments={"deep": {"list": ["qvalue", 71177]}}))],
+    "JSON arguments": [user(), call_message(call(arguments='{"key": "qvalue"}'))],
+    "call and content": [user(), call_message(content="qbeside")],
+    "call and reasoning": [user(), call_message(reasoning_content="qthought")],
+    "two calls": [user(), call_message(call(), SECOND)],
+    "result": [user(), call_message(), result(), answer()],
     "two results": [
-        user(), calls(call(), SECOND), told(), told("qtoo", "qsecond", 2), said()],
-    "content, result": [user(), calls(content="qbeside"), told(), said()],
+        user(), call_message(call(), SECOND), result(), result("qtoo", "qsecond", 2), answer()],
+    "content, result": [user(), call_message(content="qbeside"), result(), answer()],
     "reasoning, result": [
-        user(), calls(reasoning_content="qthought"), told(), said(reasoning_content="qfinal")],
-    "earlier call": [user(), calls(reasoning_content="qthought"), told(), said(), AGAIN, LAST],
-    "a tool": [user(), said()],
-    "a rich tool": [user(), said()],
-    "tool and call": [user(), calls(), told(), said()],
-    "documents": [user(), said()],
-    "a name": [user(name="qspeaker"), said()],
+        user(), call_message(reasoning_content="qthought"), result(),
+        answer(reasoning_content="qfinal")],
+    "earlier call": [
+        user(), call_message(reasoning_content="qthought"), result(), answer(), AGAIN, LAST],
+    "a tool": [user(), answer()],
+    "a rich tool": [user(), answer()],
+    "tool and call": [user(), call_message(), result(), answer()],
+    "documents": [user(), answer()],
+    "a name": [user(name="qspeaker"), answer()],
     "function_call": [
-        user(), said("", function_call={"name": "qname", "arguments": {"key": "qvalue"}})],
+        user(), answer("", function_call={"name": "qname", "arguments": {"key": "qvalue"}})],
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "a tool": {"tools": TOOL}, "a rich tool": {"tools": RICH}, "tool and call": {"tools": TOOL},

@@ -283,7 +283,7 @@ def test_prefixes_of_real_templates(
 ) -> None:
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+        pytest.skip("the templates are missing: run scripts/fetch_tokenizers.py")
     [diagnosis] = doctor(load_real(tokenizer), templates=of_student(str(path))).tokenizers
     assert check(diagnosis, "prefix, tool message").level == tool
     assert check(diagnosis, "prefix, user turn").level == user

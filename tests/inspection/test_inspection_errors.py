@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from error_causes import Errors, bytes_pair, file, messages_test, of_bytes, spellings, to_pieces
+from error_causes import (
+    Errors,
+    bytes_map,
+    bytes_pair,
+    bytes_to_pieces,
+    file,
+    messages_test,
+    spellings,
+)
 from make_maps import GOOD, TINY
 
 import xtok
@@ -23,13 +31,15 @@ ERRORS: Errors = {
     "give the models, or the maps, of one pair, student first; xtok inspect shows the pair "
     "of a map": [
         (
-            lambda: xtok.explain(of_bytes(), 1, pair=to_pieces()),
+            lambda: xtok.explain(bytes_map(), 1, pair=bytes_to_pieces()),
             "the teacher of the map (bytes) has other tokens than small.model",
         ),
     ],
     "give the student first, as in the map, or build the map in the other direction": [
         (
-            lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
+            lambda: xtok.explain(
+                xtok.build(*bytes_to_pieces().tokenizers), 1, pair=bytes_to_pieces().reversed
+            ),
             "the sides are swapped: in the map, the student is bytes and the teacher small.model",
         ),
     ],
@@ -37,7 +47,7 @@ ERRORS: Errors = {
         (
             lambda: xtok.evaluate(
                 bytes_pair(),
-                [of_bytes(), xtok.events("bytes", "bytes")],
+                [bytes_map(), xtok.events("bytes", "bytes")],
                 file("a.txt", "x"),
             ),
             "event maps cannot be measured together with maps, nor for a loss",

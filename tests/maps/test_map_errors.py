@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from error_causes import Errors, file, messages_test, read_map, spellings, there
+from error_causes import Errors, create, file, messages_test, read_map, spellings
 from make_maps import FOREIGN, TINY, edited, pt_bytes
 from safetensors.torch import save as safetensors
 
@@ -49,7 +49,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: read_map(
-                Path(there("a.pt", TINY.save)).read_bytes().replace(b"org/s", b"org/t"),
+                Path(create("a.pt", TINY.save)).read_bytes().replace(b"org/s", b"org/t"),
                 "map.pt",
             ),
             "map.pt is not a whole .pt file: the checksum of its part …",
@@ -76,7 +76,7 @@ ERRORS: Errors = {
     "give the path of a .safetensors or .pt map; xtok build makes a map of two models; xtok "
     "doctor compares the models": [
         (
-            lambda: ProjectionMap.load(there("folder", os.mkdir)),
+            lambda: ProjectionMap.load(create("folder", os.mkdir)),
             "the map folder cannot be read: Is a directory",
         ),
     ],
@@ -84,7 +84,7 @@ ERRORS: Errors = {
         (lambda: ProjectionMap.load("nul\0.pt"), "the map nul\x00.pt has a NUL in its name"),
         (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt contains a NUL character"),
         (
-            lambda: TINY.save(there("pipe.pt", os.mkfifo)),
+            lambda: TINY.save(create("pipe.pt", os.mkfifo)),
             "the output pipe.pt is not a regular file",
         ),
     ],
@@ -178,36 +178,36 @@ ERRORS: Errors = {
         ),
     ],
     "name a file in it": [
-        (lambda: check_output(there("folder.pt", os.mkdir)), "the output folder.pt is a folder"),
+        (lambda: check_output(create("folder.pt", os.mkdir)), "the output folder.pt is a folder"),
     ],
     "delete it, or give another path": [
         (
-            lambda: TINY.save(there("loop.pt", lambda name: os.symlink(name, name))),
+            lambda: TINY.save(create("loop.pt", lambda name: os.symlink(name, name))),
             "the output loop.pt is a symbolic link to itself",
         ),
     ],
     "xtok verify checks it, xtok inspect shows it; "
     "xtok build STUDENT TEACHER --for p-kl makes a projection map": [
         (
-            lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
+            lambda: ProjectionMap.load(create("e.safetensors", xtok.events("bytes", "bytes").save)),
             "e.safetensors is an event map, not a projection map",
         ),
         (
-            lambda: ProjectionMap.load(there("s.safetensors", spellings().save)),
+            lambda: ProjectionMap.load(create("s.safetensors", spellings().save)),
             "s.safetensors is a spelling map, not a projection map",
         ),
     ],
     "xtok verify checks it, xtok inspect shows it; "
     "xtok events STUDENT TEACHER makes an event map": [
         (
-            lambda: EventMap.load(there("m.safetensors", TINY.save)),
+            lambda: EventMap.load(create("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not an event map",
         ),
     ],
     "xtok verify checks it, xtok inspect shows it; "
     "xtok events STUDENT TEACHER --for csd makes a spelling map": [
         (
-            lambda: SpellingMap.load(there("m.safetensors", TINY.save)),
+            lambda: SpellingMap.load(create("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not a spelling map",
         ),
     ],
@@ -215,7 +215,7 @@ ERRORS: Errors = {
     "teacher_vocab_size=": [
         (
             lambda: xtok.convert(
-                there("s.safetensors", spellings().save), "t.pt", teacher_vocab_size=9
+                create("s.safetensors", spellings().save), "t.pt", teacher_vocab_size=9
             ),
             "s.safetensors is 256 wide on the teacher's side, expected 9",
         ),
@@ -223,14 +223,14 @@ ERRORS: Errors = {
     "leave out preserve_last=": [
         (
             lambda: xtok.convert(
-                there("s.safetensors", spellings().save), "t.pt", preserve_last=False
+                create("s.safetensors", spellings().save), "t.pt", preserve_last=False
             ),
             "s.safetensors is a spelling map, which has no weights",
         ),
     ],
     "leave out normalize=": [
         (
-            lambda: xtok.convert(there("s.safetensors", spellings().save), "t.pt", normalize=True),
+            lambda: xtok.convert(create("s.safetensors", spellings().save), "t.pt", normalize=True),
             "s.safetensors is a spelling map, which has no weights",
         ),
     ],

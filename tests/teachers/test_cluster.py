@@ -39,19 +39,19 @@ def nodes() -> Iterator[Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=options)
+    ray_cluster = Cluster(initialize_head=True, head_node_args=options)
     try:
         for _ in range(2):
-            made.add_node(num_cpus=1, object_store_memory=80 << 20)
-        ray.init(address=made.address, log_to_driver=False, logging_level="error")
-        yield made
+            ray_cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        ray.init(address=ray_cluster.address, log_to_driver=False, logging_level="error")
+        yield ray_cluster
     finally:
         ray.shutdown()
-        made.shutdown()
+        ray_cluster.shutdown()
 
 
 @pytest.fixture
-def there(models: list[str]) -> Cluster:
+def local_cluster(models: list[str]) -> Cluster:
     """The cluster of this process, and the tokenizers for its nodes."""
     student, teacher = models
     return Cluster(student=student, teacher=teacher)
@@ -63,15 +63,15 @@ def same_bytes(folder: Path, first: str, second: str) -> bool:
 
 @pytest.mark.usefixtures("nodes")
 def test_each_job_has_its_own_projector(
-    cache_file: Path, back: Pair, back_map: Path, there: Cluster, tmp_path: Path
+    cache_file: Path, back: Pair, back_map: Path, local_cluster: Cluster, tmp_path: Path
 ) -> None:
     """Jobs of one output, one after another, on the same worker processes."""
     for top_k in (8, 2):
         config = ProjectConfig(top_k=top_k)
         run = partial(xtok.project, cache_file, back, config=config, back_map=back_map)
-        run(tmp_path / "there.parquet", cluster=there)
+        run(tmp_path / "remote.parquet", cluster=local_cluster)
         run(tmp_path / "local.parquet")
-        assert same_bytes(tmp_path, "local.parquet", "there.parquet")
+        assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
 
 
 def test_the_command_projects_on_a_cluster(
@@ -79,31 +79,31 @@ def test_the_command_projects_on_a_cluster(
 ) -> None:
     command = "project", cache_file.name, *models, "--map", back_map
     remote = cli(
-        *command, "-o", "there.parquet", "--engine", "ray", "--address", nodes.address,
+        *command, "-o", "remote.parquet", "--engine", "ray", "--address", nodes.address,
         env={"PYTHONFAULTHANDLER": "1"},  # a process of its own: Ray and forks do not go together
     )  # fmt: skip
-    assert (remote.returncode, remote.stdout) == (0, "there.parquet\n"), remote.stderr
-    here = cli(*command, "-o", "here.parquet")
+    assert (remote.returncode, remote.stdout) == (0, "remote.parquet\n"), remote.stderr
+    here = cli(*command, "-o", "local.parquet")
     assert here.stderr.splitlines()[-2:] == remote.stderr.splitlines()[-2:]
-    assert same_bytes(tmp_path, "here.parquet", "there.parquet")
+    assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
     assert len([*tmp_path.iterdir()]) == 3
 
 
 @pytest.mark.usefixtures("nodes")
 def test_an_error_of_the_user_keeps_its_message_on_a_cluster(
-    stored: list[Row], back: Pair, back_map: Path, there: Cluster, tmp_path: Path,
+    stored: list[Row], back: Pair, back_map: Path, local_cluster: Cluster, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     bad = [*stored[:5], {**stored[5], "text": "some other text"}]
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
     run = partial(xtok.project, path, back, tmp_path / "out.parquet", back_map=back_map)
     with pytest.raises(XtokError, match=f"^{path}, row 5: "):
-        run(cluster=there)
+        run(cluster=local_cluster)
     with pytest.raises(XtokError, match="different tokenizer"):
-        run(cluster=replace(there, teacher=there.student))
+        run(cluster=replace(local_cluster, teacher=local_cluster.student))
     monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.parquet"))
     with pytest.raises(XtokError, match=r"elsewhere\.parquet"):
-        run(cluster=there)
+        run(cluster=local_cluster)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,13 @@ def test_an_error_of_the_user_keeps_its_message_on_a_cluster(
 @pytest.mark.usefixtures("nodes")
 def test_nodes_have_the_same_packages(
     name: str, value: object, problem: str, cache_file: Path, back: Pair, back_map: Path,
-    there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    local_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(parts, name, value)
     with pytest.raises(XtokError, match=f"^the node {socket.gethostname()} {problem}"):
-        xtok.project(cache_file, back, tmp_path / "out.parquet", back_map=back_map, cluster=there)
+        xtok.project(
+            cache_file, back, tmp_path / "out.parquet", back_map=back_map, cluster=local_cluster
+        )
     assert [*tmp_path.iterdir()] == [cache_file]
 
 
@@ -153,7 +155,7 @@ def test_a_node_without_xtok() -> None:
 
 
 def test_the_output_is_the_same_after_the_loss_of_a_node(
-    nodes: Any, stored: list[Row], back: Pair, back_map: Path, there: Cluster,
+    nodes: Any, stored: list[Row], back: Pair, back_map: Path, local_cluster: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Two files, many row groups; while they are projected, a node goes.
@@ -175,14 +177,14 @@ def test_the_output_is_the_same_after_the_loss_of_a_node(
 
         yield advance
 
-    remote = run(tmp_path / "there.parquet", cluster=there, progress=killing)
+    remote = run(tmp_path / "remote.parquet", cluster=local_cluster, progress=killing)
     local = run(tmp_path / "local.parquet")
     assert len(nodes.list_all_nodes()) == 2
     assert len(steps) == 25
     assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
     assert (remote.targets, remote.mean_rest) == (local.targets, local.mean_rest)
-    assert same_bytes(tmp_path, "local.parquet", "there.parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
+    assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "remote.parquet")
     assert table["id"].to_pylist() == [row["id"] for row in stored * 9]
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow
 from error_causes import (
-    ASK,
+    QUESTION,
     Errors,
     bytes_pair,
+    bytes_to_pieces,
+    create,
     file,
-    instead,
     messages_test,
     parquet,
-    there,
-    to_pieces,
+    with_module,
 )
 from pyarrow.parquet import write_table
 from stored_teachers import predicted, write_distillkit
@@ -354,20 +354,20 @@ ERRORS: Errors = {
     "pass the teacher and the template that made these ids, or remove its text and "
     "messages, so that the text is decoded from the ids": [
         (
-            lambda: projected(messages=[ASK], template="plain"),
+            lambda: projected(messages=[QUESTION], template="plain"),
             "a.parquet, row 0: its ids differ from its messages, rendered with the "
             "teacher's template",
         ),
     ],
     "write it to a file first; xtok reads the file more than once": [
         (
-            lambda: to_bytes(there("pipe.jsonl", os.mkfifo), "out.parquet"),
+            lambda: to_bytes(create("pipe.jsonl", os.mkfifo), "out.parquet"),
             "pipe.jsonl is a pipe, not a regular file",
         ),
     ],
     "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'": [
         (
-            lambda: instead("pyarrow", lambda: to_bytes(file("a.jsonl"), "a.parquet")),
+            lambda: with_module("pyarrow", lambda: to_bytes(file("a.jsonl"), "a.parquet")),
             "a.parquet requires the package pyarrow, which is not installed",
         ),
     ],
@@ -395,10 +395,10 @@ ERRORS: Errors = {
                     cache_of(),
                     xtok.project(
                         "a.parquet",
-                        to_pieces(),
+                        bytes_to_pieces(),
                         "out.parquet",
-                        back_map=there(
-                            "forth.safetensors", xtok.build(*to_pieces().tokenizers).save
+                        back_map=create(
+                            "forth.safetensors", xtok.build(*bytes_to_pieces().tokenizers).save
                         ),
                     ),
                 )

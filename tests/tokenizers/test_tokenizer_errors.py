@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from error_causes import Errors, file, folder, messages_test, small_one, there
+from error_causes import Errors, create, file, folder, messages_test, small_tokenizer
 
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
@@ -64,7 +64,7 @@ ERRORS: Errors = {
     "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or give the "
     "path of the .model or .tiktoken file": [
         (
-            lambda: load_tokenizer(there("empty", os.mkdir)),
+            lambda: load_tokenizer(create("empty", os.mkdir)),
             "empty has no tokenizer.json, so it has no fast tokenizer",
         ),
     ],
@@ -183,7 +183,7 @@ ERRORS: Errors = {
     ],
     "set the width when you load the tokenizer": [
         (
-            lambda: load_tokenizer(small_one(), vocab_size=3000),
+            lambda: load_tokenizer(small_tokenizer(), vocab_size=3000),
             "small-byte-level is already loaded with 1280 ids",
         ),
     ],

@@ -43,8 +43,8 @@ def same_on_gpu(step: Callable[[torch.device | str], list[torch.Tensor]], most: 
     with pretended_gpu() as fetches:
         actual = step(GPU)
     assert sum(fetches.values()) <= most, fetches
-    for here, there in zip(expected, actual, strict=True):
-        torch.testing.assert_close(on_cpu(there), here)
+    for on_device, value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(on_cpu(on_device), value)
 
 
 """How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
@@ -190,5 +190,5 @@ def test_cosines(dtype: str) -> None:
     expected = top("cpu")
     with pretended_gpu():
         actual = top(str(GPU))
-    for here, there in zip(expected, actual, strict=True):
-        np.testing.assert_allclose(there, here, rtol=1e-6)
+    for on_device, value in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(on_device, value, rtol=1e-6)

@@ -146,7 +146,7 @@ def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     @cache
     def load(name: str) -> Tokenizer:
         if name not in chat_families.NAMES:
-            pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+            pytest.skip("the templates are missing: run scripts/fetch_tokenizers.py")
         folder = tmp_path_factory.mktemp(name)
         chat_families.write(name, small / "small-byte-level", folder)
         return load_tokenizer(folder)

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from error_causes import (
     ANSWER,
-    ASK,
+    QUESTION,
     Errors,
+    bytes_map,
     bytes_pair,
     file,
     messages_test,
-    of_bytes,
     read_map,
-    small_one,
+    small_tokenizer,
 )
 from make_maps import FOREIGN, GOOD, pt_bytes
 from tiny_models import tiny_model, with_layer
@@ -58,7 +58,7 @@ def transplanted(
     return xtok.transplant(folder, tokenizer, output, **options)
 
 
-TURNS = [ASK, ANSWER]
+TURNS = [QUESTION, ANSWER]
 
 
 def collated(**sample: object) -> object:
@@ -78,9 +78,9 @@ ERRORS: Errors = {
     ],
     "give a Jinja file with teacher_templates=, or one of …": [
         (
-            lambda: xtok.DistillationCollator(small_one(), "bytes", student_template="chatml")(
-                [[ASK, {"role": "assistant", "content": "yes"}]]
-            ),
+            lambda: xtok.DistillationCollator(
+                small_tokenizer(), "bytes", student_template="chatml"
+            )([[QUESTION, {"role": "assistant", "content": "yes"}]]),
             "bytes has no chat template",
         ),
     ],
@@ -178,7 +178,7 @@ ERRORS: Errors = {
     "that `to_map` returns": [
         (
             lambda: make_objective(
-                [bytes_pair()], "p-kl", ProjectionModule(of_bytes(), learnable=True)
+                [bytes_pair()], "p-kl", ProjectionModule(bytes_map(), learnable=True)
             ),
             "the map is learnable, but a trainer optimizes only its model",
         ),
@@ -220,12 +220,14 @@ ERRORS: Errors = {
     ],
     "use the same answers in the same order on both sides; the rest may differ": [
         (
-            lambda: collated(messages=TURNS, teacher_messages=[ASK, {**ANSWER, "content": "yä"}]),
+            lambda: collated(
+                messages=TURNS, teacher_messages=[QUESTION, {**ANSWER, "content": "yä"}]
+            ),
             "sample 0: the content of message 1 of messages and of message 1 of "
             "teacher_messages differ from byte 1, expected equal answers",
         ),
         (
-            lambda: collated(messages=TURNS, teacher_messages=[ASK]),
+            lambda: collated(messages=TURNS, teacher_messages=[QUESTION]),
             "sample 0: messages have 1 answers, but teacher_messages have 0",
         ),
     ],
@@ -254,7 +256,7 @@ ERRORS: Errors = {
     ],
     "use a map for this student, or build it 5 wide with vocab_size=": [
         (
-            lambda: ProjectionModule(of_bytes())(torch.zeros(1, 1, 5)),
+            lambda: ProjectionModule(bytes_map())(torch.zeros(1, 1, 5)),
             "the student's logits are 5 wide, expected at least 256 (the map's width)",
         ),
     ],
