@@ -366,6 +366,19 @@ def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
         xtok.build(*sides, initial=xtok.build(*sides))
 
 
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_the_output_is_checked_before_the_map_is_built(tmp_path: Path, rebuild: bool) -> None:
+    def progress(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the build began")
+
+    for name, problem in [("map.json", "does not end in"), ("", "is a folder")]:
+        with pytest.raises(OutputError, match=problem):
+            xtok.get_map(
+                "bytes", "null:5", path=tmp_path / name, rebuild=rebuild, progress=progress
+            )
+    assert not [*tmp_path.iterdir()]
+
+
 # The command
 
 

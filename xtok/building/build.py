@@ -194,7 +194,7 @@ def get_map(
         teacher_model: as for `build`.
         config: as for `build`.
         path: the map's file; another map in it is replaced. Default: a file in xtok's cache folder.
-        rebuild: build the map even if the file contains it.
+        rebuild: build the map even if the file contains it, without waiting for other processes.
         strict: raise an error, and save nothing, if a token could not be decoded or spelled.
         timeout: seconds to wait for another process before building the map.
         note: called with a sentence when the file is replaced, and when this process waits.
@@ -206,11 +206,11 @@ def get_map(
     """
     request = _request(student_model, teacher_model, config, **options)
     target = request.cache_path() if path is None else Path(path)
-    if rebuild:
-        return _saved(request.make(), target, strict)
-    existing, _ = request.find(target)
+    existing, _ = (None, None) if rebuild else request.find(target)
     if existing is None:
         mapfile.check_output(target, request.kind.SUFFIXES)
+        if rebuild:
+            return _saved(request.make(), target, strict)
         with locked(target, timeout=timeout, note=note):
             existing, why = request.find(target)  # another process may have saved it meanwhile
             if existing is None:
