@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import naive
+import numpy as np
 import pytest
 from checks import fails
 from command_lines import write_documents
@@ -20,9 +21,9 @@ from make_tokenizers import token
 
 from xtok.building.build import build
 from xtok.building.counting.smoothing import ALPHAS
-from xtok.building.exact import reapply_exact
+from xtok.building.exact import find_matches, reapply_exact, used_options
 from xtok.building.multitoken import multitoken
-from xtok.config import BuildConfig, MultitokenConfig, Target
+from xtok.config import BuildConfig, MultitokenConfig, SpecialTokens, Target
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -152,13 +153,26 @@ def test_ignored_ids_are_not_counted(
     assert (base.row_kind[s], (base.teacher_ids == t).any()) == (RowKind.PIECES, True)
 
 
-def test_special_tokens_of_an_initial_map_match_by_config(pair: Pair, corpus: Path) -> None:
-    initial = multitoken(pair, replace(NO_SLOT, special_tokens="off"))
-    begin = pair.tables[0].roles["bos"][0]
-    for matched, kind in (("roles", RowKind.EMPTY), ("fuzzy", RowKind.ROLE)):  # by default, roles
-        config = counting(exact_match=True, special_tokens=matched)
-        projection = made(pair, [corpus], config, initial)
-        assert projection.row_kind[begin] == kind
+@pytest.mark.parametrize("special_tokens", ["roles", "fuzzy", "off"])
+@pytest.mark.parametrize("of_initial", ["roles", "fuzzy", "off"])
+def test_tokens_match_by_the_config_even_beside_an_initial_map(
+    pair: Pair, corpus: Path, special_tokens: SpecialTokens, of_initial: SpecialTokens
+) -> None:
+    """The recipe records the config, and the history lets later stages match in the same way."""
+    (s, _), (_, t) = ids(pair, b"2", b"2"), ids(pair, b"e", b"e")
+    initial_config = replace(
+        NO_SLOT, special_tokens=of_initial, canonicalization="relaxed", token_form="text",
+        ignore_student_ids=(s,), ignore_teacher_ids=(t,),
+    )  # fmt: skip
+    config = counting(exact_match=True, special_tokens=special_tokens)
+    projection = made(pair, [corpus], config, multitoken(pair, initial_config))
+    options = MultitokenConfig(special_tokens=special_tokens)
+    assert used_options(projection) == options
+    assert projection.recipe is not None
+    assert projection.recipe["options"]["special_tokens"] == special_tokens
+    special = find_matches(pair, options if special_tokens != "off" else initial_config).special
+    assert np.flatnonzero(projection.row_kind == RowKind.ROLE).tolist() == [*special.student_ids]
+    assert projection.row_kind[s] != RowKind.EMPTY
 
 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(

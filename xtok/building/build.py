@@ -17,7 +17,7 @@ from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_map
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.events import events
-from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
+from xtok.building.exact import check_ignored, find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
@@ -62,7 +62,7 @@ def build(
         for_loss: use the options for this loss instead of `config`.
         texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
         field: the field (JSON Lines) or column (Parquet) with the text.
-        initial: with texts, a map of this pair to smooth towards.
+        initial: with texts, a map of this pair to smooth towards. Tokens match as in `config`.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
@@ -97,7 +97,7 @@ def _made(
     base: ProjectionMap | None,
     progress: Progress,
 ) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
-    options = config.multitoken if base is None else options_after(base, config)
+    options = config.multitoken
     matches = find_matches(pair, options)
     # With a text, exact rows are counted too: their counts affect the smoothing of all rows.
     only = ~matches.is_exact if config.exact_match and text is None else None

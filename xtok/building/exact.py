@@ -25,6 +25,12 @@ _MATCHING = (
     "ignore_teacher_ids",
 )  # fmt: skip
 
+# Options that a history contains only if they differ from these defaults
+_RARE = {
+    "canonicalization": "exact", "token_form": "bytes", "ignore_student_ids": [],
+    "ignore_teacher_ids": [],
+}  # fmt: skip
+
 # By stage, the options that the history omits if they have their defaults
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
 
@@ -49,21 +55,10 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
         ) from error
 
 
-def options_after(projection: ProjectionMap, config: MultitokenConfig) -> MultitokenConfig:
-    """Return a map's options of matching, replaced by the config's values that are not defaults."""
-    values: dict[str, Any] = {name: getattr(config, name) for name in _MATCHING}
-    changed = {n: value for n, value in values.items() if value != getattr(MultitokenConfig, n)}
-    return replace(used_options(projection), **changed)
-
-
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the options of matching that a map's history does not contain."""
-    used = used_options(projection).options
-    return {
-        name: value
-        for name, value in options.options.items()
-        if name in _MATCHING and used.get(name) != value
-    }
+    """Return the options of matching that differ from those in a map's history."""
+    used, now = (_RARE | made.options for made in (used_options(projection), options))
+    return {name: now[name] for name in _MATCHING if name in now and used.get(name) != now[name]}
 
 
 class Matches(NamedTuple):
