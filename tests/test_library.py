@@ -68,6 +68,8 @@ def test_explain_accepts_a_map_or_a_path_and_tokens(projection: ProjectionMap, p
         assert xtok.explain(projection, token) == explanation
     rows = xtok.explain(path, ["201", 0, b"ab"]).rows
     assert [row.student_id for row in rows] == [257, 0, 258]
+    for tokens in ("201", b"201", 257, 0, np.int64(257)):
+        assert xtok.inspect(path, tokens) == xtok.explain(path, tokens)  # type: ignore[arg-type]
     worst = xtok.explain(projection, kind="pieces", worst=1)
     assert (worst.rows, worst.rows_matching) == (explanation.rows, 3)
     assert [row.token for row in xtok.describe(path, num_examples=1).examples] == ["20"]

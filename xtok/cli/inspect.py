@@ -20,7 +20,6 @@ from xtok.cli.options import (
 from xtok.cli.tables.inspection import print_inspection
 from xtok.config import InspectConfig, option
 from xtok.conversation.texts import check_texts
-from xtok.inspection.explain import find_ids
 
 
 @command
@@ -66,7 +65,7 @@ def inspect(
     check_tokens(tokens, where, any_map.student.table)
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
-    ids, error = find_ids(any_map.student, [*tokens, *token_id])
+    ids, error = any_map.student.find_ids([*tokens, *token_id])
     if error is not None and not ids:
         raise error
     shown = xtok.inspect(
@@ -77,7 +76,7 @@ def inspect(
         against=None if against is None else map_options.load(against),
         texts=text,
         field=field,
-        names=[str(map_path), str(against)],
+        names=[] if against is None else [str(map_path), str(against)],
     )
     show(shown, print_inspection, json=json)
     if error is not None:  # of some tokens

@@ -14,7 +14,7 @@ from xtok.maps.file import StoredMap
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
 
 _LARGEST = 10
@@ -66,7 +66,7 @@ class Description(MapDescription):
     slot_share: float  # the slots' weight as a share of all weight
     columns_used: int  # teacher ids in at least one row
     largest_columns: tuple[ColumnDescription, ...]  # slots included
-    coverage: tuple[ClassCoverage, ...] | None  # None without `classes`, or without tokens
+    coverage: tuple[ClassCoverage, ...] | None  # None without `classes`
     examples: tuple[ExplainedRow, ...]
 
 
@@ -86,15 +86,9 @@ def describe(
 
     Raises:
         MapFileError: if the file is not a map, or is damaged.
+        XtokError: for classes of a map without tokens.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
-    return description_of(m, pair, num_examples=num_examples, classes=classes)
-
-
-def description_of(
-    m: ProjectionMap, pair: Pair, *, num_examples: int = 0, classes: bool = False
-) -> Description:
-    """Describe a map as `describe` does, for a map and its pair."""
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
@@ -183,11 +177,9 @@ class ClassCoverage:
     teacher_unreached: int  # in no row, except as a slot
 
 
-def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...] | None:
-    """Measure a map by class of token; None if it contains no tokens."""
-    rows, columns = projection.student.table, projection.teacher.table
-    if rows is None or columns is None:
-        return None
+def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...]:
+    """Measure a map by class of token."""
+    rows, columns = require_table(projection.student), require_table(projection.teacher)
     ours, theirs = token_classes(rows), token_classes(columns)
     kind, is_slot = projection.row_kind, projection.is_slot
     of_entry = ours[projection.student_ids]

@@ -16,7 +16,7 @@ from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_classes
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.relaxed import relaxed_form
-from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.table import Token, TokenTable, TokenType
 
 R = TypeVar("R")
 
@@ -132,22 +132,6 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
 """The first relation that holds between the student's bytes and the teacher's, and its name."""
 
 
-def find_ids(
-    student: Vocabulary, tokens: Sequence[str | bytes | int]
-) -> tuple[list[int], XtokError | None]:
-    """Return the ids of tokens, and an error that names the tokens the student lacks."""
-    ids: list[int] = []
-    errors: dict[str, str] = {}
-    for token in tokens:
-        try:
-            ids += student.ids_of(token)
-        except XtokError as error:
-            errors[error.message] = error.hint
-    if not errors:
-        return ids, None
-    return ids, XtokError("; ".join(errors), hint=next(iter(errors.values())))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Generic[R]):
     """Explained rows of a projection map, or tokens of a map of another kind."""
@@ -160,7 +144,7 @@ class Explanation(Generic[R]):
 
 def explain(
     projection: MapLike,
-    tokens: str | bytes | int | Sequence[str | bytes | int] = (),
+    tokens: Token | Sequence[Token] = (),
     *,
     pair: Pair | None = None,
     worst: int | None = None,
@@ -177,7 +161,7 @@ def explain(
 
     Args:
         projection: a map, or its path.
-        tokens: student tokens: text, bytes or ids, as `ProjectionMap.student_ids_of` takes them.
+        tokens: student tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
         pair: the map's pair; its tokenizers add each token's pieces on the other side.
         worst: number of worst rows; 20 with `token_class` or `kind`.
         token_class: restrict the worst rows to a class, as `classes_named` takes it.
@@ -187,23 +171,7 @@ def explain(
         XtokError: for an unknown token, class or kind, or a map of another pair.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
-    if isinstance(tokens, str | bytes | int):
-        tokens = [tokens]
-    ids = [i for token in tokens for i in m.student_ids_of(token)]
-    return explanation_of(m, pair, ids, worst=worst, token_class=token_class, kind=kind)
-
-
-def explanation_of(
-    m: ProjectionMap,
-    pair: Pair,
-    ids: Sequence[int],
-    *,
-    worst: int | None = None,
-    token_class: str | None = None,
-    kind: str | None = None,
-) -> Explanation[ExplainedRow]:
-    """Explain rows as `explain` does, for a map and its pair."""
-    ids, matching = [*ids], None
+    ids, matching = m.student.all_ids_of(tokens), None
     if worst is not None and worst < 1:
         raise ValueError(f"worst is {worst}, and must be at least 1")
     if worst or token_class or kind:

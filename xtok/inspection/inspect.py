@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from xtok.config import MAP_NAMES, InspectConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
-from xtok.inspection.describe import Description, description_of
+from xtok.inspection.describe import Description, describe
 from xtok.inspection.events import (
     EventDescription,
     SpellingDescription,
@@ -17,12 +17,13 @@ from xtok.inspection.events import (
     event_of_token,
     spelled_token,
 )
-from xtok.inspection.explain import Explanation, explanation_of
+from xtok.inspection.explain import Explanation, explain
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, bind_map, read_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers.pairs import Pair, require_table
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Token, token_list
 
 if TYPE_CHECKING:
     from xtok._lib.shards import Paths
@@ -34,7 +35,7 @@ Shown: TypeAlias = (
 
 def inspect(
     any_map: AnyMapLike,
-    tokens: Sequence[str | bytes | int] = (),
+    tokens: Token | Sequence[Token] = (),
     config: InspectConfig | None = None,
     *,
     pair: Pair | None = None,
@@ -45,7 +46,7 @@ def inspect(
 ) -> Shown:
     """Show an overview of a map, rows of it, or its differences from another map.
 
-    >>> xtok.inspect(xtok.build("bytes", "bytes"), ["a"]).rows[0].kind
+    >>> xtok.inspect(xtok.build("bytes", "bytes"), "a").rows[0].kind
     'exact'
 
     Args:
@@ -56,31 +57,30 @@ def inspect(
         against: a second map of the pair, to compare row by row.
         texts: with `against` and the student's tokenizer, text to weight rows by.
         field: the field or column that holds the text.
-        names: names of the maps in errors.
+        names: with `against`, names of the two maps in errors.
 
     Raises:
         XtokError: if a token does not exist, two parts are asked for at once, or the map has no
             such part.
+        ValueError: for an argument of a comparison without a second map.
     """
     config = InspectConfig.or_default(config)
-    m, most = read_map(any_map), config.num_examples
+    m, tokens, most = read_map(any_map), token_list(tokens), config.num_examples
     _check(m, config, bool(tokens), against is not None)
-    if against is not None and isinstance(m, ProjectionMap):
+    if against is None and (texts or names or field != "text"):
+        raise ValueError("texts, field and names need a second map: against")
+    if not isinstance(m, ProjectionMap):
+        bound, _ = bind_map(m, pair)
+        return _other_kind(bound, bound.student.all_ids_of(tokens), 5 if most is None else most)
+    if against is not None:
         most = 10 if most is None else most
         return compare(m, against, texts, pair=pair, num_examples=most, names=names, field=field)
-    m, pair = bind_map(m, pair)
-    ids = [i for token in tokens for i in m.student.ids_of(token)]
-    if not isinstance(m, ProjectionMap):
-        return _other_kind(m, ids, 5 if most is None else most)
-    if ids or config.is_list:
-        return explanation_of(
-            m, pair, ids, worst=config.worst, token_class=config.token_class, kind=config.kind
-        )
-    if config.classes:
-        require_table(m.student)
+    if tokens or config.is_list:
+        worst, token_class, kind = config.worst, config.token_class, config.kind
+        return explain(m, tokens, pair=pair, worst=worst, token_class=token_class, kind=kind)
     if most is None:
         most = 0 if config.classes else 5
-    return description_of(m, pair, num_examples=most, classes=config.classes)
+    return describe(m, num_examples=most, classes=config.classes, pair=pair)
 
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:

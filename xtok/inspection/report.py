@@ -13,7 +13,7 @@ from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignme
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
-from xtok.inspection.describe import Description, description_of
+from xtok.inspection.describe import Description, describe
 from xtok.inspection.evaluate import Evaluation, evaluation_of
 from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
@@ -154,7 +154,7 @@ def _map_report(
     return MapReport(
         name=name,
         sha256=mapfile.sha256(m),
-        description=description_of(m, pair, classes=True),
+        description=describe(m, classes=True, pair=pair),
         verification=verification,
         fits=fits(m, facts, failed=verification.failed, verdict=verdict),
         verdict=verdict,

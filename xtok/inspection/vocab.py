@@ -18,7 +18,7 @@ from xtok.inspection.describe import describe_side
 from xtok.tokenizers import ModelLike, load_pair, load_tokenizer
 from xtok.tokenizers.display import safe_json
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import TokenType
+from xtok.tokenizers.table import Token, TokenType
 
 VOCAB_SUFFIXES = (".jsonl", ".npz")
 """Suffixes of a vocabulary's file."""
@@ -94,7 +94,7 @@ class VocabTable:
 
 def vocab(
     model: ModelLike | Pair,
-    tokens: str | bytes | int | Sequence[str | bytes | int] | None = None,
+    tokens: Token | Sequence[Token] | None = None,
     *,
     teacher: ModelLike | None = None,
     progress: Progress = silent,
@@ -122,11 +122,9 @@ def vocab(
     else:
         both, tokenizer = None, load_tokenizer(model)
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    if isinstance(tokens, str | bytes | int):
-        tokens = [tokens]
     ids: Sequence[int] = range(len(table))
     if tokens is not None:
-        ids = list(dict.fromkeys(i for token in tokens for i in vocabulary.ids_of(token)))
+        ids = list(dict.fromkeys(vocabulary.all_ids_of(tokens)))
     theirs: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
     if both is not None:
         theirs = _of_teacher(both, ids, progress)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise, repeat, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +236,17 @@ class TokenTable:
         return digest.hexdigest()
 
 
+Token: TypeAlias = str | bytes | int
+"""A token as an argument: its text, its bytes or its id."""
+
+
+def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
+    """Return one token or several as a list."""
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
+        return [tokens]
+    return [*tokens]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
     """One side of a map: a token table and its model."""
@@ -256,7 +267,7 @@ class Vocabulary:
         """Whether the width is a lower bound, from a map of another program."""
         return self.table is None and self.width_source in ("ids", "map")
 
-    def ids_of(self, token: str | bytes | int) -> list[int]:
+    def ids_of(self, token: Token) -> list[int]:
         """Return the ids of a token, as `TokenTable.ids_of`; an id is returned alone.
 
         Raises:
@@ -285,6 +296,29 @@ class Vocabulary:
                 + f"; for the id, give --id {number}, or in Python the number" * bool(number),
             )
         return ids
+
+    def all_ids_of(self, tokens: Token | Iterable[Token]) -> list[int]:
+        """Return the ids of one token or several, as `ids_of`.
+
+        Raises:
+            XtokError: as `ids_of`; it names all missing tokens.
+        """
+        ids, error = self.find_ids(tokens)
+        if error is not None:
+            raise error
+        return ids
+
+    def find_ids(self, tokens: Token | Iterable[Token]) -> tuple[list[int], XtokError | None]:
+        """Return the ids of the existing tokens, and an error that names the missing tokens."""
+        ids: list[int] = []
+        errors: dict[str, str] = {}
+        for token in token_list(tokens):
+            try:
+                ids += self.ids_of(token)
+            except XtokError as error:
+                errors[error.message] = error.hint
+        hint = next(iter(errors.values()), "")
+        return ids, XtokError("; ".join(errors), hint=hint) if errors else None
 
 
 _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
