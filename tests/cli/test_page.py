@@ -138,10 +138,10 @@ class Elements(HTMLParser):
 
 def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]) -> None:
     report = plain.report
-    levels = [finding.level for finding in report.findings]
-    assert 3 <= len(levels) <= 6
-    assert levels == sorted(levels, key=["bad", "usable", "note", "good"].index)
-    assert {finding.place for finding in report.findings} <= {"pair", "classes"}
+    grades = [finding.grade for finding in report.findings]
+    assert 3 <= len(grades) <= 6
+    assert grades == sorted(grades, key=["bad", "usable", "note", "good"].index)
+    assert {finding.section for finding in report.findings} <= {"pair", "classes"}
     assert report.evaluation is None
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
@@ -154,7 +154,7 @@ def test_findings_count_tokens_without_a_counterpart(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     m = xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))
-    findings = [(f.level, f.number, f.place) for f in examine(m).report.findings]
+    findings = [(f.grade, f.number, f.section) for f in examine(m).report.findings]
     assert findings == [  # nothing can be done about the first two
         ("note", "99%", "pair"),  # shared
         ("note", "2", "pair"),  # numbers
@@ -174,8 +174,8 @@ def test_empty_rows_are_all_that_build_reports(digits: Tokenizer, sentencepiece:
 
 def test_a_damaged_map_is_fit_for_no_loss(map_to_digits: ProjectionMap) -> None:
     broken = examine(replace(map_to_digits, weights=map_to_digits.weights[::-1].copy()))
-    levels = [fit.level for fit in broken.report.maps[0].fits]
-    assert levels == ["bad", "bad", "bad", "good"]
+    grades = [fit.grade for fit in broken.report.maps[0].fits]
+    assert grades == ["bad", "bad", "bad", "good"]
     render(broken)
 
 

@@ -27,7 +27,7 @@ TEXT = TextFacts(
     files=("a",),
     num_bytes=9,
     tokens=SharedCounts(student=3, teacher=3, both=1),
-    known=(1 / 3, 1 / 3),
+    partner_shares=(1 / 3, 1 / 3),
     boundaries=3,
     leak=0.3,
     bits=(1.0, 1.0),
@@ -117,25 +117,25 @@ def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     pair = facts_of(student, teacher)
 
-    def levels(config: BuildConfig, **more: object) -> list[str]:
+    def grades(config: BuildConfig, **more: object) -> list[str]:
         m = xtok.build(student, teacher, config)
-        return [fit.level for fit in fits(m, more.pop("pair", pair), **more)]  # type: ignore[arg-type]
+        return [fit.grade for fit in fits(m, more.pop("pair", pair), **more)]  # type: ignore[arg-type]
 
     usable = ["usable", "usable", "usable", "good"]  # 2 of 3 numbers have no counterpart
-    assert levels(BuildConfig()) == levels(BuildConfig.for_loss("gold")) == usable
-    assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
-    for level in ("good", "usable", "bad"):
-        verdict = Verdict(name="m", level=level, reason="the reason", numbers="")
-        assert levels(BuildConfig.for_loss("p-kl"), verdict=verdict)[0] == level
-    assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
+    assert grades(BuildConfig()) == grades(BuildConfig.for_loss("gold")) == usable
+    assert grades(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
+    for grade in ("good", "usable", "bad"):
+        verdict = Verdict(name="m", grade=grade, reason="the reason", numbers="")
+        assert grades(BuildConfig.for_loss("p-kl"), verdict=verdict)[0] == grade
+    assert grades(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
     few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))
-    assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
-    assert levels(BuildConfig(), pair=replace(few, text=TEXT))[1] == "usable"
+    assert grades(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
+    assert grades(BuildConfig(), pair=replace(few, text=TEXT))[1] == "usable"
     [*_, event_kl] = fits(xtok.build(student, teacher), replace(pair, text=TEXT))
-    assert event_kl.level == "good"  # it is what is recommended
+    assert event_kl.grade == "good"  # it is what is recommended
     assert event_kl.why.endswith(" 2 events, which leak 6.0% and keep 100% of the bits here.")
     little = replace(few, text=replace(TEXT, leak=0.01))
-    assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
+    assert grades(BuildConfig(), pair=little)[1:3] == ["good", "good"]
 
 
 def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
     pair = xtok.load_pair(student, teacher)
     good = xtok.build(student, teacher, for_loss="p-kl", texts=tmp_path / "a.txt")
     bad = replace(good, teacher_ids=(good.teacher_ids + 1) % 258)
-    for m, level, words in (
+    for m, grade, words in (
         (good, "good", "close to the best map"),
         (bad, "bad", "worse than X-Token's"),
     ):
         report = examine(m, texts=[tmp_path / "a.txt"], pair=pair).report
         [fit] = [fit for fit in report.maps[0].fits if fit.loss == "p-kl"]
         verdict = known(report.maps[0].verdict)
-        assert (fit.level, verdict.level) == (level, level)
+        assert (fit.grade, verdict.grade) == (grade, grade)
         assert words in verdict.reason
         assert words in fit.why
 
@@ -163,8 +163,8 @@ def test_the_recommended_loss_needs_no_command_for_an_existing_map(pair: Pair) -
     for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))
     for sides in (None, pair):
         report = examine(for_p_kl, pair=sides).report
-        levels = {fit.loss: fit.level for fit in report.maps[0].fits}
-        assert (levels["event-kl"], levels["p-kl"]) == ("good", "good")
+        grades = {fit.loss: fit.grade for fit in report.maps[0].fits}
+        assert (grades["event-kl"], grades["p-kl"]) == ("good", "good")
         assert [command[1] for command in report.advice.commands] == ["events"]
     assert [command[1] for command in examine(plain).report.advice.commands] == ["events", "build"]
 

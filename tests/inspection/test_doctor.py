@@ -172,7 +172,7 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert (alone.pair, alone.advice) == (None, None)
     assert twice.tokenizers == alone.tokenizers
     assert known(twice.advice).loss == "plain KL"
-    assert twice.verdict.startswith("ok: small-digits → small-digits: no check failed, ")
+    assert twice.summary.startswith("ok: small-digits → small-digits: no check failed, ")
 
 
 def test_two_models_of_the_same_family(small: Path, digits: Tokenizer) -> None:
@@ -240,7 +240,7 @@ def test_shares_of_tokens_known_to_the_other_side(
     texts = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
     facts = known(known(doctor(byte_level, sentencepiece, texts, field="body").pair).text)
     sides = byte_level, sentencepiece
-    for side, other, share in zip(sides, sides[::-1], facts.known, strict=True):
+    for side, other, share in zip(sides, sides[::-1], facts.partner_shares, strict=True):
         tokens = [side.table[t] for t in side.library_ids([text])[0]]
         strings = other.table.canonical_ids().keys()
         assert share == sum(t in strings for t in tokens) / len(tokens)
@@ -296,7 +296,7 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     diagnosis = doctor(byte_level, digits)
     warnings = sum(c.level == "warning" for side in diagnosis.tokenizers for c in side.checks)
     assert not diagnosis.failed
-    assert diagnosis.verdict == (
+    assert diagnosis.summary == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
         f"{known(diagnosis.advice).sentence} {WHEN_TO_DISTIL}"
     )

@@ -251,7 +251,7 @@ def test_maps_are_ranked_by_the_measure_of_the_loss(pair: Pair, maps: Maps, text
     assert [ranking.names for ranking in rankings] == [("chunks", "starts"), by_starts, by_starts]
     lead = known(rankings[0].lead)
     assert 0 < known(lead.low) < lead.value
-    assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
+    assert rankings[0].sentence.startswith("For P-KL, chunks is better: ")
 
 
 def test_maps_with_equal_measures_are_not_ranked(
@@ -260,10 +260,10 @@ def test_maps_with_equal_measures_are_not_ranked(
     recipe = maps["recipe"]
     result = evaluate(pair, [recipe] * 2, counted_corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
-    assert "no difference between a and a (2)" in known(result.ranking).verdict
+    assert "no difference between a and a (2)" in known(result.ranking).sentence
     (tmp_path / "a.txt").write_text(TEXTS[0])  # one document
     result = evaluate(pair, [recipe] * 2, tmp_path / "a.txt", names=["a", "a"], for_loss="gold")
-    assert "no difference between a and a (2)" in known(result.ranking).verdict
+    assert "no difference between a and a (2)" in known(result.ranking).sentence
     measured = {"a": recipe}, pair, PairText.read(pair, counted_corpus, PER_DOCUMENT)
     assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
@@ -347,7 +347,7 @@ def test_evaluate_on_the_command_line(
     assert judged["measures"][0]["group"] == "corpus.jsonl"
     [verdict] = judged["verdicts"]
     shown = " ".join(works(cli(*line)).stdout.split())
-    words = "a.safetensors is {level}: {reason} ({numbers})"
+    words = "a.safetensors is {grade}: {reason} ({numbers})"
     assert shown.endswith(words.format_map(verdict))
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
@@ -365,7 +365,7 @@ def measured(**closed: float | None) -> MapMeasures:
 
 
 @pytest.mark.parametrize(
-    ("figures", "loss", "empty", "level", "words"),
+    ("figures", "loss", "empty", "grade", "words"),
     [
         ({"over_chunks": 0.7}, "p-kl", 0, "good", "m is good: it closes 70% of the gap"),
         ({"over_chunks": 0.3}, "p-kl", 0, "usable", "m is usable: it closes 30% of the gap"),
@@ -395,30 +395,30 @@ def measured(**closed: float | None) -> MapMeasures:
     ],
 )
 def test_the_verdict_of_a_map(
-    figures: dict[str, float], loss: BuildLoss, empty: float, level: str, words: str
+    figures: dict[str, float], loss: BuildLoss, empty: float, grade: str, words: str
 ) -> None:
     verdict = map_verdict(measured(**figures), loss, empty)
-    assert verdict.level == level
+    assert verdict.grade == grade
     assert words in str(verdict)
     assert "coverage 97.0%" in str(verdict)
 
 
 def test_the_verdict_where_the_recipe_is_the_best_map() -> None:
     near = measured(over_chunks=None)
-    assert map_verdict(near).level == "good"
+    assert map_verdict(near).grade == "good"
     losses = replace(near.over_chunks, cross_entropy=Interval(value=1.03))
     worse = replace(near, over_chunks=losses)
-    assert map_verdict(worse).level == "bad"
+    assert map_verdict(worse).grade == "bad"
 
 
-@pytest.mark.parametrize(("leak", "level"), [(0.017, "good"), (0.03, "usable"), (0.06, "bad")])
-def test_the_verdict_of_an_event_map(leak: float, level: str) -> None:
+@pytest.mark.parametrize(("leak", "grade"), [(0.017, "good"), (0.03, "usable"), (0.06, "bad")])
+def test_the_verdict_of_an_event_map(leak: float, grade: str) -> None:
     m = EventMapMeasures(
         name="e", group="all", documents=1, starts=9, leak=leak, shared_leak=0.1, student_bits=5,
         teacher_bits=5, student_token_bits=6, teacher_token_bits=6, kept=0.98,
     )  # fmt: skip
     verdict = event_verdict(m)
-    assert verdict.level == level
+    assert verdict.grade == grade
     assert f"it leaks at {leak:.2%} of the shared boundaries" in str(verdict)
     assert "keeps 98.0% of the bits" in str(verdict)
 

@@ -154,4 +154,4 @@ def test_no_loss_is_recommended_if_text_does_not_round_trip(small: Path, tmp_pat
     assert any(name.endswith("probe text") for name in diagnosis.failed)
     assert diagnosis.pair is not None
     assert diagnosis.advice is None
-    assert diagnosis.verdict.endswith("No loss is recommended, because text does not round-trip.")
+    assert diagnosis.summary.endswith("No loss is recommended, because text does not round-trip.")

@@ -103,7 +103,7 @@ class Fit:
     """Whether a map suits a loss, with the reason as a sentence."""
 
     loss: LossName
-    level: Grade
+    grade: Grade
     why: str
 
 
@@ -136,19 +136,19 @@ def fits(
     }
     for loss in get_args(BuildLoss) if failed else ():
         judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
-    return tuple(Fit(loss=loss, level=level, why=why) for loss, (level, why) in judged.items())
+    return tuple(Fit(loss=loss, grade=grade, why=why) for loss, (grade, why) in judged.items())
 
 
 def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
     """Judge whether a map suits P-KL, by its rows and, if it was measured, by the verdict."""
-    if verdict is not None and verdict.level == "bad":
+    if verdict is not None and verdict.grade == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
         return "usable", _sentence("; ".join(problems))
     rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
     measured = "" if verdict is None else f"; {verdict.reason}"
-    level: Grade = "good" if verdict is None else verdict.level
-    return level, f"{rows}, without exact rows or slots{measured}."
+    grade: Grade = "good" if verdict is None else verdict.grade
+    return grade, f"{rows}, without exact rows or slots{measured}."
 
 
 def _sentence(words: str) -> str:

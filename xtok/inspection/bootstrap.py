@@ -57,7 +57,7 @@ class Ranking:
     loss: BuildLoss
     names: tuple[str, ...]  # of the maps, best first
     lead: Interval | None  # of the best map over the second, in nats; None for one map
-    verdict: str
+    sentence: str
 
 
 def rank(
@@ -75,10 +75,10 @@ def rank(
     sums, counts = sums[:, measured], counts[measured]
     label = LOSS_INFO[loss].label
     where = "over chunks" if loss == "p-kl" else "at shared token boundaries"
-    values = [float(one.sum() / max(1, counts.sum())) for one in sums]
+    values = [float(of_map.sum() / max(1, counts.sum())) for of_map in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
-    verdict = f"For {label}, {names[best]} measures {values[best]:.3f} nats {where}."
+    sentence = f"For {label}, {names[best]} measures {values[best]:.3f} nats {where}."
     if others:
         other = others[0]
         lead = mean_of(sums[other] - sums[best], counts)
@@ -88,8 +88,8 @@ def rank(
         spread = "one document, so no interval"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-        verdict = (
+        sentence = (
             f"For {label}, {which}: {values[best]:.3f} nats {where}, against "
             f"{values[other]:.3f} for {names[other]} ({spread})."
         )
-    return Ranking(loss=loss, names=tuple(names[n] for n in order), lead=lead, verdict=verdict)
+    return Ranking(loss=loss, names=tuple(names[n] for n in order), lead=lead, sentence=sentence)

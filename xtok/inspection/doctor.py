@@ -73,7 +73,7 @@ class Diagnosis:
         return tuple(f"{model}: {check.name}" for model, check in checks if check.level == "failed")
 
     @property
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """One line: failed checks, number of warnings and, for a pair, the advice."""
         checks = [*self.pair_checks, *(c for side in self.tokenizers for c in side.checks)]
         warnings = sum(check.level == "warning" for check in checks)

@@ -104,12 +104,12 @@ def evaluate(
         ValueError: for no map, or a wrong number of names.
     """
     loaded, pair, names = bind_maps(maps, read_map, pair, names)
-    if any(isinstance(one, SpellingMap) for one in loaded):
+    if any(isinstance(m, SpellingMap) for m in loaded):
         raise XtokError(
             "spelling maps cannot be measured on text",
             hint="evaluate projection maps or event maps; xtok verify checks a spelling map",
         )
-    are_events = [isinstance(one, EventMap) for one in loaded]
+    are_events = [isinstance(m, EventMap) for m in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
             "event maps cannot be measured together with maps, nor for a loss",
@@ -228,7 +228,7 @@ def _map_fields(
         loss, floor = losses[name][number], floors[m.top_k][number]
         classes += by_row.classes(name, loss, floor, is_covered[name])
         worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
-    sums = np.stack([views[number].sums(one[number]) for one in losses.values()])
+    sums = np.stack([views[number].sums(of_views[number]) for of_views in losses.values()])
     ranking = None if for_loss is None else rank(for_loss, [*maps], sums, views[number].counts)
     return {
         "measures": tuple(measures),
@@ -285,13 +285,13 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     only = ~matches.is_exact
     spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
-    return {k: cut_rows(exact, k)[0].edges for k in {one.top_k for one in maps}}
+    return {k: cut_rows(exact, k)[0].edges for k in {m.top_k for m in maps}}
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list[str]:
     notes = []
-    for name, one in maps.items():
-        recorded = [step.get("texts") for step in one.history]
+    for name, m in maps.items():
+        recorded = [step.get("texts") for step in m.history]
         entries = [e for entries in recorded if isinstance(entries, list) for e in entries]
         counted = {(e.get("size"), e.get("sha256")) for e in entries if isinstance(e, dict)}
         same = [text.name for text in texts if (text.size, text.sha256) in counted]

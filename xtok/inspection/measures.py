@@ -77,12 +77,12 @@ class Verdict:
     """Whether a map is good on a text, and why."""
 
     name: str  # of the map
-    level: Grade  # good, usable or bad
+    grade: Grade  # good, usable or bad
     reason: str
     numbers: str  # the measures behind the verdict
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.level}: {self.reason} ({self.numbers})"
+        return f"{self.name} is {self.grade}: {self.reason} ({self.numbers})"
 
 
 def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) -> Verdict:
@@ -112,17 +112,17 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
         (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {usual}"),
         (True, "usable", f"{gap}; {usual}"),
     ]
-    level, reason = next((level, reason) for holds, level, reason in rules if holds)
-    return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
+    grade, reason = next((grade, reason) for holds, grade, reason in rules if holds)
+    return Verdict(name=m.name, grade=grade, reason=reason, numbers=numbers)
 
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
     """Judge an event map by its leak over all text."""
-    level: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
+    grade: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is usual, more than {percent(MOST_LEAK, 0)} is too much"
     numbers = f"keeps {percent(m.kept)} of the bits"
-    return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
+    return Verdict(name=m.name, grade=grade, reason=reason, numbers=numbers)
 
 
 def empty_share(m: ProjectionMap, text: PairText | None) -> float:

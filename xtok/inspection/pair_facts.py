@@ -48,7 +48,7 @@ class TextFacts:
     files: tuple[str, ...]
     num_bytes: int
     tokens: SharedCounts  # `both`: equal tokens at the same offset
-    known: tuple[float, float]  # share of each side's tokens with a partner of equal bytes
+    partner_shares: tuple[float, float]  # share of each side's tokens with a partner of equal bytes
     boundaries: int  # shared token boundaries
     leak: float  # share of boundaries with a shared token and a different token
     bits: tuple[float, float]  # entropy of shared tokens and a rest
@@ -162,7 +162,7 @@ def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
         files=tuple(source.name for source in text.sources),
         num_bytes=text.totals.num_bytes,
         tokens=SharedCounts(int(text.tokens[0].sum()), int(text.tokens[1].sum()), equal),
-        known=(
+        partner_shares=(
             share_of(text.tokens[0], pair.equal_bytes >= 0),
             share_of(text.tokens[1], pair.reversed.equal_bytes >= 0),
         ),

@@ -44,10 +44,10 @@ BUILT_IN = (
 class Finding:
     """A remarkable figure, and the rest of its sentence."""
 
-    level: Grade
+    grade: Grade
     number: str
     text: str
-    place: str  # the section of the page with details
+    section: str  # the section of the page with details
     map_number: int | None = None  # 1 or 2, for a finding about one of two maps
 
 
@@ -130,7 +130,7 @@ def examine(
         text = PairText.read(pair, texts, plan, field=field, progress=progress)
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     facts = pair_facts(pair, text, progress=progress)
-    verdicts = {} if evaluation is None else {one.name: one for one in evaluation.verdicts}
+    verdicts = {} if evaluation is None else {v.name: v for v in evaluation.verdicts}
     reports = [_map_report(name, m, pair, facts, verdicts.get(name)) for name, m in named.items()]
     token_counts = None if text is None else text.tokens[0]
     models = () if pair.teacher_tokenizer is None else pair.tokenizers
@@ -182,10 +182,10 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """Return all findings, the worst first; `empty` is each map's share of text in empty rows."""
     findings = [*_pair_findings(pair)]
-    for number, (one, share) in enumerate(zip(maps, empty, strict=True), start=1):
-        of_map = _empty_rows(one.description, pair, share), _unreached(one.description)
+    for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
+        of_map = _empty_rows(m.description, pair, share), _unreached(m.description)
         findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in of_map]
-    return tuple(sorted(findings, key=lambda one: _GRADES.index(one.level)))
+    return tuple(sorted(findings, key=lambda finding: _GRADES.index(finding.grade)))
 
 
 def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
@@ -206,11 +206,11 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
     """Count the empty rows; `share` is their share of the text."""
-    empty = {one.token_class: one.empty for one in d.coverage or () if one.token_class != "unused"}
+    empty = {c.token_class: c.empty for c in d.coverage or () if c.token_class != "unused"}
     of_special = empty.pop("control", 0)
     of_text = sum(empty.values())
     total = of_text + of_special
-    level: Grade = "bad" if share > MOST_EMPTY else "usable" if of_text else "note"
+    grade: Grade = "bad" if share > MOST_EMPTY else "usable" if of_text else "note"
     in_text = f" ({percent(share, 2)} of the text)" if share and of_text else ""
     of_tokens = f"{of_text:,} of text tokens{in_text}, {of_special:,} of special tokens"
     words = f"of the rows are empty: {of_tokens}"
@@ -219,16 +219,16 @@ def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
         words += f"; roles without a counterpart: {roles}"
     if of_text:
         words += "; xtok build fills the rows of all tokens that the teacher can spell"
-    return Finding(level if total else "good", f"{total:,}", f"{words}.", "classes")
+    return Finding(grade if total else "good", f"{total:,}", f"{words}.", "classes")
 
 
 def _unreached(d: Description) -> Finding:
-    text = [one for one in d.coverage or () if one.token_class not in ("control", "unused")]
-    unreached = sum(one.teacher_unreached for one in text)
-    share = unreached / max(1, sum(one.teacher_ids for one in text))
+    text = [c for c in d.coverage or () if c.token_class not in ("control", "unused")]
+    unreached = sum(c.teacher_unreached for c in text)
+    share = unreached / max(1, sum(c.teacher_ids for c in text))
     number = percent(share, 0) if share >= 0.01 else f"{unreached:,}"
-    level: Grade = "note" if share >= 0.01 else "good"
+    grade: Grade = "note" if share >= 0.01 else "good"
     words = "of the teacher's tokens are in no row: the map never predicts them"
     if share >= 0.5 and "counted" not in d.rows_by_kind:
-        level, words = "usable", f"{words}; a counted map reaches more"
-    return Finding(level, number, f"{words}.", "classes")
+        grade, words = "usable", f"{words}; a counted map reaches more"
+    return Finding(grade, number, f"{words}.", "classes")

@@ -31,5 +31,5 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     result: list[str] = []
     for name in names:
         numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))
-        result.append(next(one for one in numbered if one not in result))
+        result.append(next(text for text in numbered if text not in result))
     return result

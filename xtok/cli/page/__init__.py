@@ -47,7 +47,7 @@ _MARKS = {
     "usable": ("!", "usable", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
-"""For each level, a sign and the words for a loss and for a finding."""
+"""For each grade, a sign and the words for a loss and for a finding."""
 
 
 def report(
@@ -118,7 +118,7 @@ def render(examined: PageData) -> bytes:
         report=report,
         most_entries=MOST_ENTRIES,
         is_whole=all(m.top_k <= MOST_ENTRIES for m in examined.maps),
-        on_text={(one.name, one.token_class): one for one in measured},
+        on_text={(c.name, c.token_class): c for c in measured},
         data=Markup(text.replace("<", "\\u003c")),  # inside a script element
     )
     return html.encode("utf-8", "backslashreplace")
@@ -169,4 +169,4 @@ def _name(text: str) -> str:
 
 
 def _largest(losses: Iterable[MapLosses]) -> float:
-    return max(max(one.cross_entropy.value, one.recipe, one.floor) for one in losses)
+    return max(max(x.cross_entropy.value, x.recipe, x.floor) for x in losses)

@@ -81,12 +81,12 @@ def _tokens(
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
     """Pack the pieces of tokens without a partner: the number of pieces, then their ids."""
     columns: PageColumns = {}
-    for side, one, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
-        if one.teacher_tokenizer is None:
+    for side, of_side, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
+        if of_side.teacher_tokenizer is None:
             continue
-        lengths = one.tables[0].lengths
+        lengths = of_side.tables[0].lengths
         ids = np.flatnonzero((partner < 0) & (lengths > 0) & (lengths <= SHOWN_BYTES))
-        pieces, counts = one.pieces(ids)
+        pieces, counts = of_side.pieces(ids)
         sizes = np.zeros(len(lengths), np.int64)
         sizes[ids] = np.minimum(counts, MOST_PIECES)
         columns[f"{side}_pieces_sizes"] = packed(sizes)

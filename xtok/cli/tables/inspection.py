@@ -55,11 +55,11 @@ def _events_of_tokens(rows: Sequence[EventOfToken]) -> Iterator[Table]:
     """Show the event of each token, its link, and the tokens that share it."""
     most = 10 if len(rows) == 1 else 3
     lines = []
-    for one in rows:
-        token = f"{quoted(one.token)} #{one.student_id}"
-        number = f"{one.event.number:,}{' (no partner)' * one.event.is_rest}"
-        link = "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}"
-        lines.append((token, number, link, *_tokens(one.event, most)))
+    for row in rows:
+        token = f"{quoted(row.token)} #{row.student_id}"
+        number = f"{row.event.number:,}{' (no partner)' * row.event.is_rest}"
+        link = "none" if row.link is None else f"{quoted(row.link)} #{row.link_id}"
+        lines.append((token, number, link, *_tokens(row.event, most)))
     heads = "token", "event", "linked to", "student tokens", "teacher tokens"
     yield new_table(*heads, rows=lines, right=(1,))
 
@@ -76,9 +76,9 @@ def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
 def _spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
     """Show the spelling of each token."""
     rows = []
-    for one in tokens:
-        pieces = " ".join(map(quoted, one.pieces)) or f"({one.left_out})"
-        rows.append((one.side, quoted(one.token), str(one.token_id), pieces))
+    for token in tokens:
+        pieces = " ".join(map(quoted, token.pieces)) or f"({token.left_out})"
+        rows.append((token.side, quoted(token.token), str(token.token_id), pieces))
     yield new_table("of", "token", "id", "pieces", rows=rows, right=(2,))
 
 
@@ -93,13 +93,13 @@ def _spellings(d: SpellingDescription) -> Iterator[Table]:
 
 def _numbers(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
     facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
-    yield "shared", [one.shared for one in facts]
+    yield "shared", [f.shared for f in facts]
     for number in range(2, N_MAX + 1):
         yield f"{number} pieces", [of_side.get(number, 0) for of_side in sizes]
     more = [sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes]
     yield "more, left out by NeMo-RL", more
-    for why in dict.fromkeys(why for one in facts for why in one.left_out):
-        yield f"left out: {why}", [one.left_out.get(why, 0) for one in facts]
+    for why in dict.fromkeys(why for f in facts for why in f.left_out):
+        yield f"left out: {why}", [f.left_out.get(why, 0) for f in facts]
 
 
 _TABLES: Mapping[str, Callable[[Any], Iterable[RenderableType]]] = {

@@ -33,7 +33,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
         for verdict in evaluation.verdicts:
             console.print(cell(str(verdict)))
         if evaluation.ranking is not None:
-            console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
+            console.print(cell(evaluation.ranking.sentence), soft_wrap=True)
 
 
 _MAPS = (

@@ -30,9 +30,9 @@ _CACHING = {True: "on", False: "off", None: "unknown"}
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print the verdict, a table per tokenizer, and the recommendations for a pair."""
     with printing() as console:
-        console.print(cell(diagnosis.verdict))
-        for one in diagnosis.tokenizers:
-            console.print(_checks(one))
+        console.print(cell(diagnosis.summary))
+        for side in diagnosis.tokenizers:
+            console.print(_checks(side))
         pair, advice = diagnosis.pair, diagnosis.advice
         if pair is not None:
             console.print(_pair(pair, diagnosis.pair_checks))
@@ -47,9 +47,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
 
-def _checks(one: TokenizerDiagnosis) -> Table:
-    table = new_table(header(one.model_id), "", "finding")
-    for name, checks in groupby(one.checks, key=attrgetter("name")):
+def _checks(side: TokenizerDiagnosis) -> Table:
+    table = new_table(header(side.model_id), "", "finding")
+    for name, checks in groupby(side.checks, key=attrgetter("name")):
         for number, check in enumerate(checks):
             level = Text(check.level, STYLES[check.level])
             table.add_row(cell("" if number else name), level, cell(check.message))
@@ -91,7 +91,7 @@ def _on_text(text: TextFacts) -> Table:
     kept = f"{percent(text.event_kept)} of the bits"
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
-        ("tokens of both sides", *(f"{percent(share)} of the text" for share in text.known)),
+        ("tokens of both sides", *(f"{percent(x)} of the text" for x in text.partner_shares)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
