@@ -55,6 +55,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("real"))
 
 
+FETCHED = [
+    "llama3.tiktoken",
+    "qwen.tiktoken",
+    "mistral-v1.model",
+    "mistral-v3.model",
+    "cl100k.tiktoken",
+    "o200k.tiktoken",
+    "deepseek-v3",
+    "claude-2",
+]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

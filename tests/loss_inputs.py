@@ -1,4 +1,4 @@
-"""Inputs of losses: alignments, maps on the CPU, and the values of NeMo-RL's code."""
+"""Inputs of losses: alignments, batches, maps on the CPU, and the values of NeMo-RL's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xtok
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.config import LossName
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses import event_index, spelling_index
+from xtok.training.losses import EventIndex, event_index, spelling_index
 from xtok.training.losses.registry import EVENTS, LOSSES, MAP
 from xtok.training.module import ProjectionModule
 
@@ -56,3 +56,33 @@ def alignment(
         teacher_chunk_id=t,
         num_chunks=pair_valid.sum(1),
     )
+
+
+def event_index_of(width: int, columns: int) -> EventIndex:
+    """Events of one token and of several on each side."""
+
+    class Events:
+        num_events = 4
+        student_event = torch.arange(width).numpy() % 4
+        teacher_event = torch.arange(columns).numpy() % 4
+        shape = (width, columns)
+
+    Events.student_event[:4], Events.teacher_event[:4] = range(4), range(4)
+    return event_index(Events)  # type: ignore[arg-type]
+
+
+def batch_tensors(batch: Any) -> dict[str, Any]:
+    """Return all tensors of a batch by name."""
+    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    for number, side in enumerate(batch["teachers"]):
+        tensors |= {f"{number}.{name}": v for name, v in side.items() if torch.is_tensor(v)}
+        tensors |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
+    return tensors
+
+
+def check_same_batch(first: Any, second: Any) -> None:
+    """Check that two batches have equal tensors."""
+    a, b = batch_tensors(first), batch_tensors(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

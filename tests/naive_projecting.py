@@ -209,3 +209,9 @@ class Bigrams:
             for s, q in after.items():
                 shares[s] += p * q
         return shares
+
+
+def ids_and_bounds(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate rows of ids; return the ids and the bounds of the rows."""
+    ids = np.array([i for row in rows for i in row], np.int32)
+    return ids, np.cumsum([0, *map(len, rows)])

@@ -13,7 +13,9 @@ import pyarrow
 import pyarrow.parquet
 import small_tokenizers
 
+from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.formats.distillkit import config_for
+from xtok.teachers.formats.documents import Documents
 from xtok.tokenizers import Tokenizer
 
 CHAT = [
@@ -135,3 +137,13 @@ def packed(digits: list[str]) -> list[int]:
     text = "".join(digits)
     text += "0" * (-len(text) % 8)
     return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]
+
+
+def read_documents(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Documents]:
+    """Read a cache, and check it against a tokenizer."""
+    cache = open_cache(path)
+    return [
+        cache.check(rows, tokenizer.vocabulary)
+        for shard in cache.shards
+        for rows, _ in read_cache(cache, shard, candidates)
+    ]

@@ -148,6 +148,16 @@ def test_tests_import_public_modules() -> None:
     assert wrong == []
 
 
+def test_tests_do_not_import_each_other() -> None:
+    """Helpers of several test modules are in modules of their own."""
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        imported = [node for node in nodes(path) if isinstance(node, ast.Import)]
+        names = [*modules(path), *(alias.name for node in imported for alias in node.names)]
+        wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.startswith("test_")]
+    assert wrong == []
+
+
 OWN_INPUT = {
     "_lib/parquet.py: to_pylist": "the reader of Parquet",
     "_lib/parsing.py: json.loads": "the reader of JSON",

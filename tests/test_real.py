@@ -13,7 +13,7 @@ import naive
 import numpy as np
 import pytest
 from checks import identity, known, related_by_bytes
-from conftest import Load
+from conftest import FETCHED, Load
 from loss_inputs import nemo_values
 from make_maps import built
 from make_tokenizers import table_of
@@ -27,17 +27,6 @@ from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.table import TokenType
 
 pytestmark = pytest.mark.real
-
-EVERY = [
-    "llama3.tiktoken",
-    "qwen.tiktoken",
-    "mistral-v1.model",
-    "mistral-v3.model",
-    "cl100k.tiktoken",
-    "o200k.tiktoken",
-    "deepseek-v3",
-    "claude-2",
-]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +56,11 @@ def valid_utf8(data: bytes) -> bool:
 def every_token(load_real: Load) -> list[bytes]:
     """The different tokens of all tokenizers."""
     return sorted(
-        {token for name in EVERY for token in table_of(load_real(name)).tokens() if token}
+        {token for name in FETCHED for token in table_of(load_real(name)).tokens() if token}
     )
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", FETCHED)
 def test_every_token_of_all_tokenizers_is_spelled_exactly(
     load_real: Load, every_token: list[bytes], name: str
 ) -> None:
@@ -146,7 +135,7 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
         assert all(replacement in rows[s] or rows[s] in replacement for s in mapped if rows[s])
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", FETCHED)
 def test_every_tokenizer_onto_itself_is_the_identity(load_real: Load, name: str) -> None:
     identity(built(load_real(name), load_real(name)))
 
@@ -251,14 +240,14 @@ SAMPLE = (
 )
 
 
-@pytest.mark.parametrize("student", EVERY)
+@pytest.mark.parametrize("student", FETCHED)
 def test_chunks_of_real_tokenizers_end_at_every_common_boundary(
     load_real: Load, student: str
 ) -> None:
     data = (SAMPLE * 3).encode()
     rows = load_real(student).table.tokens()
     s = load_real(student).segment(data)
-    for teacher in EVERY:
+    for teacher in FETCHED:
         columns = load_real(teacher).table.tokens()
         t = load_real(teacher).segment(data)
         aligner = TokenAligner(xtok.load_pair(load_real(student), load_real(teacher)))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import error_of, fails, fits_80_columns, is_printable, printed_json, usage_error, works
-from conftest import KINDS, Cli, Load, Tokenizers
-from test_real import EVERY
+from conftest import FETCHED, KINDS, Cli, Load, Tokenizers
 
 import xtok
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -165,7 +164,7 @@ def test_lengths_of_small_tokenizers(tokenizers: Tokenizers, kind: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", [*EVERY, "tekken.json", "llama4.tiktoken"])
+@pytest.mark.parametrize("name", [*FETCHED, "tekken.json", "llama4.tiktoken"])
 def test_lengths_of_real_tokenizers(load_real: Load, name: str) -> None:
     lengths_are_the_texts(load_real(name))
 

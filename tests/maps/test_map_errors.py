@@ -166,7 +166,7 @@ ERRORS: Errors = {
         ),
     ],
     "name it folder.safetensors": [
-        (lambda: TINY.save("folder/"), "the output folder does not end in .safetensors or .pt"),
+        (lambda: TINY.save("folder/"), "the output folder/ does not end in .safetensors or .pt"),
     ],
     "name a file": [
         (lambda: check_output("-"), "the output - is a stream, not a file"),

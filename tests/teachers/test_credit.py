@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_projecting import map_of, small, top_k
-from test_project import flat
+from naive_projecting import ids_and_bounds, map_of, small, top_k
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
@@ -54,7 +53,7 @@ def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> N
     assert shares.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
     projector = Projector(xtok.load_pair(*sides), map_of({}, *sides[::-1]))
     rows = top_k([[1, 5]], [{}, row], None)
-    realized = projector.project(rows, *flat([[1, 3, 4]]), 9).realized_logprob
+    realized = projector.project(rows, *ids_and_bounds([[1, 3, 4]]), 9).realized_logprob
     assert np.isnan(realized[0])
     assert realized[1:].tolist() == shares.logprobs.tolist()
 
@@ -184,7 +183,7 @@ def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[
         rows.append(dict(zip(ids, (draw.dirichlet(np.ones(16)) * 0.9).tolist(), strict=False)))
     given_rows = top_k([t], rows, None)
     projector = Projector(pair, map_of({}, teacher, student))
-    realized = projector.project(given_rows, *flat([s]), 16).realized_logprob
+    realized = projector.project(given_rows, *ids_and_bounds([s]), 16).realized_logprob
     chunks = naive.common_boundaries([student.table[i] for i in s], [teacher.table[i] for i in t])
     assert sum(len(positions) > 1 for positions, _ in chunks) > 3
     for positions, theirs in chunks[1:]:

@@ -17,6 +17,7 @@ from naive_projecting import (
     Bigrams,
     Projection,
     Row,
+    ids_and_bounds,
     map_of,
     rows_of_topk,
     small,
@@ -75,11 +76,6 @@ def assert_close(row: Row, want: Row) -> None:
         assert row.get(i, 0.0) == pytest.approx(want.get(i, 0.0), rel=1e-5, abs=1e-6)
 
 
-def flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.array([i for row in rows for i in row], np.int32)
-    return ids, np.cumsum([0, *map(len, rows)])
-
-
 def projected(
     sides: tuple[Tokenizer, Tokenizer], back: Any, ids: Sequence[int], rows: Sequence[Row],
     spelling: Sequence[int],
@@ -87,7 +83,7 @@ def projected(
     """Project a teacher's predictions of a text with a map of these rows."""
     student, teacher = sides
     projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
-    return projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
+    return projector.project(top_k([ids], rows, None), *ids_and_bounds([spelling]), 99)
 
 
 @settings(max_examples=100, phases=QUICK)
@@ -110,11 +106,11 @@ def test_rows_match_the_naive_projection(
         Projector(xtok.load_pair(student, teacher), back_map, threads, along_path=along_path)
         for threads in (2, 1)
     )
-    topk = projector.project(predictions, *flat(spellings), 99)
+    topk = projector.project(predictions, *ids_and_bounds(spellings), 99)
     for either in (projector, again):  # what a projector has seen, and its threads, change nothing
-        assert_equal_topk(either.project(predictions, *flat(spellings), 99), topk)
+        assert_equal_topk(either.project(predictions, *ids_and_bounds(spellings), 99), topk)
     best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of_topk(topk)]
-    cut = projector.project(predictions, *flat(spellings), 2)
+    cut = projector.project(predictions, *ids_and_bounds(spellings), 2)
     assert [list(row.items()) for row in rows_of_topk(cut)] == [row[:2] for row in best]
 
     known = rows_of_topk(predictions)
@@ -273,7 +269,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
     unknown = predictions._replace(rest_logprob=np.full(3, np.nan, np.float32))
     back = {1: {1: 1.0}, 2: {2: 1.0}}
     projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
-    topk = projector.project(unknown, *flat([[1, 1, 1]]), 9)
+    topk = projector.project(unknown, *ids_and_bounds([[1, 1, 1]]), 9)
     assert np.isnan(topk.rest_logprob).all()
     assert [*map(sorted, rows_of_topk(topk))] == [[], [3], [2]]
 

@@ -12,6 +12,7 @@ import torch
 from chat_families import CHAT, TURNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_inputs import check_same_batch
 from make_tokenizers import qwen_like
 from torch.utils.data import DataLoader
 
@@ -28,22 +29,6 @@ TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
 @pytest.fixture(scope="module")
 def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
     return DistillationCollator(digits, byte_level)
-
-
-def flat(batch: Any) -> dict[str, Any]:
-    """Return all tensors of a batch by name."""
-    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
-    for number, side in enumerate(batch["teachers"]):
-        tensors |= {f"{number}.{name}": v for name, v in side.items() if torch.is_tensor(v)}
-        tensors |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
-    return tensors
-
-
-def assert_same(first: Any, second: Any) -> None:
-    a, b = flat(first), flat(second)
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: Tokenizer) -> None:
@@ -63,7 +48,7 @@ def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: To
         teacher_attention_mask=side["attention_mask"],
     )  # fmt: skip
     assert type(side["alignment"]) is type(aligned)
-    assert_same(batch, {**batch, "teachers": [{**side, "alignment": aligned}]})
+    check_same_batch(batch, {**batch, "teachers": [{**side, "alignment": aligned}]})
     assert int(aligned.num_chunks[0]) > 5
 
 
@@ -210,7 +195,7 @@ def test_every_kind_of_tokenizer_can_be_pickled(
 ) -> None:
     made = DistillationCollator(byte_level, [sentencepiece, ranks])
     again = pickle.loads(pickle.dumps(made))
-    assert_same(again(TEXTS), made(TEXTS))
+    check_same_batch(again(TEXTS), made(TEXTS))
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -226,7 +211,7 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
     batches = list(loader)
     assert len(batches) == 3
     for batch, start in zip(batches, (0, 2, 4), strict=True):
-        assert_same(batch, collator((TEXTS * 2)[start : start + 2]))
+        check_same_batch(batch, collator((TEXTS * 2)[start : start + 2]))
 
 
 def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import naive_losses
-import numpy as np
 import pytest
 import torch
 from conftest import SetNumber
+from csd_inputs import (
+    BOTH,
+    INDEX,
+    OPTIONS,
+    ROWS,
+    STUDENT,
+    T_S,
+    T_T,
+    TEACHER,
+    V_S,
+    V_T,
+    Chunk,
+    csd_batch,
+    spelling_map,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import alignment
-from make_maps import vocabulary
 from make_tokenizers import byte_ranks
 from naive_losses import Spelled, check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
@@ -23,83 +35,15 @@ from torch import Tensor
 import xtok
 from xtok import XtokError
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.maps.spellings import SpellingMap
 from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
 from xtok.training.losses.chunks import Chunks, number_chunks
 from xtok.training.losses.csd import count_completed
 
-# The student's tokens 0 to 3 are shared with the teacher's 0, 2, 1 and 5; 9 is left out.
-STUDENT: Spelled = [[0], [2], [1], [5], [0, 2], [0, 1], [0, 3], [1, 3, 3], [1, 3, 2], []]
-# The teacher's 3 has one completion alone, (0, 0), and 4 and 6 are after 2.
-TEACHER: Spelled = [[0], [2], [1], [0, 0], [2, 3], [3], [2, 9], []]
-BOTH = STUDENT, TEACHER
-V_S, V_T = len(STUDENT), len(TEACHER)
-
 
 def starting(aligned: Any) -> Chunks:
     """The chunks whose first token both sides predict."""
     return number_chunks(aligned, (False, True))
-
-
-def spellings(student: Spelled, teacher: Spelled) -> SpellingMap:
-    flat = [
-        np.array([p for pieces in spelled for p in pieces], np.int32)
-        for spelled in (student, teacher)
-    ]
-    counts = [
-        np.array([len(pieces) for pieces in spelled], np.int32) for spelled in (student, teacher)
-    ]
-    return SpellingMap(
-        student=vocabulary(len(student)), teacher=vocabulary(len(teacher)),
-        student_pieces=flat[0], student_counts=counts[0],
-        teacher_pieces=flat[1], teacher_counts=counts[1],
-    )  # fmt: skip
-
-
-INDEX = spelling_index(spellings(*BOTH))
-Chunk = tuple[list[int], list[int]]
-# One to one; 1:2 with the prefix 0; 2:1 with the prefix 2; 2:2; 1:2 with a prefix of one
-# completion alone; 1:3; 1:2 with an unknown prefix; 1:1 that is not shared; 3:1, too long a prefix.
-CHUNKS: list[Chunk] = [
-    ([1], [2]), ([4], [0, 2]), ([2, 3], [4]), ([5, 6], [3, 3]), ([7], [1, 3, 3]), ([0], [0]),
-    ([0, 0], [3]), ([4], [7, 2]), ([9], [7]), ([1, 1, 1], [4]),
-]  # fmt: skip
-
-
-def batch(
-    rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment]:
-    """Logits, targets and the alignment of rows of chunks, padded by a position or more."""
-    targets, ids = [], []
-    for side in (0, 1):
-        length = 1 + max((sum(len(c[side]) for c in row) for row in rows), default=0)
-        of = [[-1] * length for _ in rows]
-        to = [[-100] * length for _ in rows]
-        for number, row in enumerate(rows):
-            flat = [(k, token) for k, chunk in enumerate(row, 1) for token in chunk[side]]
-            for index, (k, token) in enumerate(flat):
-                of[number][index], to[number][index] = k, token
-        targets.append(torch.tensor(to))
-        ids.append(torch.tensor(of))
-    generator = torch.Generator().manual_seed(seed)
-    student, teacher = (
-        2 * torch.randn((*of.shape, v + wider), generator=generator, dtype=torch.float64)
-        for of, v in zip(ids, (V_S, V_T), strict=True)
-    )
-    valid = torch.zeros((len(rows), 2 + max(map(len, rows)))).bool()
-    for number, row in enumerate(rows):
-        valid[number, 1 : 1 + len(row)] = True
-    return (
-        student.requires_grad_(),
-        teacher,
-        (targets[0], targets[1]),
-        alignment(ids[0], ids[1], valid),
-    )
-
-
-ROWS = [CHUNKS, [], [([3], [5]), ([6], [0, 3])]]
-T_S, T_T = (side.shape[1] for side in batch(ROWS)[2])
 
 
 def naive(
@@ -113,16 +57,9 @@ def naive(
     return naive_losses.csd(student, teacher, both, targets, ids, valid, **options)
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {}, {"reverse_kl": True}, {"jsd_beta": 0.3}, {"beta": 0.25, "temperature": 2.5},
-    {"alpha": 0.5, "beta": 2.0}, {"alpha": 1.0, "reverse_kl": True},
-    {"alpha": 0.1, "jsd_beta": 0.5, "temperature": 2.0},
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 def test_loss_matches_the_plain_twin(options: dict[str, Any]) -> None:
-    student, teacher, targets, aligned = batch(ROWS, wider=2)
+    student, teacher, targets, aligned = csd_batch(ROWS, wider=2)
     loss = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
     plain = naive(student, teacher, targets, aligned, **options)
     ours, theirs = (value_and_gradient(3 * x, student) for x in (loss, plain))
@@ -155,7 +92,7 @@ def test_shared_tokens_by_hand() -> None:
 
 def test_tokens_with_equal_spellings_share_the_lowest_id() -> None:
     both = [[1], [1], [0, 1], [0, 1], [0, 0]], [[], [], [0, 1]]
-    index = spelling_index(spellings(*both))
+    index = spelling_index(spelling_map(*both))
     assert index.student_partner.tolist() == [1, -1, -1, -1, -1]
     assert index.teacher_partner.tolist() == [-1, 0, -1]
     node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), 1)
@@ -166,8 +103,8 @@ def test_tokens_with_equal_spellings_share_the_lowest_id() -> None:
 
 def test_a_map_without_completions() -> None:
     """Bytes and bytes: every chunk of several tokens is what the text says, or does not count."""
-    index = spelling_index(spellings([[0], [1]], [[0], [1]]))
-    student, teacher, targets, aligned = batch([[([0], [0]), ([1], [1, 0]), ([0, 0], [1, 1])]])
+    index = spelling_index(spelling_map([[0], [1]], [[0], [1]]))
+    student, teacher, targets, aligned = csd_batch([[([0], [0]), ([1], [1, 0]), ([0, 0], [1, 1])]])
     loss = csd(student, teacher, index, targets, aligned)
     plain = naive(student, teacher, targets, aligned, ([[0], [1]], [[0], [1]]))
     torch.testing.assert_close(loss, plain)
@@ -176,7 +113,7 @@ def test_a_map_without_completions() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
 def test_gradients_and_blocks(options: Any, set_block: SetNumber) -> None:
-    student, teacher, targets, aligned = batch(ROWS, seed=1)
+    student, teacher, targets, aligned = csd_batch(ROWS, seed=1)
 
     def loss(student: Tensor) -> Tensor:
         return csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
@@ -213,8 +150,8 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Spelled, Spelled], list[list[Chunk]]]:
 @given(cases(), st.sampled_from(OPTIONS), st.integers(0, 9))
 def test_random_pairs_match_the_plain_twin(case: Any, options: dict[str, Any], seed: int) -> None:
     both, rows = case
-    student, teacher, targets, aligned = batch(rows, seed)
-    index = spelling_index(spellings(*both))
+    student, teacher, targets, aligned = csd_batch(rows, seed)
+    index = spelling_index(spelling_map(*both))
     loss = csd(student, teacher, index, targets, aligned, CSDConfig(**options))
     if not count_completed(index, targets, starting(aligned)):
         value, gradient = value_and_gradient(loss, student)
@@ -284,7 +221,7 @@ def test_tokenizers_from_their_files_to_the_loss(
 
 
 def test_in_bfloat16() -> None:
-    student, teacher, targets, aligned = batch(ROWS, seed=3)
+    student, teacher, targets, aligned = csd_batch(ROWS, seed=3)
     low = student.detach().bfloat16().requires_grad_()
     exact = low.detach().double().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -297,7 +234,7 @@ def test_in_bfloat16() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_extremes_are_finite(scale: float, options: dict[str, Any]) -> None:
-    student, teacher, targets, aligned = batch(ROWS, seed=4)
+    student, teacher, targets, aligned = csd_batch(ROWS, seed=4)
     student, teacher = student.detach().float() * scale, teacher.float() * scale
     student[..., [1, 4]] = teacher[..., 2] = -torch.inf
     student.requires_grad_()
@@ -308,7 +245,7 @@ def test_extremes_are_finite(scale: float, options: dict[str, Any]) -> None:
 
 
 def test_rows_without_a_chunk() -> None:
-    student, teacher, targets, aligned = batch(ROWS, seed=5)
+    student, teacher, targets, aligned = csd_batch(ROWS, seed=5)
     for mask in ([0, 1, 0], [0, 0, 0]):
         loss = csd(student, teacher, INDEX, targets, aligned, sample_mask=torch.tensor(mask))
         value, gradient = value_and_gradient(loss, student)
@@ -340,7 +277,7 @@ def test_index_moves_to_a_device() -> None:
     ],
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:
-    student, teacher, targets, aligned = batch(ROWS)
+    student, teacher, targets, aligned = csd_batch(ROWS)
     good: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
     good |= {"targets": targets}
     with pytest.raises(ValueError, match=message):
@@ -348,7 +285,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 
 
 def test_ids_of_the_padding_and_narrow_logits() -> None:
-    student, teacher, targets, aligned = batch([[([V_S], [2])]], wider=1)
+    student, teacher, targets, aligned = csd_batch([[([V_S], [2])]], wider=1)
     with pytest.raises(ValueError, match=f"targets in a chunk contain {V_S}, .* 0..9"):
         csd(student, teacher, INDEX, targets, aligned)
     with pytest.raises(XtokError, match="7 wide"):
@@ -381,7 +318,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
 )
 def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) -> None:
     """One to many and many to one, beside the formulas of the paper over the whole vocabulary."""
-    student, teacher, targets, aligned = batch([[chunk]], seed=6)
+    student, teacher, targets, aligned = csd_batch([[chunk]], seed=6)
     loss = csd(student, teacher, INDEX, targets, aligned)
     own, other = chunk
     p, q = (x.detach().log_softmax(-1)[0] for x in (student, teacher))

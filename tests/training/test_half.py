@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loss_inputs import alignment
-from test_logits import event_index_of
+from loss_inputs import alignment, event_index_of
 from torch import Tensor
 
 from xtok.training.losses import HiddenLogits, cross_entropy, event_kl

@@ -8,13 +8,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import alm_inputs
+import csd_inputs
 import numpy as np
 import pytest
-import test_alm
-import test_csd
 import torch
 from conftest import SetNumber
-from loss_inputs import alignment
+from loss_inputs import alignment, event_index_of
 from make_maps import random_map
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,21 +64,6 @@ def whole(tensors: list[Tensor], scale: float = 1.0, softcap: float | None = Non
 Loss = Callable[[Any, Any], Tensor]
 
 
-def event_index_of(width: int, columns: int) -> EventIndex:
-    """Events of one token and of several on each side."""
-
-    from xtok.training.losses.event_kl import event_index
-
-    class Events:
-        num_events = 4
-        student_event = torch.arange(width).numpy() % 4
-        teacher_event = torch.arange(columns).numpy() % 4
-        shape = (width, columns)
-
-    Events.student_event[:4], Events.teacher_event[:4] = range(4), range(4)
-    return event_index(Events)  # type: ignore[arg-type]
-
-
 def bound(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
     """A loss as a function of both sides' logits."""
     return lambda s, q: loss(s, q, *args, **options)
@@ -87,9 +72,9 @@ def bound(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
 def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Each loss with its options, as a function of both sides' logits, and their shapes."""
     made: dict[str, Any] = {}
-    ids, targets = test_alm.IDS, test_alm.sides()[2]
-    shapes = (*ids[0].shape, test_alm.V_S), (*ids[1].shape, test_alm.V_T)
-    aligned, index = alignment(*ids), event_index_of(test_alm.V_S, test_alm.V_T)
+    ids, targets = alm_inputs.IDS, alm_inputs.sides()[2]
+    shapes = (*ids[0].shape, alm_inputs.V_S), (*ids[1].shape, alm_inputs.V_T)
+    aligned, index = alignment(*ids), event_index_of(alm_inputs.V_S, alm_inputs.V_T)
     for reverse, t, mask in product((False, True), (1.0, 2.5), MASKS):
         more = f"reverse={reverse} temperature={t} mask={mask is not None}"
         kl, of_alm = (
@@ -98,13 +83,14 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
         events = bound(losses.event_kl, index, aligned, kl, sample_mask=mask)
         made[f"event_kl {more}"] = events, shapes
         made[f"alm {more}"] = bound(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
-    _, _, of_csd, of_chunks = test_csd.batch(test_csd.ROWS)
-    csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, (test_csd.V_S, test_csd.V_T), strict=True)]
-    for options, mask in product(test_csd.OPTIONS, MASKS):
+    _, _, of_csd, of_chunks = csd_inputs.csd_batch(csd_inputs.ROWS)
+    csd_widths = csd_inputs.V_S, csd_inputs.V_T
+    csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, csd_widths, strict=True)]
+    for options, mask in product(csd_inputs.OPTIONS, MASKS):
         csd = CSDConfig(**options)
-        loss = bound(losses.csd, test_csd.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
+        loss = bound(losses.csd, csd_inputs.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
         made[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
-    module = ProjectionModule(random_map(test_alm.V_S, test_alm.V_T))
+    module = ProjectionModule(random_map(alm_inputs.V_S, alm_inputs.V_T))
     pairs = ExactPairs(
         *(
             torch.tensor(x)

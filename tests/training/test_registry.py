@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from csd_inputs import csd_batch, spelling_map
 from loss_inputs import alignment, loss_map
 from make_maps import built
 
@@ -53,11 +54,8 @@ def test_the_table() -> None:
 
 def test_config_is_passed_to_its_loss() -> None:
     """CSD halves the loss of chunks that are not 1:1."""
-    from test_csd import batch as csd_batch
-    from test_csd import spellings
-
     both = [[0], [0, 1], [0, 0]], [[0], []]
-    index = spelling_index(spellings(*both))
+    index = spelling_index(spelling_map(*both))
     student, teacher, targets, aligned = csd_batch([[([1], [0, 1])]])
     batch, side = {"targets": targets[0]}, {"targets": targets[1], "shifted": aligned}
     whole, half = (make_loss("csd", map=index, config=CSDConfig(beta=beta)) for beta in (1.0, 0.5))

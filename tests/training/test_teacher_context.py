@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from test_collator import assert_same
+from loss_inputs import check_same_batch
 from tiny_models import tiny_model
 
 import xtok
@@ -41,7 +41,7 @@ def test_only_the_teacher_reads_a_context(
     plain = collator([TEXT, TEXT])
     batch = collator([{"text": TEXT, "teacher_context": [CONTEXT, None]}, {"text": TEXT}])
     assert torch.equal(batch["input_ids"], plain["input_ids"])
-    assert_same(
+    check_same_batch(
         {**batch, "teachers": batch["teachers"][1:]}, {**plain, "teachers": plain["teachers"][1:]}
     )
     [side, usual] = batch["teachers"][0], plain["teachers"][0]
@@ -64,7 +64,7 @@ def test_only_the_teacher_reads_a_context(
 def test_an_empty_context_has_no_effect(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level, max_length=6)
     for nothing in ("", None, [""], [None]):
-        assert_same(collator([{"text": TEXT, "teacher_context": nothing}]), collator([TEXT]))
+        check_same_batch(collator([{"text": TEXT, "teacher_context": nothing}]), collator([TEXT]))
 
 
 def test_the_context_is_cut_from_its_left_and_the_text_never(
@@ -183,7 +183,7 @@ def test_only_the_answers_are_compared(
     collator = DistillationCollator(digits, [teacher, teacher], student_template="plain")
     batch = collator([{"messages": CHAT, "teacher_messages": [WAYS[way], None]}, CHAT[:2]])
     more, usual = batch["teachers"]
-    assert_same({**batch, "teachers": [usual]}, drop_first(collator([CHAT, CHAT[:2]])))
+    check_same_batch({**batch, "teachers": [usual]}, drop_first(collator([CHAT, CHAT[:2]])))
     ids, labels, chunk = of_row(more, 0)
     usual_ids, usual_labels, usual_chunk = of_row(usual, 0)
     assert ids == xtok.render(teacher, given_to(WAYS[way])).ids.tolist() != usual_ids
@@ -222,7 +222,7 @@ def test_teacher_messages_equal_to_the_messages_have_no_effect(
     collator = DistillationCollator(digits, family("qwen3"), **options)
     expected = collator([CHAT])
     for same in (CHAT, {"messages": CHAT}, [CHAT], json.dumps(CHAT), [None]):
-        assert_same(collator([{"messages": CHAT, "teacher_messages": same}]), expected)
+        check_same_batch(collator([{"messages": CHAT, "teacher_messages": same}]), expected)
 
 
 @quietly

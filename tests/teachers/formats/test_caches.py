@@ -18,14 +18,14 @@ import stored_teachers as teachers
 import yaml
 from make_maps import built
 from naive_projecting import top_k
-from stored_teachers import TEXTS, Row
+from stored_teachers import TEXTS, Row, read_documents
 
 import xtok
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
-from xtok.teachers.formats.caches import open_cache, read_cache
+from xtok.teachers.formats.caches import open_cache
 from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.distillkit import Bin, Compression, decompressed_rows
 from xtok.teachers.formats.documents import Documents
@@ -101,15 +101,6 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
     return written
 
 
-def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Documents]:
-    cache = open_cache(path)
-    return [
-        cache.check(rows, tokenizer.vocabulary)
-        for shard in cache.shards
-        for rows, _ in read_cache(cache, shard, candidates)
-    ]
-
-
 def neutral(parts: list[Documents]) -> list[Row]:
     return [row for rows in parts for row in neutral_format.table(rows).to_pylist()]
 
@@ -126,7 +117,7 @@ def test_all_formats_give_the_same_rows(
 ) -> None:
     path = write(tmp_path, kind, rows, byte_level.vocabulary.vocab_size)
     assert open_cache(path).kind == kind.partition(",")[0]
-    read_rows = neutral(read(path, byte_level))
+    read_rows = neutral(read_documents(path, byte_level))
     assert [{name: row[name] for name in rows[0]} for row in read_rows] == rows
     for row in read_rows:
         assert row["rest_logprob"][0] is row["realized_logprob"][0] is None
@@ -142,7 +133,7 @@ def test_all_formats_give_the_same_rows(
 def test_a_batch_of_prompts_in_the_same_answer(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    read_rows = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
+    read_rows = neutral(read_documents(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
     assert [row["id"] for row in read_rows] == [f"all-{n}" for n in range(len(rows))]
     assert [row["topk_ids"] for row in read_rows] == [row["topk_ids"] for row in rows]
 
@@ -152,11 +143,11 @@ def test_large_row_groups_come_in_pieces(
 ) -> None:
     """So that memory depends neither on the size of a file nor on how it was written."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows * 50, row_group_size=300)
-    sizes = [len(part.topk.ids) for part in read(path, byte_level, candidates=4000)]
+    sizes = [len(part.topk.ids) for part in read_documents(path, byte_level, candidates=4000)]
     assert len(sizes) > 10
     assert max(sizes) < 8000
     lines = write(tmp_path, "vllm", rows * 50, 0)
-    parts = read(lines, byte_level, candidates=4000)
+    parts = read_documents(lines, byte_level, candidates=4000)
     assert len(parts[0].topk.ids) < 8000
     assert len(neutral(parts)) == 300
 
@@ -267,7 +258,7 @@ def test_equal_tokenizers_keep_every_row(
     projected = xtok.project(path, pair, out, config, back_map=back_map)
     tokens = sum(len(row["input_ids"]) for row in rows)
     assert (projected.student_tokens, projected.targets) == (tokens, tokens - len(rows))
-    written = neutral(read(out, byte_level))
+    written = neutral(read_documents(out, byte_level))
     assert [{name: row[name] for name in rows[0]} for row in written] == rows
 
 
@@ -367,7 +358,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
     projected, _ = project(path, note=notes.append)
     assert all("do not start with" in note for note in notes)
     assert projected.mean_rest is not None
-    for part in read(path, byte_level):
+    for part in read_documents(path, byte_level):
         assert np.isneginf(part.topk.rest_logprob[part.topk.valid]).all()
 
 
@@ -487,7 +478,7 @@ def test_lines_of_vllm_and_sglang_have_masks(
     answers: list[dict[str, Any]] = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
     lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
     path = teachers.write_lines(tmp_path / "a.jsonl", lines)
-    [documents] = read(path, byte_level)
+    [documents] = read_documents(path, byte_level)
     assert documents.loss_mask is not None
     bounds = documents.topk.bounds
     assert documents.loss_mask[: bounds[2]].tolist() == [*masks[0], *masks[1]]
@@ -507,7 +498,7 @@ def test_distillkit_labels_are_shifted_back(
     for to in formats:
         config, out = ProjectConfig(to=to), tmp_path / to / "out.parquet"
         xtok.project(path, xtok.load_pair(digits, byte_level), out, config, back_map=back_map)
-        masks += [np.array(rows.loss_mask).tolist() for rows in read(out, digits)]
+        masks += [np.array(rows.loss_mask).tolist() for rows in read_documents(out, digits)]
     assert masks[0] == masks[1]
     assert sum(masks[0]) >= 3
 
@@ -838,7 +829,7 @@ def test_padding_is_not_text(
         first, last = masks if side == "right" else masks[::-1]
         padded["attention_mask"] = first + last
     path = write(tmp_path, kind, [padded], 1280)
-    [documents] = read(path, byte_level)
+    [documents] = read_documents(path, byte_level)
     assert documents.topk.token_ids.tolist() == row["input_ids"]
     assert documents.topk.valid.tolist() == [False] + [True] * (size - 1)
     assert neutral([documents])[0]["topk_ids"] == row["topk_ids"]
@@ -857,7 +848,7 @@ def test_masks_are_written_to_vllms_lines_and_read_again(
         xtok.project(
             path, xtok.load_pair(digits, byte_level), out, ProjectConfig(to=to), back_map=back_map
         )
-        [documents] = read(out, digits)
+        [documents] = read_documents(out, digits)
         masks.append(np.array(documents.loss_mask).tolist())
     assert masks[0] == masks[1]
     assert 0 < sum(masks[0]) < len(masks[0])
@@ -879,7 +870,7 @@ def test_footer_that_contradicts_the_rows_is_refused(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     assert words in refused(path, byte_level, byte_level).message
     as_it_is: dict[str, Any] = {"temperature": "1", "vocab_size": "1280", "k": "8"}
-    read(teachers.write_neutral(path, rows, **as_it_is), byte_level)
+    read_documents(teachers.write_neutral(path, rows, **as_it_is), byte_level)
 
 
 DISTILLKIT: dict[str, tuple[bool, dict[str, Any], str]] = {
@@ -904,7 +895,7 @@ def test_distillkits_config_contradicts_the_rows(
     teachers.write_distillkit(path, rows, compressed=True, d=d)
     config = tmp_path / "compression_config.yaml"
     teachers.write_distillkit(path, rows, compressed=compressed, d=d)
-    read(path, byte_level)
+    read_documents(path, byte_level)
     of_config = {n: v for n, v in changes.items() if n in distillkit.Compression._fields}
     if of_config:
         config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **of_config}))
@@ -915,5 +906,5 @@ def test_distillkits_config_contradicts_the_rows(
             table[1][column] = by and ([*values, values[-1]] if by > 0 else values[:-1])
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
     with pytest.raises(XtokError, match=words) as error:
-        read(path, byte_level)
+        read_documents(path, byte_level)
     assert error.value.message.startswith(str(path))

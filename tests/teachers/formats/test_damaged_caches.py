@@ -22,8 +22,7 @@ import yaml
 from checks import error_of
 from conftest import SetNumber
 from forked import Forks
-from stored_teachers import Row, write_distillkit
-from test_caches import read
+from stored_teachers import Row, read_documents, write_distillkit
 
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
@@ -84,7 +83,7 @@ def mutate(value: Any, generator: random.Random) -> None:
 def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> list[Row] | None:
     """Read and project a cache; return its rows in the neutral format, or None for an error."""
     try:
-        parts = read(path, tokenizer)
+        parts = read_documents(path, tokenizer)
         for rows in parts:
             project_documents(translator, rows, K)
     except XtokError as error:
@@ -278,7 +277,7 @@ def test_configs(
 
 def message_of(path: Path, tokenizer: Tokenizer) -> str:
     with pytest.raises(XtokError) as error:
-        read(path, tokenizer)
+        read_documents(path, tokenizer)
     assert error.value.message.startswith(str(path))
     return error.value.message.removeprefix(str(path))
 
