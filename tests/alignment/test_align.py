@@ -17,6 +17,7 @@ from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignme
 from xtok.alignment.text import align
 from xtok.cli.tables.alignment import print_alignment
 from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
+from xtok.config import ChatTemplates
 from xtok.tokenizers.pairs import Pair
 
 
@@ -36,6 +37,10 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
     with pytest.raises(ValueError, match="give a text or a conversation"):
         align(byte_level, digits)
     spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
+    with pytest.raises(ValueError, match="templates are for a conversation"):
+        align(byte_level, digits, " the 2014", templates=ChatTemplates())
+    with pytest.raises(TypeError, match="the pair and other arguments by name"):
+        align(load_pair(byte_level, digits), " the 2014")
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
     assert lines_of(alignment) == [
         "student │␣the│␣│2¦0¦1│4│",

@@ -43,9 +43,8 @@ def align(aligner: TokenAligner, pair: Pair) -> Align:
     """Align messages, rendered by a template on each side."""
 
     def run(messages: list[dict[str, Any]], student: str, teacher: str) -> ChatAlignment:
-        return align_chat(
-            aligner, pair, messages, student_template=student, teacher_template=teacher
-        )
+        templates = ChatTemplates(student_template=student, teacher_template=teacher)
+        return align_chat(aligner, pair, messages, templates)
 
     return run
 
@@ -179,8 +178,9 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
         pytest.skip("the chat templates are missing: run scripts/fetch_tokenizers.py")
     pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     aligner = TokenAligner(pair)
-    ours, theirs = (folder / f"{name}.jinja" for name in (student, teacher))
-    chat = align_chat(aligner, pair, CHAT[1:], student_template=ours, teacher_template=theirs)
+    ours, theirs = (str(folder / f"{name}.jinja") for name in (student, teacher))
+    templates = ChatTemplates(student_template=ours, teacher_template=theirs)
+    chat = align_chat(aligner, pair, CHAT[1:], templates)
     text = aligned_text(chat, aligner)
     offset = 0
     for message in CHAT[1:]:
@@ -206,6 +206,8 @@ def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> 
     assert data["student_unaligned"] == data["teacher_unaligned"] - 1 > 0
     assert "the targets contain no end-of-turn token" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")
+    with pytest.raises(xtok.XtokError, match=r"^the conversation: the list of messages is empty"):
+        xtok.align(pair, chat=[])
 
 
 def test_additional_messages_of_the_teacher_are_not_aligned(
@@ -213,7 +215,8 @@ def test_additional_messages_of_the_teacher_are_not_aligned(
 ) -> None:
     of_teacher = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
     chat = chat_record({"messages": CHAT, "teacher_messages": of_teacher}, "line 1")
-    chat_alignment = align_chat(aligner, pair, chat, student_template=TURNS, teacher_template=TURNS)
+    templates = ChatTemplates(student_template=TURNS, teacher_template=TURNS)
+    chat_alignment = align_chat(aligner, pair, chat, templates)
     assert "201 steps." in chat_alignment.teacher.text
     texts = ["".join(part) for part in zip(*aligned(chat_alignment, aligner), strict=True)]
     assert [unescape(text).decode() for text in texts] == ["The text: 東京.\n\nok"] * 2

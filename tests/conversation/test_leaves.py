@@ -18,6 +18,7 @@ from checks import error_of
 import xtok
 from xtok import DistillationCollator, TokenAligner
 from xtok.alignment.chats import align_chat
+from xtok.config import ChatTemplates
 from xtok.conversation import NO_ANSWERS, Conversation, render
 from xtok.conversation.files import chat_record
 from xtok.inspection.first_rows import compare_side
@@ -373,10 +374,9 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
 
 def test_align_uses_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:
     pair = xtok.load_pair(byte_level, byte_level)
-    aligned = align_chat(
-        TokenAligner(pair), pair, [ASK, SEVEN], student_template=GROUNDED,
-        teacher_template=GROUNDED, variables={"documents": [{"title": "Harbour", "text": "7"}]},
-    )  # fmt: skip
+    chat = {"messages": [ASK, SEVEN], "documents": [{"title": "Harbour", "text": "7"}]}
+    templates = ChatTemplates(student_template=GROUNDED, teacher_template=GROUNDED)
+    aligned = align_chat(TokenAligner(pair), pair, chat, templates)
     assert aligned.student.text.startswith("Harbour: 7")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from xtok.config import ChatTemplates
 from xtok.conversation import Conversation
 from xtok.conversation.files import ChatRecord, chat_record, read_conversations
 from xtok.conversation.teacher_side import teachers_chats
-from xtok.conversation.templates import Message
 from xtok.errors import XtokError, naming_template
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
@@ -47,12 +46,8 @@ class _Stretch(NamedTuple):
 def align_chat(
     aligner: TokenAligner,
     pair: Pair,
-    chat: ChatRecord | Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-    student_template: str | Path | None = None,
-    teacher_template: str | Path | None = None,
+    chat: ChatLike | ChatRecord,
+    templates: ChatTemplates | None = None,
 ) -> ChatAlignment:
     """Render a conversation with both templates and align the results.
 
@@ -63,23 +58,19 @@ def align_chat(
     Args:
         aligner: an aligner for `pair`.
         pair: the student and the teacher, with their tokenizers.
-        chat: a record of a file; or messages, dicts with `role`, `content` and other keys.
-        tools: JSON schemas of the tools, with messages.
-        variables: other variables of both templates, with messages.
-        student_template: as in `conversation.render`; default: the tokenizer's own.
-        teacher_template: the same for the teacher.
+        chat: as in `align`; or a record of a file.
+        templates: as in `align`.
 
     Raises:
         XtokError: if a template is missing or fails, or the teacher has different answers.
     """
-    if not isinstance(chat, ChatRecord):
-        fields = {"messages": list(chat), "tools": list(tools or ())}
-        chat = chat_record(fields | {"chat_template_kwargs": dict(variables or {})}, "it")
-    sides = (chat, *teachers_chats(chat, 1))
+    student = chat if isinstance(chat, ChatRecord) else _only_chat(chat)
+    [teacher] = teachers_chats(student, 1)
+    templates = ChatTemplates.or_default(templates)
     with naming_template("student_template"):
-        ours = sides[0].render(pair.tokenizers[0], student_template)
+        ours = student.render(pair.tokenizers[0], templates.student_template)
     with naming_template("teacher_template"):
-        theirs = sides[1].render(pair.tokenizers[1], teacher_template)
+        theirs = teacher.render(pair.tokenizers[1], templates.teacher_template)
     alignment = align_rendered(aligner, ours, theirs)
     return ChatAlignment(student=ours, teacher=theirs, alignment=alignment)
 
@@ -162,25 +153,23 @@ def written_alike(
 
 
 def describe_chat(
-    aligner: TokenAligner, pair: Pair, chat: ChatLike, templates: ChatTemplates, note: Note
+    aligner: TokenAligner, pair: Pair, chat: ChatLike, templates: ChatTemplates | None, note: Note
 ) -> TextAlignment:
     """Align a conversation, and describe the result; see `align`."""
-    record = _only_chat(Path(chat)) if isinstance(chat, str | PathLike) else chat_record(chat, "it")
-    ours, theirs, alignment = align_chat(
-        aligner, pair, record,
-        student_template=templates.student_template, teacher_template=templates.teacher_template,
-    )  # fmt: skip
-    for text in dict.fromkeys((*record.notes, *ours.notes, *theirs.notes)):
+    ours, theirs, alignment = align_chat(aligner, pair, chat, templates)
+    for text in dict.fromkeys((*ours.notes, *theirs.notes)):
         note(text)
     ids = ours.ids.tolist(), theirs.ids.tolist()
     return describe_alignment(aligner, pair, *ids, alignment=alignment)
 
 
-def _only_chat(path: Path) -> ChatRecord:
-    record, *others = read_conversations(path)
+def _only_chat(chat: ChatLike) -> ChatRecord:
+    if not isinstance(chat, str | PathLike):
+        return chat_record(chat, "the conversation")
+    record, *others = read_conversations(Path(chat))
     if others:
         hint = "give a file with one conversation"
-        raise XtokError(f"{path} has {1 + len(others)} conversations", hint=hint)
+        raise XtokError(f"{chat} has {1 + len(others)} conversations", hint=hint)
     return record
 
 

@@ -43,17 +43,19 @@ def align(
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
         XtokError: if the conversation cannot be read or rendered.
-        ValueError: for both a text and a conversation, or neither.
+        ValueError: for both a text and a conversation, or neither; for templates with a text.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
     if text is not None and chat is None:
+        if templates is not None:
+            raise ValueError("templates are for a conversation: give chat instead of text")
         return _aligned_text(aligner, pair, text)
     if chat is None or text is not None:
         raise ValueError("give a text or a conversation")
     from xtok.alignment.chats import describe_chat  # a text does not need it
 
-    return describe_chat(aligner, pair, chat, ChatTemplates.or_default(templates), note)
+    return describe_chat(aligner, pair, chat, templates, note)
 
 
 def _aligned_text(aligner: TokenAligner, pair: Pair, text: str | bytes) -> TextAlignment:

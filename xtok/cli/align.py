@@ -53,8 +53,8 @@ def align(
         console.print_note(f"{text} is aligned as text; to read the file: --file {text}")
     data = None if chat else _text(text, file)
     alignment = xtok.align(
-        models.pair(), text=data, chat=chat, templates=templates, max_comb_len=max_comb_len,
-        note=console.print_note,
+        models.pair(), text=data, chat=chat, templates=templates if chat else None,
+        max_comb_len=max_comb_len, note=console.print_note,
     )  # fmt: skip
     show(alignment, print_alignment, json=json)
 

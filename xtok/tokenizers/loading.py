@@ -140,7 +140,7 @@ def load_pair(
     if isinstance(student_model, Pair) and teacher_model is None:
         return student_model
     if isinstance(student_model, Pair) or teacher_model is None:
-        raise TypeError("give two models, student first, or the pair of both")
+        raise TypeError("give two models, student first, or the pair and other arguments by name")
     options = {"offline": offline, "trust_remote_code": trust_remote_code}
     student = teacher = load_tokenizer(student_model, **options)
     if teacher_model != student_model:
