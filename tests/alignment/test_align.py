@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -16,8 +17,8 @@ from rich.cells import cell_len
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
 from xtok.cli.tables.alignment import print_alignment
-from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.config import ChatTemplates
+from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 
 
@@ -36,11 +37,11 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
     assert alignment == align(load_pair(byte_level, digits), text=" the 2014")
     with pytest.raises(ValueError, match="give a text or a conversation"):
         align(byte_level, digits)
-    spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     with pytest.raises(ValueError, match="templates are for a conversation"):
         align(byte_level, digits, " the 2014", templates=ChatTemplates())
     with pytest.raises(TypeError, match="the pair and other arguments by name"):
         align(load_pair(byte_level, digits), " the 2014")
+    spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
     assert lines_of(alignment) == [
         "student │␣the│␣│2¦0¦1│4│",
@@ -103,6 +104,8 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     given = works(cli("align", *pair, text))
     assert given.stdout.startswith("student │")
     assert cli("align", *pair, "--file", "text.txt").stdout == given.stdout
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))
+    assert cli("align", *pair, "--file", "text.gz").stdout == given.stdout
     assert cli("align", model, model, text).stdout == given.stdout
     forgotten = works(cli("align", *pair, "text.txt"))
     assert "to read the file: --file text.txt" in forgotten.stderr
@@ -124,9 +127,24 @@ def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert r"\xff│\xfe" in done.stdout
 
 
+def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b" the text" * 9)[:-9])
+    (tmp_path / "large.gz").write_bytes(gzip.compress(bytes((64 << 20) + 1), 1))
+    (tmp_path / "a.zip").write_bytes(b"PK\3\4")
+    for name, problem in [
+        ("cut.gz", "the text cut.gz cannot be read: Compressed file ended"),
+        ("large.gz", "the text large.gz is larger than 64 MiB"),
+        ("a.zip", "a.zip is a zip archive"),
+    ]:
+        fails(cli("align", *two_files(small), "--file", name), problem)
+
+
 def test_bad_input(cli: Cli, small: Path) -> None:
     pair = two_files(small)
     for words in (["text", "--file", "x"], []):  # both, or neither
         assert cli("align", *pair, *words).returncode == 2
-    fails(cli("align", *pair, "--file", "none"), "none: No such file or directory")
+    fails(
+        cli("align", *pair, "--file", "none"),
+        "the text none cannot be read: No such file or directory",
+    )
     works(cli("align", *pair, ""))

@@ -17,7 +17,7 @@ from xtok.errors import XtokError
 BLOCK_BYTES = 1 << 17
 _CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any encoding
 MAX_TEXT_BYTES = 1 << 26
-"""Largest file that `read_text` accepts."""
+"""Largest file that `read_small` accepts, decompressed."""
 
 _ZEROS = 4  # more than one zero byte in 4 is UTF-16: ASCII in UTF-16 has one in 2
 
@@ -100,12 +100,17 @@ def too_long(where: object) -> XtokError:
 
 def read_text(path: Path, what: str) -> str:
     """Return the text of a small file in UTF-8; `what` is its name in errors."""
-    with reading(path, what), path.open("rb") as file:
-        data = file.read(MAX_TEXT_BYTES + 1)
+    return decode(LineOffset(path, 0), read_small(path, what))
+
+
+def read_small(path: Path, what: str) -> bytes:
+    """Return the decompressed contents of a small file; `what` is its name in errors."""
+    with reading(path, what), path.open("rb") as raw:
+        data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         problem = f"{what} {path} is larger than {MAX_TEXT_BYTES >> 20} MiB"
         raise XtokError(problem, hint="give another file")
-    return decode(LineOffset(path, 0), data)
+    return data
 
 
 def decode(where: LineOffset, data: bytes) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.lines import read_small
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import Models, json_option
@@ -61,7 +62,7 @@ def align(
 
 def _text(text: str | None, file: Path | None) -> bytes:
     if file is not None:
-        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
+        return read_small(file, "the text").removeprefix(codecs.BOM_UTF8)
     if text != "-":
         return str(text).encode("utf-8", "surrogateescape")
     if sys.stdin is None:
