@@ -57,6 +57,12 @@ COLUMNS = {
 }  # fmt: skip
 
 
+def test_a_row_group_without_columns_has_no_batches(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "a.parquet")
+    assert table.num_row_groups == 1
+    assert batches(table) == batches(table, max_values=10) == []
+
+
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_types_are_cast_once(kind: str, tmp_path: Path) -> None:
     column, expected = COLUMNS[kind]

@@ -97,7 +97,7 @@ class ParquetTable:
         for group in groups:
             num_rows = 256
             if max_values is not None:
-                longest = max(int(chunk[5]) for chunk in self._chunks(group, None))
+                longest = max((int(c[5]) for c in self._chunks(group, None)), default=1)
                 num_rows = self.num_rows(group) * max_values // max(1, longest)
             largest = max((self._page_bytes(c) for c in self._chunks(group, columns)), default=1)
             for batch in self._parquet.iter_batches(

@@ -126,7 +126,8 @@ class ModelFiles:
         if path is None:
             return {}
         try:
-            content = parse_json(path.read_bytes().decode(), allow_nan=True)  # Mamba 2: Infinity
+            # Transformers rejects a byte order mark too, and accepts Infinity (Mamba 2).
+            content = parse_json(path.read_bytes().decode(), allow_nan=True)
         except ValueError as error:
             content = json_problem(error)
         if not isinstance(content, dict):
