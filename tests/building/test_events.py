@@ -31,6 +31,7 @@ from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.maps.file import to_safetensors
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
@@ -235,7 +236,7 @@ def test_two_event_maps_are_measured_side_by_side(
     leaks = {m.name: m.leak for m in evaluation.event_measures}
     assert leaks["one"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
     assert evaluation.measures == ()
-    of_class = {(c.name, c.token_class): c for c in evaluation.classes}
+    of_class = {(c.name, class_label(c.token_class)): c for c in evaluation.classes}
     assert len(of_class) == len(evaluation.classes)
     total = sum(c.starts * c.loss for c in evaluation.classes if c.name == "bytes")
     assert total / evaluation.event_measures[0].starts == pytest.approx(leaks["bytes"])
@@ -244,7 +245,7 @@ def test_two_event_maps_are_measured_side_by_side(
     assert len(evaluation.notes) == 1  # little text
     print_evaluation(evaluation)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
-    classes = {c.token_class for c in evaluation.classes}
+    classes = {class_label(c.token_class) for c in evaluation.classes}
     listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
     assert len(listed) == len(classes)
     for name, starts, shared, *shown in listed:

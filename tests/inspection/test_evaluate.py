@@ -210,7 +210,7 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     assert sum(m.starts for m in measures[:2]) == measures[2].starts
     classes = {c.token_class: c for c in evaluation.classes if c.name == "recipe"}
     assert sum(c.starts for c in classes.values()) == measures[2].starts
-    assert {"1 digit", "Latin", "line breaks"} <= classes.keys()
+    assert {"digits_1", "latin", "line_breaks"} <= classes.keys()
     loss = sum(c.starts * c.loss for c in classes.values()) / measures[2].starts
     assert loss == pytest.approx(measures[2].at_starts.cross_entropy.value)
     first, second = [row for row in evaluation.worst_rows if row.name == "recipe"][:2]
@@ -235,7 +235,7 @@ def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
     worst = {loss: [row.token for row in result.worst_rows] for loss, result in by_loss.items()}
     assert "201" in worst["gold"]
     assert "201" not in worst["p-kl"]
-    [digits] = [c for c in by_loss["p-kl"].classes if c.token_class == "3 digits"]
+    [digits] = [c for c in by_loss["p-kl"].classes if c.token_class == "digits_3"]
     assert digits.starts == 60
     assert digits.loss == pytest.approx(digits.reference)
     assert [result.by_chunk for result in by_loss.values()] == [True, False]

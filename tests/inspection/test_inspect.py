@@ -61,11 +61,11 @@ def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> Non
     classes = coverage_by_class(projection, xtok.load_pair(*numbers_pair))
     by_name = {row.token_class: row for row in classes}
     assert by_name["digits_1"] == ClassCoverage(
-        token_class="digits_1", label="1 digit", rows=10, shared=10, exact=10, empty=0,
+        token_class="digits_1", rows=10, shared=10, exact=10, empty=0,
         mean_entries=1.0, slot_share=0.0, teacher_ids=10, teacher_unreached=0,
     )  # fmt: skip
     three = by_name["digits_3"]
-    assert (three.label, three.rows, three.exact, three.mean_entries) == ("3 digits", 1, 0, 3.0)
+    assert (three.rows, three.exact, three.mean_entries) == (1, 0, 3.0)
     assert three.slot_share == pytest.approx(1 / 6)
     # "abc" is in no row: "ab" and "c" are exact.
     assert (by_name["latin"].teacher_ids, by_name["latin"].teacher_unreached) == (54, 1)
@@ -88,7 +88,7 @@ def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
 def test_a_row_of_pieces(projection: ProjectionMap, numbers_pair: Sides) -> None:
     row = explained(projection, 257, numbers_pair)
     assert (row.token, row.bytes, row.type, row.token_class, row.kind) == (
-        "201", "32 30 31", "normal", "3 digits", "pieces"
+        "201", "32 30 31", "normal", "digits_3", "pieces"
     )  # fmt: skip
     assert row.why == "no teacher token has these bytes: spelled in pieces"
     assert row.pieces == ("2", "0", "1")
@@ -179,6 +179,7 @@ def test_five_tokens_fit_the_screen(cli: Cli, saved: str) -> None:
     assert fits_80_columns(shown)
     assert shown.count("'201'") == 1
     alone = works(cli("inspect", saved, "201")).stdout
+    assert "normal; 3 digits" in alone
     assert "spelled in pieces" in alone
     assert "'2' (its beginning)" in alone
 

@@ -26,7 +26,7 @@ class ClassMeasures:
     """Measures of a map on the student tokens of one class, over all text."""
 
     name: str  # of the map
-    token_class: str
+    token_class: str  # the name of a `TokenClass`, in lower case
     starts: int
     loss: float  # cross-entropy at starts or over chunks; leak for event maps
     reference: float  # of the floor; for event maps, of a shared vocabulary
@@ -101,7 +101,7 @@ class Occurrences:
         return [
             ClassMeasures(
                 name=name,
-                token_class=kind.label,
+                token_class=kind.name.lower(),
                 starts=int(starts[kind]),
                 loss=float(loss[kind]),
                 reference=float(of_reference[kind]),

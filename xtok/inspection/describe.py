@@ -166,7 +166,6 @@ class ClassCoverage:
     """Coverage of one class of tokens on both sides."""
 
     token_class: str  # the name of a `TokenClass`, in lower case
-    label: str  # for people
     rows: int
     shared: int  # rows with a teacher token of equal bytes
     exact: int  # rows of equal bytes or of one role
@@ -204,7 +203,6 @@ def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCover
     return tuple(
         ClassCoverage(
             token_class=member.name.lower(),
-            label=member.label,
             **{name: values[member].item() for name, values in per_class.items()},
         )
         for member in TokenClass

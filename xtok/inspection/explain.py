@@ -36,7 +36,7 @@ class ExplainedRow:
     token: str | None  # escaped, or a name; None if the map contains no tokens
     bytes: str  # in hexadecimal
     type: str  # the name of a `TokenType`, in lower case
-    token_class: str  # the label of a `TokenClass`
+    token_class: str  # the name of a `TokenClass`, in lower case
     roles: tuple[str, ...]
     kind: str  # the name of a `RowKind`, in lower case
     why: str
@@ -73,7 +73,7 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
         "token": table.name(token_id),
         "bytes": table[token_id].hex(" "),
         "type": TokenType(int(table.types[token_id])).name.lower(),
-        "token_class": list(TokenClass)[token_classes(table)[token_id]].label,
+        "token_class": TokenClass(token_classes(table)[token_id]).name.lower(),
         "roles": table.roles_by_id.get(token_id, ()),
     }
 

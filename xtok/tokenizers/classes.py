@@ -56,6 +56,11 @@ class TokenClass(IntEnum):
         return member
 
 
+def class_label(name: str) -> str:
+    """Return the label of a class; results contain its name, in lower case."""
+    return TokenClass[name.upper()].label
+
+
 def classes_named(name: str) -> tuple[TokenClass, ...]:
     """Return the class with a name or label, or a group: `digits` means all classes with digits.
 

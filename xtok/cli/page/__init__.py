@@ -35,6 +35,7 @@ from xtok.errors import OutputError
 from xtok.inspection.report import PageData, Report, examine
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
+from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.display import percent, plural, printable, shorten
 from xtok.tokenizers.pairs import Pair
 
@@ -159,6 +160,7 @@ def _template() -> Template:
         "plural": plural,
         "with_interval": with_interval,
         "weight": weight,
+        "class_label": class_label,
         "shell": lambda words: shlex.join([printable(word) for word in words]),
     }
     return environment.get_template("page.html.jinja")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing, weight
+from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def _classes(coverage: Sequence[ClassCoverage]) -> Table:
     for c in coverage:
         of_rows = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
         unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
-        shown = of_rows if c.rows else "-" * 3
-        rows.append((c.label, f"{c.rows:,}", *shown, f"{c.teacher_ids:,}", unused))
+        shown = f"{c.rows:,}", *(of_rows if c.rows else "-" * 3), f"{c.teacher_ids:,}", unused
+        rows.append((class_label(c.token_class), *shown))
     heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
     caption = (
         "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
@@ -134,7 +135,7 @@ def _entry(e: ExplainedEntry) -> str:
 
 
 def _about(row: ExplainedRow) -> Table:
-    is_text = [row.token_class] if row.bytes else []
+    is_text = [class_label(row.token_class)] if row.bytes else []
     rows = [
         ("bytes", shorten(row.bytes) or "none"),
         ("type", "; ".join([row.type.replace("_", " "), *is_text]) or "unknown"),

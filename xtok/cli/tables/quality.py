@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from xtok.cli.tables._tables import cell, new_table, printing, weight, with_interval
+from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.display import percent, quoted
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
         reference += f" of {numbers[names[0]]}"
     rows = []
     for of_maps in zip(*by_map, strict=True):
-        first, losses = of_maps[0], (shown(c.loss) for c in of_maps)
-        rows.append((first.token_class, f"{first.starts:,}", shown(first.reference), *losses))
+        first, values = of_maps[0], (of_maps[0].reference, *(c.loss for c in of_maps))
+        rows.append((class_label(first.token_class), f"{first.starts:,}", *map(shown, values)))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
