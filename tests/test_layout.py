@@ -188,6 +188,32 @@ def test_outside_input_passes_the_readers() -> None:
     assert calls == OWN_INPUT.keys()
 
 
+def test_messages_contain_no_options_of_xtok_without_their_command() -> None:
+    """A message of the library names the parameter; help texts of `config.py` name options."""
+    reference = (ROOT / "docs" / "guides" / "cli.md").read_text(encoding="utf-8")
+    options = set(re.findall(r"--[a-z-]+", " ".join(re.findall(r"^\* `(-.*?)`", reference, re.M))))
+    assert {"--for", "--id", "--skip-existing"} <= options
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        if package(path) in {"cli", "config"}:
+            continue
+        for text in texts(path):
+            without_commands = re.sub(r"(xtok|ray) [a-z]+[^.;,`]*", "", text)
+            if " " in text and options & set(re.findall(r"--[a-z-]+", without_commands)):
+                wrong.append(f"{path.relative_to(ROOT)}: {text}")
+    assert wrong == []
+
+
+def texts(path: Path) -> list[str]:
+    """Return the strings and f-strings of a file's code, without docstrings."""
+    formatted = [node for node in nodes(path) if isinstance(node, ast.JoinedStr)]
+    others = {part for node in formatted for part in node.values}
+    others |= {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
+    strings = [node for node in nodes(path) if isinstance(node, ast.Constant)]
+    plain = [node.value for node in strings if isinstance(node.value, str) and node not in others]
+    return plain + [ast.unparse(node) for node in formatted]
+
+
 def test_install_hints_work_from_a_clone() -> None:
     """xtok is on no package index: `pip install xtok` fails, or installs another package."""
     paths = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]

@@ -14,9 +14,10 @@ class XtokError(Exception):
     The command line prints an `error:` line and a `hint:` line, and exits with 1. Incorrect use of
     the Python API raises `ValueError` or `TypeError` instead.
 
-    Messages and hints contain no command-line options. `{option}` in a hint stands for the
-    parameter: `vocab_size=` in Python, and the command's own options on the command line, such as
-    `--student-vocab-size or --teacher-vocab-size`.
+    Messages and hints can contain a command, such as `xtok events STUDENT TEACHER --for csd`, but
+    no option of xtok alone. `{option}` in a hint stands for the parameter: `vocab_size=` in Python,
+    and the command's own options on the command line, such as `--student-vocab-size or
+    --teacher-vocab-size`.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'

@@ -133,8 +133,8 @@ ERRORS: Errors = {
     "spaces are part of a token, as in ' the'; write bytes as '\\xe4'": [
         (lambda: TINY["abc"], "org/student has no token 'abc'"),
     ],
-    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id, give --id "
-    "97, or in Python the number": [
+    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id 97, give an id "
+    "instead of a text": [
         (lambda: TINY["97"], "org/student has no token '97'"),
     ],
     "give another id, or the token": [

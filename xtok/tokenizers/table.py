@@ -293,7 +293,7 @@ class Vocabulary:
             raise XtokError(
                 f"{self.model_id} has no token '{shown}'",
                 hint="spaces are part of a token, as in ' the'; write bytes as '\\xe4'"
-                + f"; for the id, give --id {number}, or in Python the number" * bool(number),
+                + f"; for the id {number}, give an id instead of a text" * bool(number),
             )
         return ids
 
