@@ -91,6 +91,12 @@ MALFORMED = (
 )  # fmt: skip
 """Exceptions that parsing a damaged file can raise."""
 
+
+def damage_of(error: Exception) -> str:
+    """Describe an exception of parsing; a `KeyError` alone is only the name of a missing part."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
 MAP_HINT = "build the map again, or give another file"
 """The fix for an invalid map file."""
 
