@@ -37,7 +37,7 @@ def test_a_teacher_adds_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
     for student in tokenizers.values():
         for teacher in tokenizers.values():
             pair = xtok.load_pair(student, teacher)
-            vocabulary = xtok.vocab(student, teacher=teacher)
+            vocabulary = xtok.vocab(student, teacher_model=teacher)
             assert [-1 if t.teacher_id is None else t.teacher_id for t in vocabulary.tokens] == (
                 pair.partners.tolist()
             )
@@ -84,7 +84,7 @@ def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
 def test_files_contain_the_table(cli: Cli, small: Path, tmp_path: Path, with_teacher: bool) -> None:
     model, teacher = small / "small-digits", small / "small.model"
     more = ["-t", str(teacher)] if with_teacher else []
-    table = xtok.vocab(model, teacher=teacher if with_teacher else None)
+    table = xtok.vocab(model, teacher_model=teacher if with_teacher else None)
     names = [*HEAD, "teacher_id", "spelling"] if with_teacher else HEAD
     rows = [{name: getattr(token, name) for name in names} for token in table.tokens]
     contents = []

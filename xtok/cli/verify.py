@@ -8,6 +8,7 @@ import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import MAP, OptionalModels, Widths, json_option
 from xtok.cli.tables.maps import print_verification
+from xtok.tokenizers.table import SIDES
 
 
 @command
@@ -24,7 +25,8 @@ def verify(
 
     Example: xtok verify map.safetensors
     """
-    verification = xtok.verify(map_path, **models.tokenizers(), **vars(widths))
+    tokenizers = models.tokenizers()
+    verification = xtok.verify(map_path, *map(tokenizers.get, SIDES), **vars(widths))
     show(verification, print_verification, json=json)
     if verification.failed:
         raise typer.Exit(3)

@@ -62,7 +62,7 @@ def vocab(
     shown: list[Any] | None = [*tokens, *token_id]
     if not shown:
         shown = None if json or output is not None else _with_role(tokenizer.table)
-    table = xtok.vocab(tokenizer, shown, teacher=teacher, progress=console.progress_bar)
+    table = xtok.vocab(tokenizer, shown, teacher_model=teacher, progress=console.progress_bar)
     if output is not None:
         table.save(output)
         print_path(output)

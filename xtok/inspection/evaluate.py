@@ -19,14 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok._lib.shards import SourceFile
+from xtok._lib.shards import Paths, SourceFile
 from xtok.building.counting.counts import pair_edges
 from xtok.building.counting.pair_text import CountPlan, PairText, PerDocument
 from xtok.building.counting.smoothing import entropy_kept, entropy_of, share_of, weights_at
@@ -80,7 +79,7 @@ class Evaluation:
 def evaluate(
     pair: Pair,
     maps: AnyMapLike | Sequence[AnyMapLike],
-    texts: str | Path | Sequence[str | Path],
+    texts: Paths,
     *,
     names: Sequence[str] = (),
     field: str = "text",

@@ -8,7 +8,7 @@ from os import fspath
 
 import numpy as np
 
-from xtok.errors import MALFORMED
+from xtok.errors import MALFORMED, damage_of
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.inspection.results import Check, Level, Result
 from xtok.maps import packing
@@ -41,9 +41,9 @@ class Verification:
 
 
 def verify(
-    projection: AnyMapLike,
-    student: ModelLike | Pair | None = None,
-    teacher: ModelLike | None = None,
+    any_map: AnyMapLike,
+    student_model: ModelLike | Pair | None = None,
+    teacher_model: ModelLike | None = None,
     *,
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
@@ -51,9 +51,9 @@ def verify(
     """Check a map of any kind: format, digests, invariants and roles; compare it with its models.
 
     Args:
-        projection: a map, an event map or a spelling map, or the path of its file.
-        student: the student, or the pair of both models; None skips the comparison.
-        teacher: the teacher; None skips its comparison.
+        any_map: a map of any kind, or the path of its file.
+        student_model: the student, or the pair of both models; None skips the comparison.
+        teacher_model: the teacher; None skips its comparison.
         student_vocab_size: number of rows, for a `.pt` file that does not record it.
         teacher_vocab_size: number of columns, likewise.
 
@@ -61,27 +61,26 @@ def verify(
         MapFileError: if the file cannot be read, or is not a map.
         TokenizerError: if a model cannot be loaded.
     """
-    if isinstance(student, Pair):
-        tokenizers = [student.student_tokenizer, student.teacher_tokenizer]
+    if isinstance(student_model, Pair):
+        tokenizers = [student_model.student_tokenizer, student_model.teacher_tokenizer]
     else:
-        models = student, teacher
+        models = student_model, teacher_model
         tokenizers = [None if model is None else load_tokenizer(model) for model in models]
-    parts = None if isinstance(projection, AnyMap) else read_parts(projection)
+    parts = None if isinstance(any_map, AnyMap) else read_parts(any_map)
     digests: Mapping[str, str | None] = {}
     try:
         if parts is None:
             widths = student_vocab_size, teacher_vocab_size
-            m = read_map(projection, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
+            m = read_map(any_map, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
             header = packing.parse_header(parts[1])
             cls = MAP_CLASSES[packing.kind_of(header)]
             m, digests = packing.assemble(cls, parts[0], header)
         checks = tuple(_checks(m, digests, tokenizers))
     except MALFORMED as error:
-        missing = "it lacks " if isinstance(error, KeyError) else ""
-        checks = (Check("format", "failed", f"{missing}{error}"),)
+        checks = (Check("format", "failed", damage_of(error)),)
     return Verification(
-        path="the map" if isinstance(projection, AnyMap) else fspath(projection),
+        path="the map" if isinstance(any_map, AnyMap) else fspath(any_map),
         failed=tuple(check.name for check in checks if check.level == "failed"),
         checks=checks,
     )

@@ -93,34 +93,34 @@ class VocabTable:
 
 
 def vocab(
-    model: ModelLike | Pair,
+    student_model: ModelLike | Pair,
     tokens: Token | Sequence[Token] | None = None,
     *,
-    teacher: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
     progress: Progress = silent,
 ) -> VocabTable:
     """Return the tokens of a model: bytes, types, names and roles.
 
     `Tokenizer.table` contains the same data as arrays.
 
-    >>> [token] = xtok.vocab("bytes", "a", teacher="bytes").tokens
+    >>> [token] = xtok.vocab("bytes", "a", teacher_model="bytes").tokens
     >>> token.id, token.bytes, token.teacher_id, token.spelling
     (97, '61', 97, (97,))
 
     Args:
-        model: the model, as `load_tokenizer` takes it; or a pair, to list its student.
+        student_model: the model, as `load_tokenizer` takes it; or a pair, to list its student.
         tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; every id by default.
-        teacher: a second model, to add its ids of the same bytes or role, and its spellings.
+        teacher_model: a second model, to add its ids of the same bytes or role, and its spellings.
         progress: called while tokens are spelled.
 
     Raises:
         XtokError: if a tokenizer cannot be loaded, or the model has no such token.
     """
-    if isinstance(model, Pair) or teacher is not None:
-        both = load_pair(model, teacher)
+    if isinstance(student_model, Pair) or teacher_model is not None:
+        both = load_pair(student_model, teacher_model)
         tokenizer = both.tokenizers[0]
     else:
-        both, tokenizer = None, load_tokenizer(model)
+        both, tokenizer = None, load_tokenizer(student_model)
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     ids: Sequence[int] = range(len(table))
     if tokens is not None:

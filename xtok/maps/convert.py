@@ -20,7 +20,7 @@ from xtok.tokenizers.pairs import Pair
 
 
 def convert(
-    projection: AnyMapLike,
+    any_map: AnyMapLike,
     output: str | PathLike[str],
     pair: Pair | None = None,
     **options: Unpack[mapfile.LoadOptions],
@@ -28,21 +28,21 @@ def convert(
     """Write a map in the format of the output's suffix, and return the output's path.
 
     Args:
-        projection: a map of any kind, or the path of its file.
+        any_map: a map of any kind, or the path of its file.
         output: a `.safetensors` file, or, except for event maps, a `.pt` for NeMo-RL; for a
             spelling map, `NAME.pt` is the student's table, `NAME.reverse.pt` the teacher's.
         pair: the models; they provide missing tokens.
         options: as for `ProjectionMap.load`, only for a path.
     """
     target = mapfile.check_output(output)
-    if isinstance(projection, AnyMap):
+    if isinstance(any_map, AnyMap):
         if options:
             raise TypeError(f"{', '.join(options)}: supported only with the path of a file")
     else:
-        projection = read_map(projection, **options)
+        any_map = read_map(any_map, **options)
     if pair is not None:
-        projection, _ = bind_map(projection, pair)
-    projection.save(target)
+        any_map, _ = bind_map(any_map, pair)
+    any_map.save(target)
     return target
 
 
