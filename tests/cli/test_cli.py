@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -171,6 +172,17 @@ def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo
     fails(done, "contains no tokens", "STUDENT and TEACHER")
     done = cli("reapply-exact", by_nemo, *two_files(small))
     fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
+
+
+def test_a_note_on_each_map_that_names_another_model(
+    cli: Cli, small: Path, by_nemo: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    shutil.copytree(small / "small-digits", tmp_path / "renamed")
+    for command in ("evaluate", "report"):
+        maps = [by_nemo, by_nemo]
+        done = works(cli(command, *maps, "renamed", small / "small.model", "--text", "text.txt"))
+        assert done.stderr.count("names small-digits as its student") == 2
 
 
 def test_sort_cut_reads_slots_with_preserve_last(cli: Cli, maps: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from xtok.cli.options import (
 from xtok.cli.tables.quality import print_evaluation
 from xtok.config import BuildLoss
 from xtok.conversation.texts import check_texts
+from xtok.maps.map_arguments import name_notes
 
 
 @command
@@ -52,11 +53,12 @@ def evaluate(
     models.both()
     check_texts(text, field)
     maps = [map_options.load_any(path) for path in map_paths]
-    names = [str(path) for path in map_paths]
-    maps[0], pair = models.with_map(maps[0], name=names[0])
-    for one in maps:
-        console.print_reports(one.reports)
+    pair = models.pair()
+    for m in maps:
+        console.print_reports(m.reports)
+        console.print_notes(name_notes(pair, m))
     evaluation = xtok.evaluate(
-        pair, maps, text, names=names, field=field, for_loss=for_loss, progress=console.progress_bar
-    )
+        pair, maps, text, names=[str(path) for path in map_paths], field=field, for_loss=for_loss,
+        progress=console.progress_bar,
+    )  # fmt: skip
     show(evaluation, print_evaluation, json=json)

@@ -18,6 +18,7 @@ from xtok.cli.options import (
 from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
 from xtok.conversation.texts import check_texts
+from xtok.maps.map_arguments import name_notes
 
 
 @command
@@ -55,9 +56,10 @@ def report(
     page.check_page(output, json)
     check_texts(text, field)
     maps = [map_options.load(path) for path in map_paths]
+    pair = pair_models.pair() if pair_models.names() else None
     for projection in maps:
         console.print_reports(projection.reports)
-    maps[0], pair = pair_models.with_map(maps[0], name=map_paths[0])
+        console.print_notes(name_notes(pair, projection) if pair else ())
     page.report(
         maps, output, data=json, texts=text, pair=pair, names=[path.name for path in map_paths],
         field=field, progress=console.progress_bar,
