@@ -499,6 +499,25 @@ def test_bits_per_byte(model: Path, new: Path, tmp_path: Path) -> None:
     assert bits_per_byte(real, tokenizer, [text]) == pytest.approx(expected, rel=1e-5)
 
 
+def test_bits_per_byte_of_long_and_empty_texts(small: Path) -> None:
+    """A text ends at the model's last position; the space that is added to a text has no byte."""
+    text = "In 2012 there were 201 of them. " * 20
+    for name in ("small.model", "small-byte-level"):
+        tokenizer = load_tokenizer(small / name)
+        first = next(i for role in ("bos", "eos") for i in tokenizer.table.roles[role])
+        ids, bounds, _ = tokenizer.encode(text)
+        model = tiny_model(tokenizer.vocabulary.vocab_size, seed=0)
+        model.config.max_position_embeddings = 16
+        row = torch.tensor([[first, *ids[:15].tolist()]])
+        logs = model(row).logits.detach()[0, :-1].log_softmax(-1).gather(1, row[0, 1:, None])
+        expected = -float(logs.sum()) / np.log(2) / bounds[15]
+        assert bits_per_byte(model, tokenizer, ["", text]) == pytest.approx(expected, rel=1e-5)
+    bytes_alone = load_tokenizer("bytes")  # without a first token
+    flat = tiny_model(256, seed=0)
+    torch.nn.init.zeros_(flat.lm_head.weight)
+    assert bits_per_byte(flat, bytes_alone, ["", "h", "high"]) == pytest.approx(8)
+
+
 def test_doctor_has_no_finding(model: Path, new: Path, tmp_path: Path) -> None:
     source = shutil.copytree(new, tmp_path / "tokenizer")
     (source / "chat_template.jinja").write_text(CHATML)

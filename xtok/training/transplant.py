@@ -476,15 +476,20 @@ def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> f
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """Return the cross-entropy of texts in bits per byte, for models with different tokenizers.
 
-    Each text follows the bos token, or the eos token if there is no bos token.
+    Each text follows the bos token, or the eos token if there is no bos token. It ends at the
+    model's `max_position_embeddings`.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]
+    longest = getattr(model.config, "max_position_embeddings", None)
     with torch.no_grad(), evaluating([model]):
         for text in texts:
-            ids = torch.tensor([*first, *tokenizer.encode(text).ids.tolist()], device=model.device)
+            encoded, bounds, _ = tokenizer.encode(text)
+            ids = torch.tensor([*first, *encoded.tolist()][:longest], device=model.device)
+            if len(ids) < 2:
+                continue
             logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
             nats = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
             bits += float(nats) / math.log(2)
-            num_bytes += len(text.encode()) - len(b"" if first else tokenizer.table[int(ids[0])])
+            num_bytes += int(bounds[len(ids) - len(first)] - bounds[1 - len(first)])
     return bits / max(num_bytes, 1)
