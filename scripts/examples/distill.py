@@ -120,13 +120,12 @@ def bits_per_byte(
     """Return the student's cross-entropy on texts, in bits per predicted byte."""
     student.eval()
     bits, num_bytes, device = 0.0, 0, next(student.parameters()).device
-    lengths = torch.from_numpy(collate.student.table.lengths).to(device)
     for start in range(0, len(samples), batch_size):
         batch = prepare(collate(samples[start : start + batch_size]), device)
         targets = batch["targets"]
         mean = losses.cross_entropy(logits_of(student, batch, head), targets)
         bits += float(mean * (targets >= 0).sum()) / math.log(2)
-        num_bytes += int(lengths[targets[targets >= 0]].sum())
+        num_bytes += int(collate.target_bytes(0, batch).sum())
     student.train()
     return bits / max(1, num_bytes)
 

@@ -629,6 +629,19 @@ def test_a_teacher_slightly_worse_than_the_student_is_noted(bench: Bench) -> Non
     assert "this teacher will probably cost quality (docs/guides/choosing.md)" in note
 
 
+def test_bits_per_byte_leave_out_the_space_before_a_text(sentencepiece: Tokenizer) -> None:
+    """A model of equal logits needs log2(V) bits for each token."""
+    collate = DistillationCollator(sentencepiece, sentencepiece)
+    width = len(sentencepiece.table)
+    text = "In 2014 there were 201 of them. High water."
+    model = tiny_model(width, seed=0)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    audited = audit([model, copy.deepcopy(model)], prepare(collate([text])), collate)
+    bits = math.log2(width) * len(sentencepiece.encode(text).ids) / len(text)
+    assert f"the teacher {bits:.2f} bits per byte (the student {bits:.2f})" in audited.line
+
+
 SIZES = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None,

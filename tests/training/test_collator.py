@@ -190,6 +190,25 @@ def test_prepare_shifts_targets_and_alignments(collator: DistillationCollator) -
     assert predicted(torch.tensor([[1, 2]]), fill=0).tolist() == [[2, 0]]
 
 
+def test_targets_have_the_bytes_that_they_cover(sentencepiece: Tokenizer) -> None:
+    """SentencePiece writes a space before a text, which is no byte of it."""
+    collate = DistillationCollator(sentencepiece, sentencepiece, eos=True)
+    batch = prepare(collate([{"text": "In 2014 there", "teacher_context": "In "}, "fog"]))
+    [side] = batch["teachers"]
+    names = [sentencepiece.table.name(i) for i in batch["input_ids"][0].tolist()]
+    assert names == ["<s>", " I", "n", " ", "2", "0", "1", "4", " the", "re", "</s>"]
+    text, short = [1, 1, 1, 1, 1, 1, 1, 4, 2, 0, 0], [1, 2, 0]
+    assert collate.target_bytes(0, batch).tolist() == [text, short + [0] * 8]
+    assert collate.target_bytes(1, side).tolist() == [[0, 0, 0, *text], short + [0] * 11]
+    del batch["samples"]
+    assert collate.target_bytes(0, batch)[:, 0].tolist() == [2, 2]
+    cut = DistillationCollator(sentencepiece, [], max_length=3)
+    assert cut.target_bytes(0, prepare(cut(["In 2014 there"]))).tolist() == [[1, 1, 0]]
+    conversation = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "No."}]
+    chats = DistillationCollator(sentencepiece, [], student_template="plain")
+    assert int(chats.target_bytes(0, prepare(chats([conversation]))).sum()) == len("No.")
+
+
 def test_every_kind_of_tokenizer_can_be_pickled(
     byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer
 ) -> None:

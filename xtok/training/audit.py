@@ -119,6 +119,8 @@ def audit(
     tokenizers: list[Any] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
         tokenizers = [collator.student, *collator.teachers]
+        for number, side in enumerate(batches):
+            batches[number] = {**side, "target_bytes": collator.target_bytes(number, side)}
     sides = [*map(_AuditedSide, names, models, batches, tokenizers, heads or [None] * len(names))]
     with rng_restored(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
@@ -174,7 +176,7 @@ class _AuditedSide:
         self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
         if self.tokenizer is not None:
-            self.bytes = int(self.tokenizer.table.lengths[targets.flatten()[positions].cpu()].sum())
+            self.bytes = int(part["target_bytes"].sum())
         return lost[1]
 
     def window(self) -> dict[str, Any]:
@@ -191,7 +193,7 @@ class _AuditedSide:
 
 
 def _part(side: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
-    names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
+    names = "input_ids", "attention_mask", "labels", "targets", "target_bytes", "position_ids"
     return {name: side[name][rows, positions] for name in names if name in side}
 
 
@@ -227,13 +229,12 @@ def _row_findings(
     skipped = "" if "samples" in sides[0].batch else "the batch has no texts"
     is_scored = "realized_logprob" in sides[-1].batch
     for number, (side, template) in enumerate(zip(sides, templates, strict=False)):
-        tokenizer, samples, rows = side.tokenizer, side.batch.get("samples"), None
+        tokenizer, samples = side.tokenizer, side.batch.get("samples")
+        rows = collator.rows_of(number, side.batch)
         assert tokenizer is not None
         both = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:
-            with warnings.catch_warnings(action="ignore"):  # the collator has issued them
-                rows = collator.rows(number, samples.rows)
             report = compare_side(tokenizer, samples.rows, template=template, rows=ids)
             name = tokenizer.vocabulary.model_id
             yield from ((level, f"{name}: {message}") for level, message in report.findings)

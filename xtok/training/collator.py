@@ -35,6 +35,7 @@ from xtok.training.samples import (
     SampleRow,
     align_rows,
     align_targets,
+    covered_bytes,
     parts_of,
     read_sample,
     row_of,
@@ -324,6 +325,30 @@ class DistillationCollator:
                     row = row.after_bos(tokenizer.table).without_prompt()
                 rows.append(row)
         return rows
+
+    def rows_of(self, number: int, side: Mapping[str, Any]) -> list[SampleRow] | None:
+        """Return the uncut rows of a side of a batch, without warnings; None if it has no texts."""
+        if "samples" not in side:
+            return None
+        with warnings.catch_warnings(action="ignore"):  # issued with the batch
+            return self.rows(number, side["samples"].rows)
+
+    def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
+        """Return the bytes of text that each target covers, int64 `[B, T]`, on the CPU.
+
+        Without texts, these are the bytes of the tokens. Their sum is the length for bits per byte.
+
+        Args:
+            number: 0 for the student, n for the nth teacher.
+            side: this side of a batch of `prepare`.
+        """
+        tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
+        sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
+        for sizes_of_row, row in zip(sizes, self.rows_of(number, side) or (), strict=False):
+            covered = covered_bytes(tokenizer, row)[row.kept(self.max_length)][1:]
+            covered = covered[: len(sizes_of_row)]
+            sizes_of_row[: len(covered)] = torch.from_numpy(covered)
+        return sizes.masked_fill(targets < 0, 0)
 
     def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
         end, short = self.max_length, []

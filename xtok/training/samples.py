@@ -18,7 +18,7 @@ from xtok.conversation.files import ChatRecord, read_row, unread_notes
 from xtok.conversation.teacher_side import SideText, for_each_teacher, require_used, teachers_chats
 from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.table import TokenTable
+from xtok.tokenizers.table import TokenTable, TokenType
 from xtok.training.rows import columns_of, flags, read_ids
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -178,6 +178,21 @@ def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
     num_behind = len(row.ids) - row.num_before - len(encoding.ids)
     behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
     return np.concatenate([before, encoding.bounds, behind])
+
+
+def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
+    """Return the bytes of its text that each token of a row covers, int64 `[T]`.
+
+    Control tokens cover 0 bytes. A space that a tokenizer adds before the text does not count.
+    """
+    if row.conversation is not None:
+        sizes = np.diff(row.conversation.bounds)
+    else:
+        shared = np.delete(np.arange(len(row.ids)), row.begin + np.arange(row.num_alone))
+        inner, sizes = tokenizer.encode(row.text or ""), np.zeros(len(row.ids), np.int64)
+        sizes[shared[row.num_before :][: len(inner.ids)]] = np.diff(inner.bounds)
+    sizes[tokenizer.table.types[row.ids] == TokenType.CONTROL] = 0
+    return sizes
 
 
 def align_targets(

@@ -477,6 +477,24 @@ def test_evaluations_log_the_teacher_and_explain_the_loss_once(
     assert capsys.readouterr().err.count("note: eval_loss is the training loss") == 1
 
 
+def test_bits_per_byte_are_those_of_the_text(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """A model of equal logits needs log2(V) bits for each token, and no bits for added spaces."""
+    tokenizers, text = (sentencepiece, byte_level), "In 2014 there were 201 of them."
+    models = [tiny_model(t.vocabulary.vocab_size, seed=0) for t in tokenizers]
+    for parameter in (p for model in models for p in model.parameters()):
+        torch.nn.init.zeros_(parameter)
+    trainer = XTokTrainer(
+        models[0], arguments(tmp_path), Collator(*tokenizers), teachers=models[1], loss="alm",
+        eval_dataset=[{"text": text}],
+    )  # fmt: skip
+    values = trainer.evaluate()
+    bits = [np.log2(len(t.table)) * len(t.encode(text).ids) / len(text) for t in tokenizers]
+    assert values["eval_bits_per_byte"] == pytest.approx(bits[0], rel=1e-5)
+    assert values["eval_teacher_bits_per_byte"] == pytest.approx(bits[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(("loss", "teachers"), [("alm", None), (["alm"], None), ("alm", [None])])
 def test_stored_log_probabilities(
     collator: Collator, tmp_path: Path, loss: Any, teachers: Any

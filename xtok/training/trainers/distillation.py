@@ -16,7 +16,6 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import DistillationCollator
 from xtok.training.heads import (
@@ -173,15 +172,16 @@ class DistillationMixin:
         of_teachers = torch.tensor(weights, dtype=torch.float32, device=count.device)
         chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
         means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
-        numbers = torch.stack([count[0], chunks, count[0]]).float()
         if evaluation is not None:
-            sums, collator = [means * numbers, numbers], self.distillation_collator
-            if isinstance(collator, DistillationCollator):
-                length = _num_bytes(collator.student, batch["targets"]).to(means)
-                sums.append(torch.stack([sums[0][0], length]))
-                sides = zip(collator.teachers, theirs, batch["teachers"], strict=False)
-                sums += [_nats_and_bytes(*side).to(means) for side in sides]
-            evaluation.add(torch.cat(sums) * (num_rows > 0))
+            numbers = torch.stack([count[0], chunks, count[0]]).float()
+            sums = [*torch.stack([means * numbers, numbers], 1)]
+            if isinstance(collator := self.distillation_collator, DistillationCollator):
+                sides = [batch, *batch["teachers"]]
+                own, *sizes = [collator.target_bytes(n, side) for n, side in enumerate(sides)]
+                sums.append(torch.stack([sums[0][0], own.sum().to(means)]))
+                by_teacher = zip(theirs, batch["teachers"], sizes, strict=True)
+                sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
+            evaluation.add(torch.stack(sums) * (num_rows > 0))
         return self._loss_of(*means), outputs
 
     def _loss_of(self, cross_entropy: Tensor, distillation: Tensor, router: Tensor) -> Tensor:
@@ -212,17 +212,15 @@ class DistillationMixin:
             self._evaluation = None
         if evaluation.sums is None:
             return output
-        sums, numbers, lengths = self.accelerator.reduce(evaluation.sums, "sum").split(
-            [3, 3, len(evaluation.sums) - 6]
-        )
+        sums, numbers = self.accelerator.reduce(evaluation.sums, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
-        metrics = {"loss": self._loss_of(*means)}
+        metrics = {"loss": self._loss_of(*means[:3])}
         metrics |= {"cross_entropy": means[0], "distillation": means[1]}
         numbered = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(numbered if len(numbered) > 1 else ["teacher_"])]
-        for name, (nats, num_bytes) in zip(names, lengths.view(-1, 2), strict=False):
+        for name, nats, num_bytes in zip(names, means[3:], numbers[3:], strict=False):
             if num_bytes:
-                metrics[f"{name}bits_per_byte"] = nats / math.log(2) / num_bytes
+                metrics[f"{name}bits_per_byte"] = nats / math.log(2)
         output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
         if not self._explained:
             self._explained = True
@@ -294,7 +292,7 @@ class _EvaluationSums:
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
-        self.sums: Tensor | None = None
+        self.sums: Tensor | None = None  # [terms, 2], of values and of their number
         self._rows_left, self._step = math.inf, 0  # from the start of this process's next batch
         if accelerator.num_processes > 1 and hasattr(dataloader.dataset, "__len__"):
             size = dataloader.total_batch_size
@@ -310,12 +308,14 @@ class _EvaluationSums:
         self.sums = sums if self.sums is None else self.sums + sums
 
 
-def _num_bytes(tokenizer: Tokenizer, targets: Tensor) -> Tensor:
-    return torch.from_numpy(tokenizer.table.lengths)[targets[targets >= 0].cpu()].sum()
+def _nats_and_bytes(logits: AnyLogits | None, side: Any, sizes: Tensor) -> Tensor:
+    """Return a teacher's −log p of its targets, and their number of bytes, float32 `[2]`.
 
-
-def _nats_and_bytes(tokenizer: Tokenizer, logits: AnyLogits | None, side: Any) -> Tensor:
-    """Return a teacher's −log p of its targets, and their number of bytes, float32 `[2]`."""
+    Args:
+        logits: the teacher's, or None for stored log-probabilities, which some targets can lack.
+        side: the teacher's part of the batch.
+        sizes: the bytes of each target, `[B, T]`, on the CPU.
+    """
     targets = side["targets"]
     if logits is not None:
         nats = cross_entropy(logits, targets) * (targets >= 0).sum()
@@ -323,7 +323,7 @@ def _nats_and_bytes(tokenizer: Tokenizer, logits: AnyLogits | None, side: Any) -
         logprobs = side.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
         targets = targets.masked_fill(logprobs.to(targets.device).isnan(), -1)
         nats = -logprobs[targets >= 0].sum()
-    return torch.stack([nats.cpu().float(), _num_bytes(tokenizer, targets).float()])
+    return torch.stack([nats.cpu().float(), sizes[targets.cpu() >= 0].sum().float()])
 
 
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
