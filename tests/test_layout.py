@@ -179,15 +179,32 @@ def test_outside_input_passes_the_readers() -> None:
         for node in nodes(path):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
+    "_lib/io.py: read_bytes": "the record of a folder that xtok wrote",
             name, owner = node.func.attr, ast.unparse(node.func.value)
             if owner == "json" and name in ("load", "loads"):
+    "building/embeddings/sources.py: open": "a digest",
+    "building/embeddings/sources.py: read_bytes": "a digest",
+    "cli/page/__init__.py: read_bytes": "a file that xtok wrote next to a page",
                 name = f"json.{name}"
             elif name not in ("to_pylist", "read_text"):
                 continue
             calls.add(f"{path.relative_to(PACKAGE).as_posix()}: {name}")
+    "conversation/texts.py: open": "the reader of text",
+    "maps/opening.py: open": "the reader of maps",
+    "teachers/formats/caches.py: open": "the beginning of a cache, to recognize its format",
     assert calls == OWN_INPUT.keys()
+    "teachers/parts.py: open": "parts that xtok wrote, sealed with a digest",
+    "teachers/project.py: read_bytes": "an output that xtok wrote",
 
 
+    "tokenizers/_sentencepiece.py: read_bytes": "the library `sentencepiece` parses it",
+    "tokenizers/_tekken.py: read_bytes": "the reader of Tekken files",
+    "tokenizers/_tiktoken.py: read_bytes": "the reader of tiktoken files",
+    "tokenizers/checkpoint.py: open": "the reader of checkpoints",
+    "tokenizers/hf_folder.py: read_bytes": "the library `tokenizers` parses it",
+    "tokenizers/hub.py: read_bytes": "a model's JSON, without the byte order mark, as Transformers",
+    "tokenizers/loading.py: open": "the beginning of a file, to recognize its format",
+    "tokenizers/loading.py: read_bytes": "names of tokens, to compare them with AutoTokenizer's",
 def test_messages_contain_no_options_of_xtok_without_their_command() -> None:
     """A message of the library names the parameter; help texts of `config.py` name options."""
     reference = (ROOT / "docs" / "guides" / "cli.md").read_text(encoding="utf-8")
