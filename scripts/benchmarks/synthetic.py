@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Row, documents, tokenizer
 from xtok.building.counting import synthetic
-from xtok.building.counting.synthetic import TextKind, kind_of
+from xtok.building.counting.synthetic import TextKind, text_kind
 from xtok.tokenizers import Tokenizer
 
 NAMES = ("llama3", "mistral-v3", "deepseek-v3", "qwen", "claude-2", "tekken")
@@ -51,7 +51,7 @@ def constants(options: Namespace) -> Iterator[Row]:
 
 def kinds(side: Tokenizer) -> NDArray[np.int64]:
     """Return the kind of each token, `NONE` for tokens that are not valid text."""
-    of_token = [kind_of(token) for token in side.table.tokens()]
+    of_token = [text_kind(token) for token in side.table.tokens()]
     return np.array([NONE if kind is None else kind for kind in of_token])
 
 

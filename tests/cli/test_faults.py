@@ -139,7 +139,7 @@ def test_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Between the check and the write it is made again; while the file is written, it is not."""
     folder = tmp_path / "maps"
     folder.mkdir()
-    mapfile.check_output(folder / "map.safetensors")
+    mapfile.check_map_output(folder / "map.safetensors")
     shutil.rmtree(folder)
     TINY.save(folder / "map.safetensors")
     assert os.listdir(folder) == ["map.safetensors"]

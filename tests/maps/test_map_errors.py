@@ -15,7 +15,7 @@ from safetensors.torch import save as safetensors
 import xtok
 from xtok import ProjectionMap, SpellingMap
 from xtok.maps.events import EventMap
-from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
+from xtok.maps.file import check_map_output, check_reverse, to_nemo, to_safetensors
 
 
 def tables(name: str) -> str:
@@ -155,13 +155,13 @@ ERRORS: Errors = {
     ],
     "name it map.safetensors, or map.txt/ if that is a folder": [
         (
-            lambda: check_output("map.txt", or_folder=True),
+            lambda: check_map_output("map.txt", or_folder=True),
             "the output map.txt does not end in .safetensors or .pt",
         ),
     ],
     "name it Llama-3.2.safetensors, or Llama-3.2/ if that is a folder": [
         (
-            lambda: check_output("Llama-3.2", or_folder=True),
+            lambda: check_map_output("Llama-3.2", or_folder=True),
             "the output Llama-3.2 does not end in .safetensors or .pt",
         ),
     ],
@@ -169,16 +169,19 @@ ERRORS: Errors = {
         (lambda: TINY.save("folder/"), "the output folder/ does not end in .safetensors or .pt"),
     ],
     "name a file": [
-        (lambda: check_output("-"), "the output - is a stream, not a file"),
+        (lambda: check_map_output("-"), "the output - is a stream, not a file"),
     ],
     "give a path in a folder": [
         (
-            lambda: check_output(f"{file('a-file')}/no/map.pt"),
+            lambda: check_map_output(f"{file('a-file')}/no/map.pt"),
             "the folder of the output, a-file, is a file",
         ),
     ],
     "name a file in it": [
-        (lambda: check_output(create("folder.pt", os.mkdir)), "the output folder.pt is a folder"),
+        (
+            lambda: check_map_output(create("folder.pt", os.mkdir)),
+            "the output folder.pt is a folder",
+        ),
     ],
     "delete it, or give another path": [
         (

@@ -208,7 +208,7 @@ def get_map(
     target = request.cache_path() if path is None else Path(path)
     existing, _ = (None, None) if rebuild else request.find(target)
     if existing is None:
-        mapfile.check_output(target, request.kind.SUFFIXES)
+        mapfile.check_map_output(target, request.kind.SUFFIXES)
         if rebuild:
             return _saved(request.make(), target, strict)
         with locked(target, timeout=timeout, note=note):

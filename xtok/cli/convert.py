@@ -32,7 +32,7 @@ def convert(
 
     Example: xtok convert map.safetensors map.pt
     """
-    from xtok.maps.file import SUFFIXES, check_output
+    from xtok.maps.file import SUFFIXES, check_map_output
     from xtok.maps.opening import is_on_hub
 
     if output is not None and target is not None and not target.endswith(SUFFIXES):
@@ -43,7 +43,7 @@ def convert(
         raise typer.BadParameter(f"give an output: xtok convert {map_path} {other}")
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
-    path = check_output(target or output or "")
+    path = check_map_output(target or output or "")
     any_map, _ = models.with_map(map_options.load_any(map_path, normalize=normalize))
     xtok.convert(any_map, path)
     print_map(any_map, path, json=json)

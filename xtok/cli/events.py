@@ -17,7 +17,7 @@ from xtok.cli.options import (
 )
 from xtok.config import EventLoss
 from xtok.maps import names
-from xtok.maps.file import check_output, check_reverse
+from xtok.maps.file import check_map_output, check_reverse
 
 
 @command
@@ -53,7 +53,7 @@ def events(
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
     if not (skip_existing and path.is_file()):  # an existing map stays
         of_file = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
-        check_output(path, of_file.SUFFIXES, or_folder=True)
+        check_map_output(path, of_file.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)

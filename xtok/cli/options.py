@@ -301,7 +301,7 @@ def output_path(output: str | None, name: str, beside: Path | None = None) -> Pa
     if output is None:
         return Path(name) if beside is None or not beside.is_file() else beside.with_name(name)
     path = Path(output)
-    if output == "-":  # stdout, which `check_output` rejects
+    if output == "-":  # stdout, which `check_map_output` rejects
         return path
     is_folder = path.is_dir() or output.endswith(("/", os.sep))
     return path / name if is_folder or not (path.suffix or path.exists()) else path
@@ -323,7 +323,7 @@ class Output(Config):
 
     def check(self) -> None:
         """Check early that the map can be written."""
-        mapfile.check_output(self.path("map.safetensors"), or_folder=True)
+        mapfile.check_map_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
         """Write the map to the output, or under this name; report and return the path."""

@@ -34,7 +34,7 @@ def convert(
         pair: the models; they provide missing tokens.
         options: as for `ProjectionMap.load`, only for a path.
     """
-    target = mapfile.check_output(output)
+    target = mapfile.check_map_output(output)
     if isinstance(any_map, AnyMap):
         if options:
             raise TypeError(f"{', '.join(options)}: supported only with the path of a file")

@@ -96,8 +96,8 @@ class StoredMap:
             OutputError: if a file cannot be written, or another file has the name of the second.
             ValueError: if the map breaks an invariant.
         """
-        target = check_output(path, self.SUFFIXES)  # follows a link, so before `files`
-        targets = [check_output(file, self.SUFFIXES) for file in self.files(target)]
+        target = check_map_output(path, self.SUFFIXES)  # follows a link, so before `files`
+        targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = zip(targets, self._bytes_of_files(targets[0]), strict=True)
         io.write_all({target: [data] for target, data in contents})
@@ -214,7 +214,7 @@ class StoredMap:
 # Writing
 
 
-def check_output(
+def check_map_output(
     path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES, *, or_folder: bool = False
 ) -> Path:
     """Check that a map can be written to a path, before any work; see `io.check_output`."""
@@ -255,9 +255,9 @@ def to_safetensors(any_map: StoredMap) -> bytes:
 
 
 def to_nemo(projection: ProjectionMap) -> bytes:
-    """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
+    """Return the bytes of the map's `.pt` file; see `nemo.pt_bytes`."""
     sides = projection.student, projection.teacher
-    return nemo.to_nemo(*pack(projection), *sides, projection.top_k)
+    return nemo.pt_bytes(*pack(projection), *sides, projection.top_k)
 
 
 def sha256(any_map: StoredMap) -> str:

@@ -33,7 +33,7 @@ _LOWERED = "lowered_rows"
 # Writing
 
 
-def to_nemo(
+def pt_bytes(
     tensors: Tensors, metadata: str, student: Vocabulary, teacher: Vocabulary, top_k: int
 ) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.

@@ -54,7 +54,7 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
-    with connected(cluster.address) as ray, progress("projecting", job.size) as advance:
+    with ray_connection(cluster.address) as ray, progress("projecting", job.size) as advance:
         # Ray retries only after the loss of a node or process. User errors are return values.
         task = task_for(job.recipe["version"], job.recipe["libraries"])
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
@@ -105,7 +105,7 @@ def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[Any]:
+def ray_connection(address: str | None) -> Iterator[Any]:
     """Connect to a Ray cluster, unless this process is already connected, and yield `ray`.
 
     Raises:

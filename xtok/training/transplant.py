@@ -20,7 +20,7 @@ from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.progress import Progress, silent
 from xtok.building.embeddings.input_layer import choose_layer
-from xtok.building.embeddings.sources import require_rows
+from xtok.building.embeddings.sources import require_embedding_rows
 from xtok.config import SHRINK
 from xtok.errors import EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
@@ -265,7 +265,7 @@ def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
     headers = {path: read_header(path) for path in paths}
     shapes = {t: about["shape"] for header in headers.values() for t, about in header.items()}
     num_rows = shapes[layer][0]
-    require_rows(old, num_rows, layer)
+    require_embedding_rows(old, num_rows, layer)
 
     def has_rows(tensor: str) -> bool:
         """Whether a tensor has a row for each token; by its shape if the class does not have it."""

@@ -21,7 +21,7 @@ from xtok.alignment.sequences import FlatIds
 from xtok.building.counted import synthetic_map
 from xtok.building.counting import synthetic
 from xtok.building.counting.encode import TextEncoder
-from xtok.building.counting.synthetic import TextKind, kind_of, synthetic_edges
+from xtok.building.counting.synthetic import TextKind, synthetic_edges, text_kind
 from xtok.building.exact import find_matches
 from xtok.config import BuildConfig, Target
 from xtok.maps.edges import Edges
@@ -56,7 +56,7 @@ def rows(edges: Edges) -> dict[int, dict[int, float]]:
     ],
 )
 def test_kinds(token: bytes, kind: TextKind | None) -> None:
-    assert kind_of(token) == kind
+    assert text_kind(token) == kind
 
 
 def test_the_same_texts_are_drawn_each_time(pair: Pair) -> None:

@@ -404,7 +404,7 @@ _JAPANESE, _KANA, _HAN, _OTHERS = range(len(TextKind), len(TextKind) + 4)
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
-def kind_of(token: bytes) -> TextKind | None:
+def text_kind(token: bytes) -> TextKind | None:
     """Return the kind of a token; None if it is not valid text."""
     text = token.decode("utf-8", "ignore")
     if not text or text.encode() != token:
@@ -427,7 +427,7 @@ def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDAr
     normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
     for token in compress(table.tokens(), normal):
         is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
-        if is_drawn and (kind := kind_of(token)) in of_kind:
+        if is_drawn and (kind := text_kind(token)) in of_kind:
             of_kind[kind].append(token)
     return [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
 

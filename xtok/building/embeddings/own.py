@@ -11,7 +11,7 @@ from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.input_layer import input_layer
 from xtok.building.embeddings.similarity import Vectors
-from xtok.building.embeddings.sources import require_finite, require_rows
+from xtok.building.embeddings.sources import require_embedding_rows, require_finite
 from xtok.errors import EmbeddingError
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.checkpoint import checkpoint_of
@@ -92,7 +92,7 @@ def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
             parameter="embedding_model",
         )
     name, matrix = input_layer(model)
-    require_rows(tokenizer, len(matrix), name)
+    require_embedding_rows(tokenizer, len(matrix), name)
     vectors: Vectors = matrix[ids]
     require_finite(vectors, ids, tokenizer.table, model_id)
     return vectors

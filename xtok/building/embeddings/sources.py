@@ -160,7 +160,7 @@ class InputLayer:
         """Segment the texts as within a longer text, and average their pieces' rows."""
         at = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
-        require_rows(tokenizer, len(self._matrix), self._name)
+        require_embedding_rows(tokenizer, len(self._matrix), self._name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:
             for start in range(0, len(texts), 8192):
@@ -177,7 +177,7 @@ class InputLayer:
         return result
 
 
-def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
+def require_embedding_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
     """Raise an `EmbeddingError` if a layer has fewer rows than the tokenizer has ids."""
     needed = tokenizer.vocabulary.tokenizer_vocab_size or 0
     if num_rows < needed:

@@ -52,7 +52,7 @@ class ServerReport:
         return any(finding.is_fatal for finding in self.findings)
 
 
-async def checked(url: str, teacher: Tokenizer, api_key: str | None) -> ServerReport:
+async def server_report(url: str, teacher: Tokenizer, api_key: str | None) -> ServerReport:
     """Implement `check_server`."""
     async with aclosing(TeacherServer(url, teacher, api_key=api_key)) as server:
         try:

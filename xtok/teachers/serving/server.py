@@ -55,7 +55,7 @@ _BACKLOG = 2048
 Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
     "/v1/completions": dialects.completions,
-    "/generate": dialects.generate,
+    "/generate": dialects.sglang_generate,
     "/inference/v1/generate": dialects.inference,
 }
 
@@ -345,7 +345,7 @@ def bound(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def run(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
     """Serve until SIGTERM or Ctrl-C; requests in progress then have `STOP_SECONDS` to finish.
 
     A second signal ends the process at once.

@@ -57,7 +57,7 @@ def serve(
     """
     with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
-        from xtok.teachers.serving.server import Proxy, bound, run
+        from xtok.teachers.serving.server import Proxy, bound, run_proxy
         from xtok.teachers.serving.teacher import TeacherServer
     config = ServeConfig.or_default(config)
     _check_teacher_system(config, pair.tokenizers[1])
@@ -85,7 +85,7 @@ def serve(
                 f"{pair.student.model_id}"
             )
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            await run(proxy, listening, lambda: on_ready(url))
+            await run_proxy(proxy, listening, lambda: on_ready(url))
 
     with bound(config.host, config.port) as listening:
         asyncio.run(answer(listening))
@@ -109,8 +109,8 @@ def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) ->
             missing.
     """
     with _needed_packages():
-        from xtok.teachers.serving.check import checked
-    return asyncio.run(checked(url, teacher, _key(api_key, "teacher_api_key")))
+        from xtok.teachers.serving.check import server_report
+    return asyncio.run(server_report(url, teacher, _key(api_key, "teacher_api_key")))
 
 
 @contextmanager
