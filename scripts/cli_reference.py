@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -100,11 +101,11 @@ def stated_once(text: str) -> str:
     return head + shared + "".join(LIST.sub(shortened, command) for command in commands)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write the reference, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description="Write docs/guides/cli.md from the help texts.")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is stale")
-    check = parser.parse_args().check
+    check = parser.parse_args(argv).check
     text = render()
     if not check:
         REFERENCE.write_text(text, encoding="utf-8", newline="\n")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import resource
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +136,42 @@ def on_a_full_disk(forks: Forks, size: int, args: list[str], folder: Path) -> Do
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
     code += "from xtok.__main__ import program; program()"
     return forks.run(["-c", code, *args], folder, program="python")
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Limit the size of files that this process writes, which fails like a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let this thread, and threads that it starts, use a single core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def folder_of_nobody(mode: int) -> Iterator[Path]:
+    """A folder with this mode, in which this process is not root until the end."""
+    folder, user = Path(tempfile.mkdtemp(prefix="xtok-")), os.geteuid()
+    folder.chmod(mode)
+    os.seteuid(user or 65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
 
 
 def mutant(data: bytes, chance: random.Random) -> bytes:

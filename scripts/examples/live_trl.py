@@ -53,7 +53,7 @@ program()
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train a student, unless only the report is asked for, and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -73,7 +73,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--autocast", action="store_true", help="bfloat16, where the processor has it")
     add("--report", action="store_true", help="only show the results so far")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if not args.report:
         args.work.mkdir(parents=True, exist_ok=True)
         with served(args) as (url, teacher_url):

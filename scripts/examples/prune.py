@@ -10,13 +10,14 @@ a uniform distribution, and can be healed in a few hundred steps.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 KEPT = (0, 1, 2, 5, 9, 13, 17, 21, 25, 29)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Load, cut, and save with the tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("model", help="folder or repo id")
     parser.add_argument("output", type=Path, help="folder of the cut model")
     parser.add_argument("--layers", type=int, nargs="+", default=KEPT, help="default: %(default)s")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     layers = model.model.layers
     if not all(0 <= number < len(layers) for number in args.layers):

@@ -198,7 +198,7 @@ def run_of(setting: str, row: Row, seed: int, rate: float) -> Run:
     return Run(setting, *row[:4], seed, rate, *row[4:])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train the missing runs, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
@@ -224,7 +224,7 @@ def main() -> None:
     add("--plot", type=Path, help="plot runs over seconds into this .png or .svg file")
     note = "reference loss and artefact of the gains"
     add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=note)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     models = {
         (of.student, of.teacher, of.own_teacher) for of in map(SETTINGS.__getitem__, args.settings)
     }

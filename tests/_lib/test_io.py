@@ -11,6 +11,7 @@ from pathlib import Path
 from stat import S_IMODE
 
 import pytest
+from checks import folder_of_nobody
 
 from xtok._lib.io import (
     cache_folder,
@@ -57,23 +58,20 @@ def test_an_output_keeps_its_owner(tmp_path: Path) -> None:
 @root
 @pytest.mark.parametrize("owner", [(1234, 0), (65534, 5678)])
 def test_an_output_whose_owner_cannot_be_kept_is_refused(
-    owner: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: tuple[int, int],
 ) -> None:
     """Before any work, and where it changes meanwhile, when it is written."""
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"before")
-    os.chown(path, *owner)
-
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    monkeypatch.setattr(os, "chown", refused)
-    with pytest.raises(OutputError, match="another user"):
-        check_output(path, [".txt"])
-    with pytest.raises(OutputError, match="Operation not permitted"):
-        write(path, [b"after"])
-    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"before", ["a.txt"])
+    with folder_of_nobody(0o777) as folder:
+        path = folder / "a.txt"
+        os.seteuid(0)
+        path.write_bytes(b"before")
+        os.chown(path, *owner)
+        os.seteuid(65534)
+        with pytest.raises(OutputError, match="another user"):
+            check_output(path, [".txt"])
+        with pytest.raises(OutputError, match="Operation not permitted"):
+            write(path, [b"after"])
+        assert (path.read_bytes(), os.listdir(folder)) == (b"before", ["a.txt"])
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

@@ -439,19 +439,12 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     assert [*map(sha256, made)] == [*map(sha256, built)]
 
 
-@pytest.mark.parametrize("folder", ["/proc/nowhere", "file", "full"])
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "file"])
 def test_a_cache_that_cannot_be_written_is_named(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No output was given, so the error names the cache folder and its environment variable."""
-    if folder == "full":
-
-        def full(*_: Any, **__: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "mkdir", full)
-    elif folder == "file":
-        (tmp_path / folder).touch()
+    (tmp_path / "file").touch()
     cache = tmp_path / folder
     monkeypatch.setenv("XTOK_CACHE_DIR", str(cache))
     with pytest.raises(OutputError, match=f"cache folder {cache}") as caught:

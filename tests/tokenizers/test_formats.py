@@ -405,15 +405,26 @@ def test_null() -> None:
 # Bad input
 
 
-def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
+SLOW = """
+from transformers import PreTrainedTokenizer
 
-    class Slow:
-        is_fast = False
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Slow())
-    # With trust, Transformers reads every folder.
-    message = not_loaded(small / "small-byte-level", trust_remote_code=True)
+class Slow(PreTrainedTokenizer):
+    vocab_size = 1
+
+    def get_vocab(self):
+        return {"a": 0}
+
+    def _convert_token_to_id(self, token):
+        return 0
+"""
+
+
+def test_a_slow_tokenizer_is_an_error(small: Path, tmp_path: Path) -> None:
+    config = {"auto_map": {"AutoTokenizer": ["tokenization.Slow", None]}, "tokenizer_class": "Slow"}
+    folder = copied(small / "small-byte-level", tmp_path / "slow", tokenizer_config=config)
+    (folder / "tokenization.py").write_text(SLOW)
+    message = not_loaded(folder, trust_remote_code=True)
     assert "loads as Slow, a slow tokenizer" in message
 
 

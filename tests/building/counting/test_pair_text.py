@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 import pytest
 import small_tokenizers
-from checks import known
+from checks import known, one_core
 from command_lines import write_documents
 from make_tokenizers import token
 from pyarrow import parquet
@@ -25,7 +25,6 @@ from pyarrow import parquet
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
-from xtok.building.counting import encode
 from xtok.building.counting.pair_text import CountPlan, PairText, TextTotals
 from xtok.config import Target
 from xtok.conversation import texts
@@ -185,11 +184,10 @@ def test_counts_do_not_depend_on_batches_threads_or_compression(
 ) -> None:
     wanted = CountPlan(target=target, hold_out=True)
     before = set(threading.enumerate())
-    monkeypatch.setattr(encode, "available_cores", lambda: 1)
-    once = PairText.read(pair, corpus, wanted)
+    with one_core():
+        once = PairText.read(pair, corpus, wanted)
     assert once.totals.documents == 120
     assert once.totals.held_out > 0
-    monkeypatch.setattr(encode, "available_cores", lambda: 3)
     assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
     assert set(threading.enumerate()) <= before
     packed, in_groups = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"

@@ -837,13 +837,11 @@ def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
 def test_a_teacher_that_disappears_during_its_check(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(*_: Any) -> str:
-        raise httpx.ConnectError("gone")
-
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
-        monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
-        monkeypatch.setattr(TeacherServer, "difference", away)
-        assert refused(post(url, [5, 6, 7]), 502).endswith("ConnectError: gone")
+    with ExitStack() as stack:
+        with running(model.app) as teacher_url:
+            url = stack.enter_context(proxied(pair, teacher_url))
+            monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
+        assert "ConnectError: " in refused(post(url, [5, 6, 7]), 502)
 
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
