@@ -186,7 +186,7 @@ OWN_INPUT = {
     "building/embeddings/sources.py: read_bytes": "a digest",
     "cli/page/__init__.py: read_bytes": "a file that xtok wrote next to a page",
     "cli/help.py: read_text": "source code of xtok",
-    "cli/page/__init__.py: read_text": "files of xtok",
+    "cli/page/page.py: read_text": "files of xtok",
     "conversation/formats/__init__.py: read_text": "templates of xtok",
     "conversation/reading.py: json.loads": "variables that the calling function wrote",
     "conversation/texts.py: open": "the reader of text",

@@ -23,7 +23,7 @@ from .building.exact import reapply_exact as reapply_exact
 from .building.multitoken import multitoken as multitoken
 from .building.sort_cut import sort_cut as sort_cut
 from .building.spellings import spellings as spellings
-from .cli.page import report as report
+from .cli.page.page import report as report
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
 from .config import InspectConfig as InspectConfig

@@ -24,7 +24,8 @@ from page_columns import unpack, unpack_map, unpack_weights
 
 import xtok
 from xtok.cli.console import to_json
-from xtok.cli.page import pictures, render
+from xtok.cli.page import pictures
+from xtok.cli.page.page import render
 from xtok.cli.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError

@@ -51,7 +51,7 @@ def report(
         raise typer.BadParameter("give one map, or two of one pair")
     if text or pair_models.names():
         pair_models.both()
-    from xtok.cli import page
+    from xtok.cli.page import page
 
     page.check_page(output, json)
     check_texts(text, field)
