@@ -466,5 +466,6 @@ def _bits_findings(
         yield (
             "warning" if theirs > FAR_BEHIND * ours else "note",
             f"{name} needs {theirs:.2f} bits per byte, and the student only {ours:.2f}: this "
-            "teacher will probably cost quality (docs/guides/choosing.md)",
+            "teacher will probably cost quality; train on text alone, or with a teacher that "
+            "predicts this text better",
         )
