@@ -143,5 +143,6 @@ def test_a_table_of_the_draft_is_a_map(library_tokenizers: tuple[Any, Any], tmp_
     ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in library_tokenizers]
     aligned = loaded.align(*ids)
     assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
-    with pytest.raises(XtokError, match="swapped"):
+    with pytest.raises(XtokError, match="swapped") as error:
         TokenAligner(*library_tokenizers[::-1], str(path))
+    assert error.value.hint == 'write it again: xtok.spellings(student, teacher).save("NAME.pt")'

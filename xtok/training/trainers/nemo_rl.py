@@ -44,7 +44,7 @@ class NemoTokenAligner(aligner.TokenAligner):
         elif digests and digests != [table.sha256() for table in both.tables]:
             raise XtokError(
                 f"the table {path} belongs to other tokenizers, or the sides are swapped",
-                hint="write it again: xtok events STUDENT TEACHER --for csd -o NAME.pt",
+                hint='write it again: xtok.spellings(student, teacher).save("NAME.pt")',
             )
         super().__init__(both, max_comb_len)
 
