@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xtok import ProjectionModule, XtokError
 from xtok.maps.projection_map import RowKind
-from xtok.training.sparse import project as project_by_column
+from xtok.training.sparse import project_sparse
 
 SLOTTED = replace(GOOD, scale_slot=SLOT)
 W = torch.tensor(
@@ -53,7 +53,7 @@ def test_gradients() -> None:
     weights = p.weights.double().requires_grad_()
 
     def project(probs: Tensor, weights: Tensor) -> Tensor:
-        flat = project_by_column(probs.flatten(0, 1), p.student_ids, p.offsets[:-1], weights)
+        flat = project_sparse(probs.flatten(0, 1), p.student_ids, p.offsets[:-1], weights)
         return flat.view(2, 3, -1)
 
     assert torch.autograd.gradcheck(project, (probs, weights))

@@ -362,7 +362,7 @@ class DistillationCollator:
             warnings.warn(f"{note}: {listed(short)}", stacklevel=4)
 
 
-def first_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
+def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     """Return the first rows of a collator's batch, before `prepare`."""
     part: dict[str, Any] = changed(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):

@@ -184,7 +184,7 @@ def find_heads(
     heads: list[Head | None] = [None] * len(models)
     notes, in_blocks = list[str](), list[str]()
     for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
-        require_rows(model, side, number)
+        require_id_rows(model, side, number)
         if model is None or wanted is False:
             continue
         result: Head | str = "its loss requires whole distributions"
@@ -202,7 +202,7 @@ def find_heads(
     return heads, notes
 
 
-def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
+def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     """Check that a model has an embedding for each id; otherwise, a GPU ends the process.
 
     Raises:

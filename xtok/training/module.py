@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from xtok._lib.ragged import offsets_of
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.sparse import check_width, project, work_dtype
+from xtok.training.sparse import check_width, project_sparse, work_dtype
 
 
 class ProjectionModule(nn.Module):
@@ -111,7 +111,7 @@ class ProjectionModule(nn.Module):
         check_width("student", student_probs.shape[-1], self.shape[0])
         flat = student_probs.reshape(-1, student_probs.shape[-1]).to(work_dtype(student_probs))
         weights = self.entry_weights().to(flat.dtype)
-        projected = project(flat, self.student_ids, self.offsets[:-1], weights)
+        projected = project_sparse(flat, self.student_ids, self.offsets[:-1], weights)
         return projected.reshape(*student_probs.shape[:-1], self.shape[1])
 
     def to_map(self) -> ProjectionMap:

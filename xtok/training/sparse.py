@@ -18,7 +18,7 @@ CACHED_BLOCK_NUMBERS = 2**22
 """The same for comparisons on a CPU, which are fastest in the cache."""
 
 
-def project(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+def project_sparse(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
     """Multiply probabilities by a sparse map stored by column, with both gradients.
 
     out[b, j] = Σ_i probs[b, student_ids[i]] · weights[i], over the entries i of column j

@@ -20,7 +20,7 @@ from xtok.training.losses.config import PKLConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities, top_columns
 from xtok.training.losses.one_pass import LogitBlock, Plan
 from xtok.training.module import ProjectionModule
-from xtok.training.sparse import project, ranges
+from xtok.training.sparse import project_sparse, ranges
 
 
 def p_kl(
@@ -77,7 +77,7 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
         log_r = inside.theirs.means(log_probabilities(logits, temperature))
         with torch.enable_grad():
             means = inside.ours.means(p_used).requires_grad_()
-            projected = project(means, rows, starts, of_entries)
+            projected = project_sparse(means, rows, starts, of_entries)
             lost = _divergence(projected, log_r, reverse=config.reverse_kl)
             inputs = [means] if to_weights is None else [means, of_entries]
             to_means, *to_entries = torch.autograd.grad(lost, inputs)

@@ -23,7 +23,7 @@ from xtok.training.heads import (
     evaluating,
     find_heads,
     logits_of,
-    require_rows,
+    require_id_rows,
     rng_restored,
     router_loss,
     run,
@@ -259,7 +259,7 @@ class DistillationMixin:
         """Check the ids of each batch; on the first, find the heads and audit it."""
         sides = [batch, *batch["teachers"]]
         for number, (model, side) in enumerate(zip(models, sides, strict=True)):
-            require_rows(model, side, number)
+            require_id_rows(model, side, number)
         if self._headed is not models[0]:  # an evaluation has the model without its wrapper
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)

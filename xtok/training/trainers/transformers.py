@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from xtok.errors import XtokError
-from xtok.training.collator import DistillationCollator, first_rows, prepare
+from xtok.training.collator import DistillationCollator, prepare, slice_rows
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
@@ -100,7 +100,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
         if "totals" in inputs:
             return inputs
-        batch = inputs if num_rows is None else first_rows(inputs, num_rows)
+        batch = inputs if num_rows is None else slice_rows(inputs, num_rows)
         if not self.teachers:
             if any("realized_logprob" in side for side in batch["teachers"]):
                 raise XtokError(
