@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
-from xtok.maps.opening import Tensors, require_valid
+from xtok.maps.opening import Tensors
 from xtok.maps.packing import Header
-from xtok.maps.records import require
+from xtok.maps.records import require, require_valid
 from xtok.tokenizers.table import SIDES
 
 

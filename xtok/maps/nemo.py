@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from xtok.errors import OutputError
 from xtok.maps.edges import SUM_TOLERANCE, Edges, ranks, repaired, row_starts, slot_entries
-from xtok.maps.opening import Tensors, own_tensors, require_valid, strided, torch_bytes
-from xtok.maps.records import InvariantError, RowKind
+from xtok.maps.opening import Tensors, own_tensors, strided, torch_bytes
+from xtok.maps.records import InvariantError, RowKind, require_valid
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 

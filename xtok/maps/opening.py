@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED, MAP_HINT, MapFileError, damage_of
-from xtok.maps.records import InvariantError
+from xtok.maps.records import InvariantError, require_valid
 
 if TYPE_CHECKING:
     import torch
@@ -169,12 +169,6 @@ def load_pt(path: Path, source: Path) -> Any:
 
 
 # The tensors of a `.pt` file, checked and converted; errors are a `ValueError`
-
-
-def require_valid(holds: object, description: str) -> None:
-    """Raise a `ValueError` with the description unless the condition holds."""
-    if not holds:
-        raise ValueError(f"{description} is not valid")
 
 
 def torch_bytes(contents: Mapping[str, Any]) -> bytes:

@@ -24,9 +24,9 @@ from xtok.maps.edges import (
     slot_entries,
 )
 from xtok.maps.file import FileContents, StoredMap, to_nemo
-from xtok.maps.opening import Tensors, require_valid
+from xtok.maps.opening import Tensors
 from xtok.maps.packing import Header, unpack
-from xtok.maps.records import InvariantError, Recipe, history_step, require
+from xtok.maps.records import InvariantError, Recipe, history_step, require, require_valid
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary

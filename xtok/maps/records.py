@@ -69,6 +69,11 @@ def require(holds: object, message: str) -> None:
         raise ValueError(message)
 
 
+def require_valid(holds: object, part: str) -> None:
+    """Raise a `ValueError` unless the condition holds: the part of a file is not valid."""
+    require(holds, f"{part} is not valid")
+
+
 def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
     """Return the history entry of a stage; it records the version of xtok."""
     return {"stage": stage, "options": options, **details, "xtok_version": __version__}
