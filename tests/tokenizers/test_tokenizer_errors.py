@@ -241,8 +241,8 @@ ERRORS: Errors = {
     ],
     "fix or delete it": [
         (
-            lambda: load_tokenizer(folder("generation_config", "[1]")),
-            "model/generation_config.json is not a generation config",
+            lambda: load_tokenizer(folder("generation_config", '{"eos_token_id": true}')),
+            "model/generation_config.json: eos_token_id is True, expected token ids",
         ),
     ],
     "review the code, then allow it with trust_remote_code=; or give the path of its "

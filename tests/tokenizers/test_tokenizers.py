@@ -375,10 +375,14 @@ def test_a_folder_whose_name_is_not_utf_8(copy: Copy, tmp_path: Path) -> None:
 
 def test_a_damaged_generation_config(copy: Copy) -> None:
     folder = copy()
-    eos = [f'{{"eos_token_id": {eos}}}' for eos in ("2.5", "[[1]]", '"</s>"')]
-    for text in (*eos, "[1]", "[" * 100_000):
-        (folder / "generation_config.json").write_text(text)
-        assert "is not a generation config" in not_loaded(folder)
+    path = folder / "generation_config.json"
+    for eos in ("2.5", "[[1]]", '"</s>"', "true", "[2, false]"):
+        path.write_text(f'{{"eos_token_id": {eos}}}')
+        shown = json.loads(eos)
+        assert not_loaded(folder) == f"{path}: eos_token_id is {shown!r}, expected token ids"
+    for text in ("[1]", "[" * 100_000):
+        path.write_text(text)
+        assert not_loaded(folder).startswith(f"{path} is not a JSON object")
 
 
 def test_a_byte_level_folder_without_a_pre_tokenizer(copy: Copy) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,13 +186,13 @@ def json_flag(entry: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def eos_ids(files: ModelFiles) -> list[int]:
     """Return the eos ids of a model's generation config."""
-    eos: Any = "unknown"
-    with suppress(TokenizerError):
-        eos = files.json(GENERATION_CONFIG).get("eos_token_id")
+    eos: Any = files.json(GENERATION_CONFIG).get("eos_token_id")
     ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(isinstance(i, int) for i in ids):
+    if not all(type(i) is int for i in ids):  # true is no id
         path = files.find(GENERATION_CONFIG)
-        raise TokenizerError(f"{path} is not a generation config", hint="fix or delete it")
+        raise TokenizerError(
+            f"{path}: eos_token_id is {eos!r}, expected token ids", hint="fix or delete it"
+        )
     return ids
 
 
