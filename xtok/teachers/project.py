@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,7 @@ def _make_parts(
 
 def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Projected:
     totals = Totals.sum_of(summary.totals for summary in summaries)
-    counts = [field.name for field in fields(Totals)[:5]]
+    reported = {field.name for field in fields(Projected)}
     notes = []
     if totals.bounded and totals.targets < totals.student_tokens - totals.first_tokens:
         notes.append(
@@ -170,7 +170,7 @@ def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Proje
         paths=(os.fspath(target),),
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
-        **{name: getattr(totals, name) for name in counts},
+        **{name: value for name, value in asdict(totals).items() if name in reported},
         mean_rest=totals.rest / totals.rests if totals.rests else None,
         teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
         teacher_is_bound=totals.bounded > 0,
