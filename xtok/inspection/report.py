@@ -201,7 +201,7 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
             words += f"; they are {percent(pair.missing_numbers_text, 2)} of the text"
         yield Finding("note", f"{missing:,}", f"{words}.", "pair")
     if pair.text is not None and (left_out := pair.text.left_out) is not None:
-        yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.words}.", "quality")
+        yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.reason}.", "quality")
 
 
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:

@@ -64,8 +64,8 @@ class LeftOut:
     first: Difference
 
     @property
-    def words(self) -> str:
-        """The sentence without the number of bytes."""
+    def reason(self) -> str:
+        """The sentence after the number of bytes."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
@@ -77,7 +77,7 @@ class LeftOut:
     @property
     def sentence(self) -> str:
         """The note of all commands that read text."""
-        return f"{self.num_bytes:,} {self.words}"
+        return f"{self.num_bytes:,} {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
