@@ -159,7 +159,10 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
 
 def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    verification = verify(path, xtok.load_pair(other, numbers_pair[1]))
+    pair = xtok.load_pair(other, numbers_pair[1])
+    with pytest.raises(TypeError, match="the pair of both"):
+        verify(path, pair, other)
+    verification = verify(path, pair)
     assert verification.failed == ("student model",)
     differ = "1 ids differ from other.tiktoken: 256 '201' and '202'"
     assert messages(verification)["student model"] == differ

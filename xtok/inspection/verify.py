@@ -60,9 +60,11 @@ def verify(
     Raises:
         MapFileError: if the file cannot be read, or is not a map.
         TokenizerError: if a model cannot be loaded.
+        TypeError: for a pair and a model.
     """
     if isinstance(student_model, Pair):
-        tokenizers = [student_model.student_tokenizer, student_model.teacher_tokenizer]
+        pair = load_pair(student_model, teacher_model)
+        tokenizers = [pair.student_tokenizer, pair.teacher_tokenizer]
     else:
         models = student_model, teacher_model
         tokenizers = [None if model is None else load_tokenizer(model) for model in models]
