@@ -160,7 +160,7 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
 def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
     pair = xtok.load_pair(other, numbers_pair[1])
-    with pytest.raises(TypeError, match="the pair of both"):
+    with pytest.raises(TypeError, match="give two models"):
         verify(path, pair, other)
     verification = verify(path, pair)
     assert verification.failed == ("student model",)
