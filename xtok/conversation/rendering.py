@@ -1,4 +1,27 @@
-"""Render a conversation once, encode it once, and mark the assistant's tokens."""
+r"""Render a conversation once, encode it once, and mark the assistant's tokens.
+
+Steps, and the data between them:
+
+1. `_prepared` converts messages, tools and documents to JSON types.
+2. `templates.render_template` returns a `Rendering`: the text, its runs (characters that come from
+   a string of a message) and its turns (characters that the template wrote in its loop).
+3. `leaves.unread_leaves` raises an error for each value that the template drops.
+4. `Targets` encodes the text. `Spans` cuts the header off each answer's turn; the rest is a target.
+
+    message  {"role": "assistant", "content": " Yes", "tool_calls": [… "f" … {"n": 5}]}
+    turn     <turn>assistant\nYes f.n=5<end>\n
+    runs     `Yes` is ("content",) from offset 1, `f` is ("tool_calls", 0, "function", "name")
+    target                     Yes f.n=5<end>
+
+The runs do not answer every question. Then the conversation is rendered with one change:
+
+- Is `5` written? Not if the text is the same with 6. A number has no run (`_Written.depends_on`).
+- Where does the header end? After the generation prompt, which a rendering of a short conversation
+  shows (`_prompt_after`). Without one, the header of another role shows it (`written_header`).
+- Where does an answer end if its turn contains a tool's result? Where the rendering up to this
+  answer differs (`_up_to`).
+- Is the role `model` the assistant's? Yes if the text is the same with `assistant` (`_prepared`).
+"""
 
 from __future__ import annotations
 
