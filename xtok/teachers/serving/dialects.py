@@ -240,7 +240,7 @@ class _GenerateRequest(Common):
     input_logprob_temperature: float | None = None  # not applied, so never echoed
 
 
-def sglang_generate(body: bytes) -> ScoringRequest:
+def generate_request(body: bytes) -> ScoringRequest:
     """Read `POST /generate`: SGLang's with `input_ids`, vLLM's demo server's with `prompt`."""
     keys = _decoded(body, dict[str, msgspec.Raw])
     if "prompt" in keys:

@@ -55,7 +55,7 @@ _BACKLOG = 2048
 Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
     "/v1/completions": dialects.completions,
-    "/generate": dialects.sglang_generate,
+    "/generate": dialects.generate_request,
     "/inference/v1/generate": dialects.inference,
 }
 
