@@ -66,8 +66,6 @@ class DistillationMixin:
     _headed: Any = None  # the model that `_heads` belong to
     _heads: Sequence[Head | None] = ()  # of the student and its teachers
     _notes: Sequence[str] = ()
-    _sums: Tensor | None = None  # of the terms since the last log
-    _steps = 0  # optimizer steps in the sums
     _evaluation: _EvaluationSums | None = None  # while one runs
     _explained = False  # whether `EVALUATION_NOTE` has been printed
 
@@ -77,21 +75,18 @@ class DistillationMixin:
         self.hidden_states, self.audit = hidden_states, audit
         super().__init__(*args, **kwargs)
         _require_supported(self.args, self.accelerator)
-        self.add_callback(_SumsReset(self))
+        self._sums = _StepSums()
+        self.add_callback(self._sums)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the terms with the total."""
-        if "loss" in logs and self._sums is not None:
-            sums = self.accelerator.reduce(self._sums, "sum") / self._steps
-            logs |= dict(zip(LossTerms._fields[1:], sums.tolist(), strict=True))
+        if "loss" in logs and self._sums.terms is not None:
+            means = self.accelerator.reduce(self._sums.terms, "sum") / self._sums.num_steps
+            logs |= dict(zip(LossTerms._fields[1:], means.tolist(), strict=True))
             if not logs["router"]:
                 del logs["router"]
-            self.reset_sums()
+            self._sums.reset()
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
-
-    def reset_sums(self) -> None:
-        """Forget the terms since the last log."""
-        self._sums, self._steps = None, 0
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
         """Add `count` and `totals` to the prepared batches of an optimizer step; return `totals`.
@@ -101,7 +96,7 @@ class DistillationMixin:
         Returns:
             The sums over all processes, int64 `[1 + teachers]`.
         """
-        self._steps += 1
+        self._sums.num_steps += 1
         device = self.accelerator.device
         total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
         for batch in batches:
@@ -150,8 +145,7 @@ class DistillationMixin:
             terms = self._terms(model, batch, outputs)
             loss = terms.loss
             if "totals" in batch:
-                new = torch.stack([term.float() for term in terms[1:]])
-                self._sums = new if self._sums is None else self._sums + new
+                self._sums.add(torch.stack([term.float() for term in terms[1:]]))
                 loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
@@ -210,9 +204,9 @@ class DistillationMixin:
             )
         finally:
             self._evaluation = None
-        if evaluation.sums is None:
+        if evaluation.terms is None:
             return output
-        sums, numbers = self.accelerator.reduce(evaluation.sums, "sum").unbind(1)
+        sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
         metrics = {"loss": self._loss_of(*means[:3])}
         metrics |= {"cross_entropy": means[0], "distillation": means[1]}
@@ -275,24 +269,38 @@ class DistillationMixin:
                 Audit.of_processes(audits).report()
 
 
-class _SumsReset(TrainerCallback):
-    """Resets the sums when training begins: again after `auto_find_batch_size` has tried a size."""
+class _Sums:
+    """Sums of terms over batches."""
 
-    def __init__(self, trainer: DistillationMixin) -> None:
-        self.trainer = trainer
+    terms: Tensor | None = None
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.reset_sums()
+    def add(self, terms: Tensor) -> None:
+        self.terms = terms if self.terms is None else self.terms + terms
 
 
-class _EvaluationSums:
-    """The sums of one evaluation, and which rows of its batches count.
+class _StepSums(_Sums, TrainerCallback):
+    """The terms of the optimizer steps since the last log, or since training began.
+
+    With `auto_find_batch_size`, training begins again for each size that it tries.
+    """
+
+    num_steps = 0
+
+    def reset(self, *_: Any, **__: Any) -> None:
+        self.terms, self.num_steps = None, 0
+
+    on_train_begin = reset
+
+
+class _EvaluationSums(_Sums):
+    """The terms of one evaluation, and which rows of its batches count.
+
+    The terms are `[n, 2]`, sums of values and their number.
 
     Accelerate repeats the first rows, so that all processes have equally many batches of one size.
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
-        self.sums: Tensor | None = None  # [terms, 2], of values and of their number
         self._rows_left, self._step = math.inf, 0  # from the start of this process's next batch
         if accelerator.num_processes > 1 and hasattr(dataloader.dataset, "__len__"):
             size = dataloader.total_batch_size
@@ -303,9 +311,6 @@ class _EvaluationSums:
         num_rows = min(size, max(0, self._rows_left))
         self._rows_left -= self._step
         return int(num_rows)
-
-    def add(self, sums: Tensor) -> None:
-        self.sums = sums if self.sums is None else self.sums + sums
 
 
 def _nats_and_bytes(logits: AnyLogits | None, side: Any, sizes: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from xtok.errors import XtokError
 from xtok.training.collator import DistillationCollator, prepare, slice_rows
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
@@ -82,13 +81,9 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         self.model_accepts_loss_kwargs = True
         self.teachers = [teacher and self._loaded(teacher) for teacher in models]
         self.objective = make_objective(
-            pairs,
-            loss,
-            map,
-            teacher_weights=teacher_weights if pairs else None,
-            combine=combine,
+            pairs, loss, map, teacher_weights=teacher_weights if pairs else None, combine=combine,
             device=self.accelerator.device,
-        )
+        )  # fmt: skip
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Return the batches of an optimizer step, and the counts of all processes."""
@@ -101,13 +96,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         if "totals" in inputs:
             return inputs
         batch = inputs if num_rows is None else slice_rows(inputs, num_rows)
-        if not self.teachers:
-            if any("realized_logprob" in side for side in batch["teachers"]):
-                raise XtokError(
-                    "the rows have log-probabilities of a teacher, but the trainer has no teachers",
-                    hint='train on them with loss="alm"',
-                )
-            batch = {**batch, "teachers": []}
+        batch = batch if self.teachers else {**batch, "teachers": []}
         return prepare(batch, self.accelerator.device)
 
     def _loaded(self, teacher: Any) -> Any:

@@ -118,17 +118,14 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         # With the teacher in this list, an evaluation before training does not prepare the student.
         prepared = self.accelerator._models
         prepared[:] = [model for model in prepared if model is not self.teacher_model]
-        self.objective = make_objective(
-            self.distillation_collator.pairs,
-            loss,
-            map,
-            combine=CombineConfig(
-                distillation_weight=args.uld_distillation_weight,
-                cross_entropy_weight=args.uld_crossentropy_weight,
-            ),
-            config=_options(loss, args.uld_student_temperature),
-            device=self.accelerator.device,
+        combine = CombineConfig(
+            distillation_weight=args.uld_distillation_weight,
+            cross_entropy_weight=args.uld_crossentropy_weight,
         )
+        self.objective = make_objective(
+            self.distillation_collator.pairs, loss, map, combine=combine,
+            config=_options(loss, args.uld_student_temperature), device=self.accelerator.device,
+        )  # fmt: skip
         self.data_collator: Any = partial(_with_teacher_side, self.data_collator)
 
     def _set_signature_columns_if_needed(self) -> None:
