@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
 from xtok.inspection.results import Level, Result
-from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
 from xtok.training.heads import Head, evaluating, rng_restored, router_loss, run, takes, unwrapped
@@ -133,7 +132,7 @@ class _AuditedSide:
     name: str
     model: Any
     batch: Mapping[str, Any]
-    tokenizer: Tokenizer | None
+    tokenizer: Any  # a `Tokenizer`; None with stored predictions
     head: Head | None
     nats: Sequence[float] = ()  # of the tokens before, at and after the targets
     count: int = 0  # targets
@@ -175,8 +174,7 @@ class _AuditedSide:
         lost = torch.cat(parts, 1)
         self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
-        if self.tokenizer is not None:
-            self.bytes = int(part["target_bytes"].sum())
+        self.bytes = int(part["target_bytes"].sum()) if "target_bytes" in part else 0
         return lost[1]
 
     def window(self) -> dict[str, Any]:
@@ -231,7 +229,6 @@ def _row_findings(
     for number, (side, template) in enumerate(zip(sides, templates, strict=False)):
         tokenizer, samples = side.tokenizer, side.batch.get("samples")
         rows = collator.rows_of(number, side.batch)
-        assert tokenizer is not None
         both = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:

@@ -189,9 +189,9 @@ def make_objective(
             stored predictions and losses do not match, or if all weights are 0.
         ValueError: if the numbers of losses, maps and teachers differ.
     """
-    names = _one_each("losses", losses, len(pairs))
-    maps = _one_each("maps", map, len(pairs))
-    configs = _one_each("configs", config, len(pairs))
+    names = _per_teacher("losses", losses, len(pairs))
+    maps = _per_teacher("maps", map, len(pairs))
+    configs = _per_teacher("configs", config, len(pairs))
     of_teachers = []
     for pair, loss, of_loss, options in zip(pairs, names, maps, configs, strict=True):
         if not isinstance(loss, BatchLoss):
@@ -203,13 +203,13 @@ def make_objective(
     )
 
 
-def _one_each(name: str, values: Any, count: int) -> list[Any]:
+def _per_teacher(name: str, values: Any, count: int) -> list[Any]:
     if not count:
         return []
-    one_each = list(values) if isinstance(values, list | tuple) else [values] * count
-    if len(one_each) != count:
-        raise ValueError(f"{len(one_each)} {name} for {count} teachers")
-    return one_each
+    per_teacher = list(values) if isinstance(values, list | tuple) else [values] * count
+    if len(per_teacher) != count:
+        raise ValueError(f"{len(per_teacher)} {name} for {count} teachers")
+    return per_teacher
 
 
 def _check_sides(name: LossName, pair: Pair | None) -> None:

@@ -78,14 +78,12 @@ class TopKCollator:
         top_ids, top_logprobs = pad_candidates(counts, topk.ids, topk.logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
         return {
-            "input_ids": ids,
-            "attention_mask": np.ones(len(ids), np.int64),
+            "input_ids": ids, "attention_mask": np.ones(len(ids), np.int64),
             "labels": np.where(is_target, ids, IGNORED),
-            "top_ids": top_ids,
-            "top_logprobs": top_logprobs,
+            "top_ids": top_ids, "top_logprobs": top_logprobs,
             "rest_logprob": np.where(topk.valid, topk.rest_logprob, np.float32(-np.inf)),
             "valid": flags(columns, "valid", len(ids)) & is_target & topk.valid,
-        }
+        }  # fmt: skip
 
 
 _NEEDED = ("input_ids", "topk_ids", "topk_logprobs")

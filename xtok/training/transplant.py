@@ -469,8 +469,7 @@ def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> f
         return None
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    return bits_per_byte(model, tokenizer, documents)
+    return bits_per_byte(AutoModelForCausalLM.from_pretrained(folder), tokenizer, documents)
 
 
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:

@@ -435,7 +435,7 @@ def test_invalid_arguments_are_refused(
         (alone, {"map": projection}),
         (alone, {"teacher_weights": [1]}),
     ):
-        with pytest.raises(ValueError, match=r"^teachers is None, expected .* or an empty list"):
+        with pytest.raises(ValueError, match=r"^teachers is None, but .* or an empty list"):
             XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), collate, **options)
     with pytest.raises(ValueError, match="compute_loss_func"):
         make_trainer("alm", compute_loss_func=lambda *_, **__: None)

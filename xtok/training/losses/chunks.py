@@ -127,8 +127,6 @@ def number_chunks(
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
-    if not ids.numel():
-        return
     for wrong, problem in (
         ((ids < -1) | (ids >= num_chunks), f"not in -1..{num_chunks - 1}"),
         ((ids >= 0) & (ids < ids.cummax(1).values), "below an earlier one"),

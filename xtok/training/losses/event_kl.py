@@ -50,15 +50,13 @@ def event_index(events: EventMap) -> EventIndex:
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
 
+    sums = [number[side[of_side]] for side, of_side in zip(sides, tokens, strict=True)]
     return EventIndex(
         partner=tensor(first[events.student_event]),
-        student_tokens=tensor(tokens[0]),
-        student_sums=tensor(number[sides[0][tokens[0]]]),
-        teacher_tokens=tensor(tokens[1]),
-        teacher_sums=tensor(number[sides[1][tokens[1]]]),
-        widths=events.shape,
-        num_sums=int(has_several.sum()),
-    )
+        student_tokens=tensor(tokens[0]), student_sums=tensor(sums[0]),
+        teacher_tokens=tensor(tokens[1]), teacher_sums=tensor(sums[1]),
+        widths=events.shape, num_sums=int(has_several.sum()),
+    )  # fmt: skip
 
 
 def event_kl(

@@ -32,22 +32,22 @@ class LogitBlock:
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        self._made: dict[tuple[int, float], Tensor] = {}
-        self._exp: dict[tuple[int, float], Tensor] = {}
+        self._log_probs: dict[tuple[int, float], Tensor] = {}
+        self._probs: dict[tuple[int, float], Tensor] = {}
 
     def log_probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
         """Return log-probabilities of the first tokens, `[m, width]`, at a temperature."""
         key = width, temperature
-        if key not in self._made:
-            self._made[key] = log_probabilities(self.logits[:, :width], temperature)
-        return self._made[key]
+        if key not in self._log_probs:
+            self._log_probs[key] = log_probabilities(self.logits[:, :width], temperature)
+        return self._log_probs[key]
 
     def probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
         """Return probabilities of the first tokens, `[m, width]`, at a temperature."""
         key = width, temperature
-        if key not in self._exp:
-            self._exp[key] = self.log_probabilities(width, temperature).exp()
-        return self._exp[key]
+        if key not in self._probs:
+            self._probs[key] = self.log_probabilities(width, temperature).exp()
+        return self._probs[key]
 
 
 class Rows(NamedTuple):
@@ -172,16 +172,16 @@ def _compare_at(
     dtype: torch.dtype,
 ) -> None:
     """Compare at some positions; on return, all logits of these positions are freed."""
-    made, back = logits.at(positions, dtype), None
+    values, back = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in to)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
-        back = _compare_block(made[span], terms, in_block, has_gradient=has_gradient)
+        back = _compare_block(values[span], terms, in_block, has_gradient=has_gradient)
         if back is not None:
-            back = logits.before_cap(made[span], back)
+            back = logits.before_cap(values[span], back)
             if len(blocks) > 1:
-                made[span].copy_(back)
+                values[span].copy_(back)
     if back is not None:
-        logits.add(to, positions, back if len(blocks) == 1 else made)
+        logits.add(to, positions, back if len(blocks) == 1 else values)
 
 
 def _compare_block(
@@ -221,15 +221,15 @@ def _with_teachers(
     parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
     """Yield blocks with the teacher logits of their parts, computed for all blocks at once."""
-    made: dict[int, Iterator[Tensor]] = {}
+    logits: dict[int, Iterator[Tensor]] = {}
     for number, part in enumerate(parts):
         if read := part.teacher:
             at = [read.at(rows) for _, block in blocks for n, rows, _ in block if n == number]
             sizes = [*map(len, at)]
-            made[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
+            logits[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
     for span, in_block in blocks:
         with_logits = [
-            (n, rows._replace(teacher_logits=next(made[n])) if n in made else rows, inside)
+            (n, rows._replace(teacher_logits=next(logits[n])) if n in logits else rows, inside)
             for n, rows, inside in in_block
         ]
         yield span, with_logits

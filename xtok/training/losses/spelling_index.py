@@ -163,10 +163,6 @@ def _completions(
     kept = kept[np.lexsort((tokens[kept], node[kept]))]
     bounds = offsets_of(np.bincount(node[kept], minlength=offset + 2))
     return CompletionTrie(
-        keys=torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])),
-        bounds=torch.from_numpy(bounds),
-        tokens=torch.from_numpy(tokens[kept]),
-        pieces=torch.from_numpy(last[kept]),
-        width=width,
-        depth=depth,
-    )
+        torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])), torch.from_numpy(bounds),
+        torch.from_numpy(tokens[kept]), torch.from_numpy(last[kept]), width, depth,
+    )  # fmt: skip

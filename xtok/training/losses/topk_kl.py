@@ -127,12 +127,8 @@ def _check_candidates(stored: Sequence[Tensor], width: int) -> None:
     kept = (ids != -1) & ~np.isneginf(logprobs)
     rest[np.isnan(rest)] = np.inf
     topk = TopK(
-        token_ids=np.full(len(ids), -1),
-        bounds=np.arange(len(ids) + 1),
-        starts=offsets_of(kept.sum(1)),
-        ids=ids[kept].astype(np.int64),
-        logprobs=logprobs[kept],
-        rest_logprob=rest,
-        realized_logprob=np.full(len(ids), np.nan),
-    )
+        token_ids=np.full(len(ids), -1), bounds=np.arange(len(ids) + 1),
+        starts=offsets_of(kept.sum(1)), ids=ids[kept].astype(np.int64), logprobs=logprobs[kept],
+        rest_logprob=rest, realized_logprob=np.full(len(ids), np.nan),
+    )  # fmt: skip
     checked(topk, width, begins=False, is_projected=True)

@@ -82,9 +82,8 @@ class DistillationMixin:
         """Log the terms with the total."""
         if "loss" in logs and self._sums.terms is not None:
             means = self.accelerator.reduce(self._sums.terms, "sum") / self._sums.num_steps
-            logs |= dict(zip(LossTerms._fields[1:], means.tolist(), strict=True))
-            if not logs["router"]:
-                del logs["router"]
+            terms = zip(LossTerms._fields[1:], means.tolist(), strict=True)
+            logs |= {name: value for name, value in terms if value or name != "router"}
             self._sums.reset()
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 

@@ -70,8 +70,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             options = [*pairs, map, teacher_weights]
             if any(x is not None for x in options) and not _takes_predictions(loss):
                 raise ValueError(
-                    "teachers is None, expected the models of the collator's teachers, or an empty "
-                    "list to train without them"
+                    "teachers is None, but this loss needs a teacher: pass a model for each "
+                    "teacher of the collator, or an empty list to train without them"
                 )
         pairs = pairs if models else []
         if len(models) != len(pairs):
