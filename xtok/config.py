@@ -196,7 +196,7 @@ MAP_NAMES = {"map": "a projection map", "events": "an event map", "spellings": "
 
 
 class LossInfo(NamedTuple):
-    """What messages say about a loss."""
+    """Texts about a loss, for messages."""
 
     label: str
     map: MapKind | None  # the kind of map that it requires

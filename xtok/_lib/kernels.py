@@ -13,7 +13,7 @@ import numpy as np
 class Kernel:
     """A function that is compiled at its first call, because importing Numba takes 0.4 s.
 
-    Its attributes are those of the compiled function, so that other kernels can call it.
+    It has the attributes of the compiled function, so that other kernels can call it.
     """
 
     def __init__(self, function: Callable[..., Any], *, is_inner: bool = False) -> None:

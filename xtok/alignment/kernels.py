@@ -97,7 +97,7 @@ def _num_symbols(side, i):  # type: ignore[no-untyped-def]
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
     """Return the ends of the shortest groups from i and j with equal symbols, and False.
 
-    The ends are −1 if there are none; then also return whether symbols differ.
+    Without such groups, the ends are −1; then also return whether symbols differ.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:

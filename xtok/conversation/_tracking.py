@@ -177,7 +177,7 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # names for Jinja's er
 
 
 def origin_of(value: Any) -> tuple[int, Path] | None:
-    """Return the message and path of a tracked value; of a text, those of its first run."""
+    """Return the message and path of a tracked value, or of the first run of a text."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
     is_container = isinstance(value, (TrackedObject, TrackedItems))

@@ -54,7 +54,7 @@ def unread_note(key: str, what: str) -> str:
 
 
 def answers_of(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of the assistant's messages without those of weight 0.
+    """Return the indices of the assistant's messages, except messages of weight 0.
 
     Raises:
         XtokError: if a weight is neither 0 nor 1.

@@ -77,7 +77,7 @@ def _downloaded(source: Path) -> Path:
 
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the local path of a map, and whether its first bytes are those of a `.pt`."""
+    """Yield the local path of a map, and whether it begins like a `.pt`."""
     if "\0" in str(source):
         raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
     path = _downloaded(source) if is_on_hub(source) else source

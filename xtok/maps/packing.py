@@ -113,7 +113,7 @@ def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
 def assemble(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, dict[str, str | None]]:
     """Make a map from a file's tensors and JSON; return it with the recorded digests.
 
-    Neither invariants nor digests are checked; errors are of `MALFORMED`.
+    Raises an error of `MALFORMED`, and checks neither invariants nor digests.
     """
     for name, dtype in {**cls.ARRAYS, **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):

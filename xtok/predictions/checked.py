@@ -112,7 +112,7 @@ def checked(
 
     - Log-probabilities are at most 0. Candidates and rest sum to 1, or to less without a rest.
     - Candidates are ids of the vocabulary, and unique in a row.
-    - Other tokens are no likelier than the last candidate: rest ≤ (V − K) · p_K. Over several rows,
+    - No other token is likelier than the last candidate: rest ≤ (V − K) · p_K. Over several rows,
       the rest continues the tail of the candidates.
     - The first token of a text has no prediction, and row i predicts token i of its document.
 

@@ -14,7 +14,7 @@ from xtok._lib.kernels import inner_kernel, kernel
 from xtok.predictions.topk import TopK
 
 ROOT = 62  # bit of a root key in `PrefixTable`: the remainder of one token
-ID_BITS = 24  # bits of an id in a key, at least those of `MAX_WIDTH`
+ID_BITS = 24  # bits of an id in a key, enough for `MAX_WIDTH`
 NEGLIGIBLE = 2.0**-24  # smaller parts of a map row belong to the rest: half a float32 step at 1
 
 RESPLIT_RATE = 0.01
@@ -517,9 +517,9 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
-    """Return the bucket below that of the smallest of the `top_k` largest values.
+    """Return the bucket below the smallest of the `top_k` largest values.
 
-    It can contain values that are equal to that one after rounding.
+    After rounding, values in this bucket can be equal to the smallest value.
     """
     lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
     while above - lowest > 1:

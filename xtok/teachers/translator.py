@@ -332,8 +332,8 @@ class Translator:
     def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
         """Return predictions of a text's tokens that give each token a log-probability.
 
-        Unlike `project`, tokens that only one side's template writes have one too, so the sum over
-        a whole text is the teacher's. Only the first token has none.
+        Unlike `project`, this includes tokens that only one side's template writes, so the sum over
+        a whole text is the teacher's. Only the first token has no value.
         """
         topk = self._projected([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)

@@ -132,7 +132,7 @@ class Tokenizer:
         return Tokenizer(*made_of, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Return the name and result of another loader of the folder; None if there is none.
+        """Return the name and result of another loader of the folder, or None without another.
 
         It is the folder's file alone if Transformers loaded the folder; AutoTokenizer if another
         library read the file.

@@ -276,7 +276,7 @@ def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]
 def _order(
     parts: Sequence[PlanPart], size: int, step: int
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
-    """Return positions ordered by block, unused ones first, and the bounds of the blocks.
+    """Return positions ordered by block, unused positions first, and the bounds of the blocks.
 
     For each part, also return the indices of its positions in this order, rising, and their indices
     in the part.
