@@ -10,7 +10,6 @@ from xtok.config import EventLoss
 ERRORS: Errors = {
     "xtok events STUDENT TEACHER": [
         (lambda: read_loss("event-kl"), "event-kl does not use a projection map"),
-        (lambda: read_loss("event_kl"), "event-kl does not use a projection map"),
     ],
     "xtok events STUDENT TEACHER --for csd": [
         (lambda: read_loss("csd"), "csd does not use a projection map"),

@@ -66,10 +66,6 @@ ERRORS: Errors = {
             lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
             "a.parquet, row 0: no messages, only: text, id",
         ),
-        (
-            lambda: read_chats("a.jsonl", '{"role": "user"}'),
-            "a.jsonl, line 1: no messages, only: role",
-        ),
         (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: the list of messages is empty"),
         (
             lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),

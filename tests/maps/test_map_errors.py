@@ -195,10 +195,6 @@ ERRORS: Errors = {
             lambda: ProjectionMap.load(create("e.safetensors", xtok.events("bytes", "bytes").save)),
             "e.safetensors is an event map, not a projection map",
         ),
-        (
-            lambda: ProjectionMap.load(create("s.safetensors", spellings().save)),
-            "s.safetensors is a spelling map, not a projection map",
-        ),
     ],
     "xtok verify checks it, xtok inspect shows it; "
     "xtok events STUDENT TEACHER makes an event map": [

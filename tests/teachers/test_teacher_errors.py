@@ -104,11 +104,6 @@ ERRORS: Errors = {
             "expected a number of at most 0",
         ),
         (
-            lambda: cache_of(rest_logprob=[None, 3.0, None]),
-            "a.parquet, row 0, position 1: the log-probability of the rest is 3, expected a "
-            "number of at most 0",
-        ),
-        (
             lambda: cache_of(rest_logprob=[None, math.inf, None]),
             "a.parquet, row 0, position 1: the log-probability of the rest is inf, expected "
             "a number of at most 0",
@@ -117,11 +112,6 @@ ERRORS: Errors = {
             lambda: cache_of(realized_logprob=[None, 3.0, None]),
             "a.parquet, row 0, position 1: the log-probability of the realized token is 3, "
             "expected a number of at most 0",
-        ),
-        (
-            lambda: cache_of(realized_logprob=[None, math.inf, None]),
-            "a.parquet, row 0, position 1: the log-probability of the realized token is "
-            "inf, expected a number of at most 0",
         ),
     ],
     "store natural log-probabilities at temperature 1; the rest is log(1 - sum of the "
@@ -144,10 +134,6 @@ ERRORS: Errors = {
         (
             lambda: cache_of(topk_ids=[[], [98], [99, 99]]),
             "a.parquet, row 0, position 2: the candidate 99 occurs twice",
-        ),
-        (
-            lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-1.0, 98], [-20.0, 98]]])),
-            "a.jsonl, line 1, position 1: the candidate 98 occurs twice",
         ),
     ],
     "store natural log-probabilities at temperature 1": [
@@ -192,11 +178,6 @@ ERRORS: Errors = {
             "a.parquet, row 0, position 1: input_ids contains null",
         ),
         (
-            lambda: cache_of(input_ids=[97, 2**40, 99]),
-            "a.parquet, row 0, position 1: input_ids contains 1099511627776, expected "
-            "-2147483648..2147483647",
-        ),
-        (
             lambda: cache_of(input_ids=[97, 1.5, 99]),
             "a.parquet, row 0: input_ids has the type double, expected integers",
         ),
@@ -208,11 +189,6 @@ ERRORS: Errors = {
         (
             lambda: answers(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
             "a.jsonl, line 1, position 1: candidates contains 100000000000000000000, "
-            "expected -2147483648..2147483647",
-        ),
-        (
-            lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=[97, -(10**20)])),
-            "a.jsonl, line 1, position 1: prompt_token_ids contains -100000000000000000000, "
             "expected -2147483648..2147483647",
         ),
         (

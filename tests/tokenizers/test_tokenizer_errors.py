@@ -263,10 +263,6 @@ ERRORS: Errors = {
             lambda: load_tokenizer(Path(file("words/vocab.txt", "a b")).parent),
             "words has vocab.txt, but no config.json that names the tokenizer's class",
         ),
-        (
-            lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
-            "words has merges.txt, but no config.json that names the tokenizer's class",
-        ),
     ],
     "the tokenizer's files are damaged: download them again": [
         (
