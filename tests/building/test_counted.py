@@ -155,10 +155,10 @@ def test_ignored_ids_are_not_counted(
 
 @pytest.mark.parametrize("special_tokens", ["roles", "fuzzy", "off"])
 @pytest.mark.parametrize("of_initial", ["roles", "fuzzy", "off"])
-def test_tokens_match_by_the_config_even_beside_an_initial_map(
+def test_options_of_an_initial_map_apply_where_the_config_has_defaults(
     pair: Pair, corpus: Path, special_tokens: SpecialTokens, of_initial: SpecialTokens
 ) -> None:
-    """The recipe records the config, and the history lets later stages match in the same way."""
+    """The recipe and the history record them, so later stages match in the same way."""
     (s, _), (_, t) = ids(pair, b"2", b"2"), ids(pair, b"e", b"e")
     initial_config = replace(
         NO_SLOT, special_tokens=of_initial, canonicalization="relaxed", token_form="text",
@@ -166,13 +166,15 @@ def test_tokens_match_by_the_config_even_beside_an_initial_map(
     )  # fmt: skip
     config = counting(exact_match=True, special_tokens=special_tokens)
     projection = made(pair, [corpus], config, multitoken(pair, initial_config))
-    options = MultitokenConfig(special_tokens=special_tokens)
-    assert used_options(projection) == options
+    used = of_initial if special_tokens == "roles" else special_tokens  # the default is roles
+    options = replace(initial_config, special_tokens=used)
+    assert replace(used_options(projection), scale_trick=False) == options
     assert projection.recipe is not None
-    assert projection.recipe["options"]["special_tokens"] == special_tokens
-    special = find_matches(pair, options if special_tokens != "off" else initial_config).special
+    recorded = projection.recipe["options"]
+    assert (recorded["special_tokens"], recorded["ignore_student_ids"]) == (used, [s])
+    special = find_matches(pair, initial_config if used == "off" else options).special
     assert np.flatnonzero(projection.row_kind == RowKind.ROLE).tolist() == [*special.student_ids]
-    assert projection.row_kind[s] != RowKind.EMPTY
+    assert projection.row_kind[s] == RowKind.EMPTY
 
 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(

@@ -17,7 +17,7 @@ from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_map
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.events import events
-from xtok.building.exact import check_ignored, find_matches, with_exact
+from xtok.building.exact import check_ignored, config_after, find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
@@ -62,7 +62,8 @@ def build(
         for_loss: use the options for this loss instead of `config`.
         texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
         field: the field (JSON Lines) or column (Parquet) with the text.
-        initial: with texts, a map of this pair to smooth towards. Tokens match as in `config`.
+        initial: with texts, a map of this pair to smooth towards. Its options of matching
+            apply, unless those of `config` differ from the defaults.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
@@ -76,6 +77,7 @@ def build(
         raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     earlier = None if initial is None else ProjectionMap.of(initial)
+    config = config if earlier is None else config_after(earlier, config)
     base, pair = bind_map(earlier, load_pair(student_model, teacher_model))
     check_ignored(pair, config)
     text = None
@@ -268,6 +270,7 @@ def _request(
         return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
     chosen = _config_of(config, loss)
     earlier = None if initial is None else ProjectionMap.of(initial)
+    chosen = chosen if earlier is None else config_after(earlier, chosen)
     _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
 
     @cache  # it reads the texts

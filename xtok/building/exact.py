@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
+from xtok.config import BuildConfig, Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
@@ -24,12 +24,6 @@ _MATCHING = (
     "special_tokens", "fuzzy_threshold", "canonicalization", "token_form", "ignore_student_ids",
     "ignore_teacher_ids",
 )  # fmt: skip
-
-# Options that a history contains only if they differ from these defaults
-_RARE = {
-    "canonicalization": "exact", "token_form": "bytes", "ignore_student_ids": [],
-    "ignore_teacher_ids": [],
-}  # fmt: skip
 
 # By stage, the options that the history omits if they have their defaults
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
@@ -55,10 +49,21 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
         ) from error
 
 
+def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
+    """Replace the options of matching that have their defaults by those of a map."""
+    used = used_options(projection)
+    defaults = [n for n in _MATCHING if getattr(config, n) == getattr(MultitokenConfig, n)]
+    return replace(config, **{name: getattr(used, name) for name in defaults})
+
+
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the options of matching that differ from those in a map's history."""
-    used, now = (_RARE | made.options for made in (used_options(projection), options))
-    return {name: now[name] for name in _MATCHING if name in now and used.get(name) != now[name]}
+    """Return the options of matching that a map's history does not contain."""
+    used = used_options(projection).options
+    return {
+        name: value
+        for name, value in options.options.items()
+        if name in _MATCHING and used.get(name) != value
+    }
 
 
 class Matches(NamedTuple):
