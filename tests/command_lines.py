@@ -13,8 +13,8 @@ from typing import Any
 def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program of Python in a process of its own."""
     command = [sys.executable, "-c", code, *map(str, args)]
-    given = {"capture_output": True, "text": True, "check": False, **options}
-    done: subprocess.CompletedProcess[str] = subprocess.run(command, **given)
+    settings = {"capture_output": True, "text": True, "check": False, **options}
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, **settings)
     return done
 
 

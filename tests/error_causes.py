@@ -39,8 +39,8 @@ def create(name: str, make: Callable[[str], object]) -> str:
 
 
 def spellings(student: str = "bytes") -> SpellingMap:
-    made: SpellingMap = xtok.spellings(student, "bytes")
-    return made
+    spelling_map: SpellingMap = xtok.spellings(student, "bytes")
+    return spelling_map
 
 
 def folder(stem: str, content: str | None = None, **parts: object) -> str:

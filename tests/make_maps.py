@@ -48,11 +48,11 @@ def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
 
 def vocabulary(width: int, **fields: Any) -> Vocabulary:
     """A side of a map; without tokens, unless they are given."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model_id": "m", "revision": None, "backend": None, "width_source": "map",
         "tokenizer_vocab_size": None, "table": None,
     }  # fmt: skip
-    return Vocabulary(vocab_size=width, **(given | fields))
+    return Vocabulary(vocab_size=width, **(values | fields))
 
 
 def tiny_map(rows: dict[int, list[tuple[int, float]]], **fields: Any) -> ProjectionMap:

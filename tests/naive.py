@@ -99,9 +99,9 @@ def chunk_pairs(
             skipped += 1
             continue
         for t in teacher:
-            given = [weights.get((s, t), 0.0) if weights else 0.0 for s in student]
-            if n > 1 and sum(given) > 0:
-                shares = [math.floor(unit // m * (w / sum(given)) + 0.5) for w in given]
+            known = [weights.get((s, t), 0.0) if weights else 0.0 for s in student]
+            if n > 1 and sum(known) > 0:
+                shares = [math.floor(unit // m * (w / sum(known)) + 0.5) for w in known]
             else:
                 shares = [unit // (n * m)] * n
             pairs += [(s, t, share) for s, share in zip(student, shares, strict=True)]

@@ -42,12 +42,12 @@ class OnGPU(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnGPU:
-        made: OnGPU = torch.Tensor._make_wrapper_subclass(
+        tensor: OnGPU = torch.Tensor._make_wrapper_subclass(
             cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
             dtype=held.dtype, layout=held.layout, device=torch.device("meta"),
         )  # fmt: skip
-        made.held = held
-        return made
+        tensor.held = held
+        return tensor
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -95,11 +95,11 @@ class _Dispatch(TorchDispatchMode):
             args, function = (*(x.held.to(args[2]) for x in args[:2]),), torch.ops.aten.mm.out
         results = function(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         # An in-place operation returns what it was given.
-        given = {id(_inner(tensor)): tensor for tensor in tensors}
+        inputs = {id(_inner(tensor)): tensor for tensor in tensors}
 
         def outer(result: Any) -> Any:
-            if id(result) in given or not (to_gpu and isinstance(result, torch.Tensor)):
-                return given.get(id(result), result)
+            if id(result) in inputs or not (to_gpu and isinstance(result, torch.Tensor)):
+                return inputs.get(id(result), result)
             return OnGPU(result)
 
         return tree_map(outer, results)

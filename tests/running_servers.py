@@ -79,13 +79,13 @@ def proxied(
 ) -> Iterator[str]:
     """Run `xtok serve` in a thread, in front of a teacher; yield its address."""
     note = ([] if notes is None else notes).append
-    made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
+    projection = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
     servers: list[Server] = []
 
     async def serve(opened: socket.socket) -> None:
         async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
             await asked.connect(candidates, 0.0, note)
-            translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
+            translator = Translator(pair, projection, chat=chat, templates=templates, num_threads=1)
             proxy = Proxy(translator, asked, api_key=api_key, note=note)
             servers.append(Server(proxy.app()))
             await servers[0].serve([opened])

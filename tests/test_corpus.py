@@ -92,7 +92,7 @@ def test_a_package_becomes_two_files(
     pages = {f"de/man8/lamp{i}.8": f".SH NAME\nlampe{i}\n" + "Licht\n" * 90 for i in range(9)}
     pages |= {"de/man1/again.1": pages["de/man8/lamp3.8"], "de/man1/short.1": "kurz\n"}
     package = deb({**pages, "man1/english.1": "light\n" * 90})
-    mirror, made = tmp_path / "mirror", tmp_path / "made"
+    mirror, output = tmp_path / "mirror", tmp_path / "made"
     (mirror / "pool").mkdir(parents=True)
     (mirror / "pool" / "de.deb").write_bytes(package)
     sha256 = hashlib.sha256(package).hexdigest()
@@ -100,9 +100,9 @@ def test_a_package_becomes_two_files(
     monkeypatch.setattr(make_corpus, "PACKAGES", (german,))
     monkeypatch.setattr(make_corpus, "VALID", 1000)
     monkeypatch.setattr(make_corpus, "TRAIN", 3000)
-    arguments = ["de", f"--output-dir={made}", f"--mirror=file://{mirror}"]
+    arguments = ["de", f"--output-dir={output}", f"--mirror=file://{mirror}"]
     assert make_corpus.main(arguments) == 0
-    bytes_of = {path.name: path.read_bytes() for path in made.iterdir()}
+    bytes_of = {path.name: path.read_bytes() for path in output.iterdir()}
     assert sorted(bytes_of) == ["de.train.jsonl.gz", "de.valid.jsonl.gz"]
     texts = {
         name: [json.loads(line)["text"] for line in gzip.decompress(content).splitlines()]
@@ -113,7 +113,7 @@ def test_a_package_becomes_two_files(
     assert len({*train, *valid}) == 8
     assert {text[:10] for text in (*train, *valid)} == {"NAME\nlampe"}
     assert make_corpus.main(arguments) == 0
-    assert bytes_of == {path.name: path.read_bytes() for path in made.iterdir()}
+    assert bytes_of == {path.name: path.read_bytes() for path in output.iterdir()}
     assert "6 documents, " in capsys.readouterr().out
 
     (mirror / "pool" / "de.deb").write_bytes(package + b"\n")

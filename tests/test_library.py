@@ -89,11 +89,11 @@ def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: P
     assert xtok.compare(path, projection).rows_that_differ == 0
     of_bytes, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
     text.write_text("201 ab, 20", encoding="utf-8")
-    made, pair = xtok.build("bytes", "bytes"), xtok.load_pair("bytes", "bytes")
-    made.save(of_bytes)
-    alone = xtok.evaluate(pair, of_bytes, [text])
-    assert [m.name for m in alone.measures] == [of_bytes]
-    two = xtok.evaluate(pair, [of_bytes, made], [text])
+    bytes_map, pair = xtok.build("bytes", "bytes"), xtok.load_pair("bytes", "bytes")
+    bytes_map.save(of_bytes)
+    evaluation = xtok.evaluate(pair, of_bytes, [text])
+    assert [m.name for m in evaluation.measures] == [of_bytes]
+    two = xtok.evaluate(pair, [of_bytes, bytes_map], [text])
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
     assert {m.coverage for m in two.measures} == {1.0}
 

@@ -34,10 +34,10 @@ def test_the_models_predict_text(name: str, english: float, german: float) -> No
     for language, expected in (("english", english), ("german", german)):
         text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")[:500]
         [ids] = tokenizer.encode_batch([text])
-        given = torch.tensor([[*bos, *ids]])
+        inputs = torch.tensor([[*bos, *ids]])
         with torch.no_grad():
-            logits = model(input_ids=given).logits
-        nats = torch.nn.functional.cross_entropy(logits[0, :-1], given[0, 1:], reduction="sum")
+            logits = model(input_ids=inputs).logits
+        nats = torch.nn.functional.cross_entropy(logits[0, :-1], inputs[0, 1:], reduction="sum")
         bits = float(nats) / math.log(2) / len(text.encode())
         assert bits == pytest.approx(expected, abs=0.01)
 

@@ -37,20 +37,20 @@ KINDS = {"de": "german", "held": "french", "en": "english"}
 @pytest.fixture
 def options(tmp_path: Path, small: Path) -> list[str]:
     """Options of a short study: a student of three layers, a teacher of one, a text of each."""
-    made = []
+    arguments = []
     for name, language in KINDS.items():
         text = (TEXTS / f"{language}.txt").read_text(encoding="utf-8")
         lines = json.dumps({"text": text}).encode() + b"\n"
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
     for option, name in zip(("texts", "held-out", "forgotten"), KINDS, strict=True):
-        made.append(f"--{option}={tmp_path / name}.jsonl.gz")
+        arguments.append(f"--{option}={tmp_path / name}.jsonl.gz")
     models = (("own-teacher", "small-digits", 3), ("teacher", "small-byte-level", 1))
     for option, name, layers in models:
         tokenizer = xtok.load_tokenizer(str(small / name))
         folder = tmp_path / option
         save_model(folder, tokenizer, small / name, seed=0, sharp=0.1, layers=layers)
-        made.append(f"--{option}={folder}")
-    return [*made, "--seeds=1", "--steps=4", "--batch-size=1", "--passes=2", "--rates", "5e-3"]
+        arguments.append(f"--{option}={folder}")
+    return [*arguments, "--seeds=1", "--steps=4", "--batch-size=1", "--passes=2", "--rates", "5e-3"]
 
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -98,14 +98,14 @@ def test_every_student_is_trained_once(
     against = capsys.readouterr().out
     assert "| topk-kl | map-64 | 1 | 1 | 1 | " in against
     assert "| 0.000 | 0.000 to 0.000 |" in against
-    alone = dict(results)[runs[0]]
-    assert alone["steps"] == [0, 1, 2, 3, 4]
+    single = dict(results)[runs[0]]
+    assert single["steps"] == [0, 1, 2, 3, 4]
     [of_held] = study_data.rows_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
     held, before = of_held["text"], of_held["teacher_context"]
     document = (TEXTS / "french.txt").read_text(encoding="utf-8")
     assert len(before) > 300
     assert (before + held)[-len(held) - 300 :] in document
-    assert alone["bytes"][0] == [len(held.encode())]
+    assert single["bytes"][0] == [len(held.encode())]
     asked = dict(results)[study.ITSELF]
     assert asked["bits"][0][0] == [pytest.approx(bits_alone(teacher, held), rel=1e-4)]
     informed = dict(results)[study.ITSELF._replace(reads=300)]
@@ -115,7 +115,7 @@ def test_every_student_is_trained_once(
     assert f"the teacher none: {asked['bits'][0][0][0] / len(held.encode()):.3f}, " in table
     # Untrained, the student is the teacher with its own tokenizer.
     own = dict(results)[study.ITS_OWN]
-    assert own["bits"][0][0] == pytest.approx(alone["bits"][0][0])
+    assert own["bits"][0][0] == pytest.approx(single["bits"][0][0])
     written = distill.read_texts([work / "scarce.0" / "written.jsonl"])
     read = distill.read_texts([work / "scarce.0" / "texts.jsonl"])
     assert len(written) == len(read) == 2
@@ -203,34 +203,35 @@ def test_a_pruned_student_is_healed(
         line for line in capsys.readouterr().out.splitlines() if "| same-tokenizer | own |" in line
     ]
     assert own.split(" | ")[11] == "1.00 (1.00 to 1.00)"
-    alone, without = (
+    single, without = (
         study.totals(results[study.run_of("healing", row, 0, 5e-3)])
         for row in (study.CE, study.EVENTS._replace(text=0.0))
     )
-    assert alone[-1] < alone[0]
-    assert alone[-1] != without[-1]
+    assert single[-1] < single[0]
+    assert single[-1] != without[-1]
 
 
 def test_a_damaged_map_has_moved_rows(back: Pair) -> None:
-    made = build(back)
-    worse = study_data.damaged(made, 0.1)
+    projection = build(back)
+    worse = study_data.damaged(projection, 0.1)
     worse.check()
     moved = [
-        row for row in set(made.student_ids.tolist())
-        if not all(np.array_equal(a, b) for a, b in zip(made.row(row), worse.row(row), strict=True))
-    ]  # fmt: skip
-    assert len(moved) == round(0.1 * len(set(made.student_ids.tolist())))
-    assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
+        row
+        for row in set(projection.student_ids.tolist())
+        if not all(map(np.array_equal, projection.row(row), worse.row(row)))
+    ]
+    assert len(moved) == round(0.1 * len(set(projection.student_ids.tolist())))
+    assert sorted(projection.weights.tolist()) == sorted(worse.weights.tolist())
 
 
 def test_exchanged_events_have_the_same_sizes(back: Pair) -> None:
-    made = xtok.events(back)
-    worse = study_data.exchanged(made)
+    event_map = xtok.events(back)
+    worse = study_data.exchanged(event_map)
     worse.check()
-    assert np.array_equal(worse.student_event, made.student_event)
-    sizes, of_worse = (np.sort(np.bincount(x.teacher_event)).tolist() for x in (made, worse))
+    assert np.array_equal(worse.student_event, event_map.student_event)
+    sizes, of_worse = (np.sort(np.bincount(x.teacher_event)).tolist() for x in (event_map, worse))
     assert sizes == of_worse
-    assert (worse.teacher_event != made.teacher_event).mean() > 0.5
+    assert (worse.teacher_event != event_map.teacher_event).mean() > 0.5
 
 
 def test_chunks_of_whole_words_begin_with_a_space(models: list[str], back: Pair) -> None:
@@ -299,14 +300,14 @@ def test_on_policy_the_teacher_reads_the_text_of_the_student(
     said, side = policy.said(batch, [0, 1])
     begin = list(theirs.table.roles.get("bos", ())[:1])
     for row, text in enumerate((beginnings[0], beginnings[1][:20])):
-        given = ours.encode(text).ids.tolist()
+        text_ids = ours.encode(text).ids.tolist()
         ids, wanted = (
             batch[x][row][batch["attention_mask"][row] > 0] for x in ("input_ids", "labels")
         )
-        assert ids[: len(given)].tolist() == given
-        assert wanted[: len(given)].eq(-100).all()
-        assert torch.equal(ids[len(given) :], wanted[len(given) :])
-        assert 0 < len(ids) - len(given) <= study_policy.NEW_TOKENS
+        assert ids[: len(text_ids)].tolist() == text_ids
+        assert wanted[: len(text_ids)].eq(-100).all()
+        assert torch.equal(ids[len(text_ids) :], wanted[len(text_ids) :])
+        assert 0 < len(ids) - len(text_ids) <= study_policy.NEW_TOKENS
         read = side["input_ids"][row][side["attention_mask"][row] > 0]
         assert read[: len(begin)].tolist() == begin
         written = read[len(begin) :]
@@ -393,7 +394,7 @@ def test_the_candidates_of_a_batch_belong_to_its_texts() -> None:
          "rest_logprob": torch.tensor([0.0, -2.0, -3.0])},
     ]  # fmt: skip
     valid = torch.tensor([[True, True, False], [True, True, True]])
-    made = study_data.padded(rows, valid)
-    assert made.top_ids.tolist() == [[[0, 0], [3, 4], [0, 0]], [[0, 0], [5, 0], [6, 0]]]
-    assert made.top_logprobs[1].tolist() == [[1, -torch.inf]] * 3
-    assert made.rest_logprob.tolist() == [[0, -1, -torch.inf], [0, -2, -3]]
+    batch = study_data.padded(rows, valid)
+    assert batch.top_ids.tolist() == [[[0, 0], [3, 4], [0, 0]], [[0, 0], [5, 0], [6, 0]]]
+    assert batch.top_logprobs[1].tolist() == [[1, -torch.inf]] * 3
+    assert batch.rest_logprob.tolist() == [[0, -1, -torch.inf], [0, -2, -3]]

@@ -76,9 +76,9 @@ def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
 def test_the_sdist_contains_the_sources_of_the_wheel(dist: Path) -> None:
     with tarfile.open(dist / f"xtok-{xtok.__version__}.tar.gz") as archive:
         files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
-    made = {name for name in files if name.startswith("xtok.egg-info/")}
+    metadata = {name for name in files if name.startswith("xtok.egg-info/")}
     about = {"LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
-    assert files - made == PACKAGE | about
+    assert files - metadata == PACKAGE | about
 
 
 def test_the_metadata(wheel: Path) -> None:
@@ -161,5 +161,5 @@ def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> No
         if done.returncode:
             failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stderr}")
     assert not failed, "\n".join(failed)
-    made = {p.name for p in tmp_path.glob("*.*")}
-    assert {args[-1] for args in WORK.values() if "-o" in args} <= made
+    outputs = {p.name for p in tmp_path.glob("*.*")}
+    assert {args[-1] for args in WORK.values() if "-o" in args} <= outputs

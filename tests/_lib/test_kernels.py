@@ -95,9 +95,9 @@ def test_every_kernel_is_cached(tmp_path: Path) -> None:
     models = [tmp_path / "student.tiktoken", tmp_path / "teacher.tiktoken"]
     byte_ranks(models[0], "ab", "c ")
     byte_ranks(models[1], "bc", " a")
-    given = [f"{model}@.+" for model in models]
+    arguments = [f"{model}@.+" for model in models]
     for _ in range(2):  # the first run compiles the kernels that no test has called yet
-        words = run(*given, text, program=EVERY_KERNEL).split()
+        words = run(*arguments, text, program=EVERY_KERNEL).split()
         if words[1::2] == ["1"] * 9:
             break
     assert words[1::2] == ["1"] * 9

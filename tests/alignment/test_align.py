@@ -86,8 +86,8 @@ def test_combining_marks_do_not_join_the_preceding_text() -> None:
     marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
     alignment = align(bytewise, bytewise, b"")
     for mark in marks.split():
-        alone = replace(alignment, student_ids=(0,), student_tokens=(mark,))
-        assert lines_of(alone)[0] == f"student │◌{mark}│"
+        single = replace(alignment, student_ids=(0,), student_tokens=(mark,))
+        assert lines_of(single)[0] == f"student │◌{mark}│"
 
 
 def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokenizer) -> None:
@@ -101,12 +101,12 @@ def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokeni
 def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_path: Path) -> None:
     text, pair, model = " the text,\n東京", two_files(small), small / "small.model"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    given = works(cli("align", *pair, text))
-    assert given.stdout.startswith("student │")
-    assert cli("align", *pair, "--file", "text.txt").stdout == given.stdout
+    printed = works(cli("align", *pair, text))
+    assert printed.stdout.startswith("student │")
+    assert cli("align", *pair, "--file", "text.txt").stdout == printed.stdout
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))
-    assert cli("align", *pair, "--file", "text.gz").stdout == given.stdout
-    assert cli("align", model, model, text).stdout == given.stdout
+    assert cli("align", *pair, "--file", "text.gz").stdout == printed.stdout
+    assert cli("align", model, model, text).stdout == printed.stdout
     forgotten = works(cli("align", *pair, "text.txt"))
     assert "to read the file: --file text.txt" in forgotten.stderr
     assert cli("align", *pair, "--quiet", text).stderr == ""

@@ -312,11 +312,11 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
     assert (alignment.student_chunk_id[~s_mask] == -1).all()
     assert (alignment.teacher_chunk_id[~t_mask] == -1).all()
     for i, (row, column) in enumerate(zip(*texts, strict=True)):
-        alone = aligner.align(np.array([row]), np.array([column]))
+        single = aligner.align(np.array([row]), np.array([column]))
         ours, theirs = alignment.student_chunk_id[i], alignment.teacher_chunk_id[i]
-        assert ours[s_mask[i]].tolist() == alone.student_chunk_id[0].tolist()
-        assert theirs[t_mask[i]].tolist() == alone.teacher_chunk_id[0].tolist()
-        assert alignment.num_chunks[i] == alignment.pair_valid[i].sum() == alone.num_chunks[0]
+        assert ours[s_mask[i]].tolist() == single.student_chunk_id[0].tolist()
+        assert theirs[t_mask[i]].tolist() == single.teacher_chunk_id[0].tolist()
+        assert alignment.num_chunks[i] == alignment.pair_valid[i].sum() == single.num_chunks[0]
         assert not alignment.pair_is_correct[i][~alignment.pair_valid[i]].any()
     # Without a mask, the pad role decides.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), alignment)
@@ -406,13 +406,13 @@ def test_padding_has_no_prediction_on_either_side(
     }
     fields = []
     for left in (False, True):
-        made = {name: batch(*side, left=left, more=2) for name, side in sides.items()}
-        given = {f"{name}_attention_mask": mask for name, (_, mask) in made.items()}
+        inputs = {name: batch(*side, left=left, more=2) for name, side in sides.items()}
+        masks = {f"{name}_attention_mask": mask for name, (_, mask) in inputs.items()}
         if not has_mask:
-            del given["student_attention_mask"]
-        ids: Any = (torch.from_numpy(ids) if as_tensor else ids for ids, _ in made.values())
-        shifted = shift_to_predictions(aligner.align(*ids, **given))
-        for name, (_, mask) in made.items():
+            del masks["student_attention_mask"]
+        ids: Any = (torch.from_numpy(ids) if as_tensor else ids for ids, _ in inputs.values())
+        shifted = shift_to_predictions(aligner.align(*ids, **masks))
+        for name, (_, mask) in inputs.items():
             chunk = np.asarray(getattr(shifted, f"{name}_chunk_id"))
             assert (chunk[~mask] == -1).all()
             fields.append([[c for c in row if c >= 0] for row in chunk.tolist()])
@@ -448,15 +448,15 @@ def test_flat_arrays_give_the_chunks_of_each_document(
     together = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
     index = 0
     for d, (row, column) in enumerate(zip(s, t, strict=True)):
-        alone = aligner.align(np.array([row]), np.array([column]))
-        n = int(alone.num_chunks[0])
+        single = aligner.align(np.array([row]), np.array([column]))
+        n = int(single.num_chunks[0])
         assert together.num_chunks[d] == n
         for chunk_id, bounds, expected in (
-            (together.student_chunk_id, s_bounds, alone.student_chunk_id),
-            (together.teacher_chunk_id, t_bounds, alone.teacher_chunk_id),
+            (together.student_chunk_id, s_bounds, single.student_chunk_id),
+            (together.teacher_chunk_id, t_bounds, single.teacher_chunk_id),
         ):
             assert chunk_id[bounds[d] : bounds[d + 1]].tolist() == expected[0].tolist()
-        assert together.is_correct[index : index + n].tolist() == alone.pair_is_correct[0].tolist()
+        assert together.is_correct[index : index + n].tolist() == single.pair_is_correct[0].tolist()
         index += n
     assert index == len(together.is_correct)
 
@@ -490,7 +490,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
     assert (types != other).any()
     likewise = replace(teacher.vocabulary, table=replace(teacher.table, types=other))
-    for made in (
+    for alignment in (
         TokenAligner(Pair(student.vocabulary, likewise)),
         TokenAligner(xtok.load_pair(hf, teacher)),
         TokenAligner(bind_map(xtok.ProjectionMap.load(path))[1], 2),
@@ -498,7 +498,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
         nemo_rl.NemoTokenAligner(hf, teacher, path, 4),
         nemo_rl.NemoTokenAligner(student, teacher, projection_matrix_path=str(path)),
     ):
-        assert chunks_of(made, s, t) == expected
+        assert chunks_of(alignment, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="swapped"):
         nemo_rl.NemoTokenAligner(teacher, student, path)

@@ -125,8 +125,8 @@ def test_text_after_different_control_tokens_is_aligned(turned: bool, tmp_path: 
     assert all(tokenizer.drops_text for tokenizer in pair)
     aligner = TokenAligner(xtok.load_pair(*pair))
     ids = [tokenizer.encode_batch(["the lamp a keeper"])[0] for tokenizer in pair]
-    alone = aligner.align_document(*ids)
-    assert alone.num_chunks[0] > 3
+    document = aligner.align_document(*ids)
+    assert document.num_chunks[0] > 3
     for num_before in ([1, 1], [1, 2], [2, 1], [0, 2], [1, 0]):
         starts = [own[:count] for own, count in zip(begins, num_before, strict=True)]
         rows = [[*start, *own] for start, own in zip(starts, ids, strict=True)]
@@ -134,7 +134,7 @@ def test_text_after_different_control_tokens_is_aligned(turned: bool, tmp_path: 
         for side, start in zip(("student", "teacher"), starts, strict=True):
             chunk = getattr(alignment, f"{side}_chunk_id")[len(start) :]
             assert chunk[0] >= 0
-            assert (chunk - chunk[0]).tolist() == getattr(alone, f"{side}_chunk_id").tolist()
+            assert (chunk - chunk[0]).tolist() == getattr(document, f"{side}_chunk_id").tolist()
 
 
 @pytest.mark.parametrize("turned", [False, True])

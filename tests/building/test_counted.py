@@ -42,7 +42,7 @@ def counting(**options: Any) -> BuildConfig:
     return BuildConfig(**{"top_k": 8, "exact_match": False, **options})
 
 
-def made(
+def counted_map(
     pair: Pair,
     texts: Sequence[Path],
     config: BuildConfig | None = None,
@@ -68,7 +68,7 @@ def test_weight_of_an_occurrence_for_each_target(
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
-    projection = made(pair, [path], counting(target=target), base)
+    projection = counted_map(pair, [path], counting(target=target), base)
     seen = 6 if target == "both" else 3
     alpha = projection.history[-1]["options"]["alpha"]
     expected = (seen + alpha * weight(base, s, t)) / (seen + alpha)
@@ -82,7 +82,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
     """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
     monkeypatch.setattr("xtok.building.counted.choose_alpha", lambda *_: 1e-6)
-    m = made(pair, [path], counting(target="chunk"), base)
+    m = counted_map(pair, [path], counting(target="chunk"), base)
     of_twenty = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
     # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
     assert of_twenty == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
@@ -90,7 +90,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
-    projection = made(pair, [path], counting(top_k=3), base)
+    projection = counted_map(pair, [path], counting(top_k=3), base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
     weights = Counter({t: 4 * w for t, w in naive.rows_of_map(base)[two]})
     for name in (b"201", b"20", b"20"):
@@ -112,7 +112,7 @@ def test_alpha_is_not_chosen_on_the_only_document(
 ) -> None:
     """This document is held out, which leaves none to count."""
     path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
-    projection = made(pair, [path], base=base)
+    projection = counted_map(pair, [path], base=base)
     assert projection.history[-1]["options"]["alpha"] == 4
     assert (
         "alpha 4, the default: the text has too few documents to choose it"
@@ -121,15 +121,15 @@ def test_alpha_is_not_chosen_on_the_only_document(
 
 
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
-    loose = made(pair, [corpus], counting(), base)
-    exact = made(pair, [corpus], counting(exact_match=True), base)
+    loose = counted_map(pair, [corpus], counting(), base)
+    exact = counted_map(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
     assert len(naive.rows_of_map(loose)[s]) > 1
     assert naive.rows_of_map(exact)[s] == [(t, 1.0)]
     assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
-    projection = made(pair, [corpus], counting(), with_slot)
+    projection = counted_map(pair, [corpus], counting(), with_slot)
     assert not projection.enable_scale_trick
     assert projection.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
 
@@ -145,7 +145,7 @@ def test_ignored_ids_are_not_counted(
         target=target, exact_match=exact_match, ignore_student_ids=(s,), ignore_teacher_ids=(t,)
     )
     for initial in (None, base):
-        projection = made(pair, [corpus], config, initial)
+        projection = counted_map(pair, [corpus], config, initial)
         projection.check()
         for checked in (projection, reapply_exact(projection)):
             assert checked.row_kind[s] == RowKind.EMPTY
@@ -165,7 +165,7 @@ def test_options_of_an_initial_map_apply_where_the_config_has_defaults(
         ignore_student_ids=(s,), ignore_teacher_ids=(t,),
     )  # fmt: skip
     config = counting(exact_match=True, special_tokens=special_tokens)
-    projection = made(pair, [corpus], config, multitoken(pair, initial_config))
+    projection = counted_map(pair, [corpus], config, multitoken(pair, initial_config))
     used = of_initial if special_tokens == "roles" else special_tokens  # the default is roles
     options = replace(initial_config, special_tokens=used)
     assert replace(used_options(projection), scale_trick=False) == options
@@ -181,7 +181,7 @@ def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
     to_pieces: Pair, base: ProjectionMap, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="teacher"):
-        made(to_pieces, [tmp_path / "missing.txt"], base=base)
+        counted_map(to_pieces, [tmp_path / "missing.txt"], base=base)
 
 
 @pytest.mark.parametrize(("loss", "is_exact"), [("p-kl", False), ("gold", True), ("h-kl", True)])
@@ -199,8 +199,8 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     projection = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
     assert [step["stage"] for step in projection.history] == ["count", "count"]
-    alone = made(pair, [corpus], counting(target="both"))
-    assert mapfile.sha256(projection) == mapfile.sha256(alone)
+    own = counted_map(pair, [corpus], counting(target="both"))
+    assert mapfile.sha256(projection) == mapfile.sha256(own)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
     with pytest.raises(ValueError, match="needs weights 'synthetic'"):

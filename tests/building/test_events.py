@@ -58,8 +58,8 @@ def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokeniz
 
 @pytest.fixture(scope="module")
 def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
-    made: EventMap = events(digits, byte_level)
-    return made
+    event_map: EventMap = events(digits, byte_level)
+    return event_map
 
 
 def test_linked_tokens_share_an_event(

@@ -410,8 +410,8 @@ def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
     pairs.write_text(f"bytes bytes\n{small / 'small.model'}\tbytes\nnone.model bytes\n\n")
     arguments = "pairs.txt", "maps", "--top-k", "3"
     done = [run_script(tmp_path, *arguments, task="2") for _ in range(2)]
-    made = (0, "maps/small_to_bytes_top3.safetensors\n")
-    assert [(d.returncode, d.stdout) for d in done] == [made] * 2
+    expected = (0, "maps/small_to_bytes_top3.safetensors\n")
+    assert [(d.returncode, d.stdout) for d in done] == [expected] * 2
     assert "is kept" in done[1].stderr
     for task, culprit in (
         ("3", "none.model"), ("4", "line 4"), ("5", "line 5"), ("0", "array"), ("", "array")
@@ -432,11 +432,11 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
         {"for_loss": "p-kl"}, {"for_loss": "p-kl"}, {},
         {"texts": text},
     ]  # fmt: skip
-    made = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in calls]
+    maps = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in calls]
     assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
-    assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
+    assert [bool(m.reports) for m in maps] == [True, False, True, True]  # the second was kept
     built = [xtok.build(*pieces_to_digits.tokenizers, **options) for options in calls]
-    assert [*map(sha256, made)] == [*map(sha256, built)]
+    assert [*map(sha256, maps)] == [*map(sha256, built)]
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "file"])
@@ -462,12 +462,12 @@ def test_event_maps_are_reused(
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
     ours, theirs = small / "small-digits", small / "small.model"
     path, notes = tmp_path / "e.safetensors", list[str]()
-    made = xtok.get_map(ours, theirs, for_loss=loss, path=path, note=notes.append)
+    first = xtok.get_map(ours, theirs, for_loss=loss, path=path, note=notes.append)
     make = xtok.spellings if loss == "csd" else xtok.events
-    assert sha256(made) == sha256(make(ours, theirs))
+    assert sha256(first) == sha256(make(ours, theirs))
     before = path.read_bytes()
     kept = xtok.get_map(ours, theirs, for_loss=loss.replace("-", "_"), path=path, note=notes.append)
-    assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(made), before, ())
+    assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(first), before, ())
     assert notes == [f"{path} exists, and is kept"]
     other = cli("events", theirs, ours, "--for", loss, "-o", path, "--skip-existing")
     assert f"{path} exists, and is replaced: its student is" in other.stderr

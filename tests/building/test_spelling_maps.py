@@ -124,8 +124,8 @@ def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int])
 def long_tokens(tmp_path: Path) -> SpellingMap:
     """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
-    made: SpellingMap = xtok.spellings(xtok.load_pair(student, "bytes"))
-    return made
+    spelling_map: SpellingMap = xtok.spellings(xtok.load_pair(student, "bytes"))
+    return spelling_map
 
 
 def test_the_two_tables(long_tokens: SpellingMap, tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def test_a_map_without_tokens_accepts_the_given_tokenizers(tiny: Pair) -> None:
     full = multitoken(tiny)
     sides = {name: replace(getattr(full, name), table=None) for name in SIDES}
     bare = replace(full, **sides)
-    for given in (reapply_exact(bind_map(bare, tiny)[0]), reapply_exact(bare, tiny)):
-        assert sha256(given) == sha256(reapply_exact(full))
+    for projection in (reapply_exact(bind_map(bare, tiny)[0]), reapply_exact(bare, tiny)):
+        assert sha256(projection) == sha256(reapply_exact(full))
 
 
 def test_other_kinds_of_arguments_are_refused(tiny: Pair) -> None:
@@ -286,8 +286,8 @@ def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
     }
     foreign = read_pt(tmp_path, content, teacher_vocab_size=256)
     pair = xtok.load_pair("bytes", "bytes")
-    for made in (multitoken(pair, initial=foreign), reapply_exact(foreign, pair)):
-        notes = [note for report in made.reports for note in report.notes]
+    for projection in (multitoken(pair, initial=foreign), reapply_exact(foreign, pair)):
+        notes = [note for report in projection.reports for note in report.notes]
         assert [note for note in notes if "org/other" in note and "teacher" in note]
         assert not [note for note in notes if "org/bytes" in note]
-        assert made.reports[0].stage == "import"
+        assert projection.reports[0].stage == "import"

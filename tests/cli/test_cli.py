@@ -150,12 +150,12 @@ def test_a_map_by_nemo_configures_every_command(
     cli: Cli, small: Path, by_nemo: Path, tmp_path: Path, line: str, printed: str
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    given: dict[str, list[Any]] = {
+    values: dict[str, list[Any]] = {
         "F": [by_nemo],
         "P": pair_options(small),
         "T": ["--text", "text.txt"],
     }
-    done = works(cli(*(part for word in line.split() for part in given.get(word, [word]))))
+    done = works(cli(*(part for word in line.split() for part in values.get(word, [word]))))
     assert re.search(printed, done.stdout)
     assert done.stderr == "" or not line.startswith("verify")
     if (tmp_path / "x.pt").exists():
@@ -399,15 +399,15 @@ def test_models_follow_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -
     options, models = pair_options(small), pair_options(small)[1::2]
     path = maps / "map.safetensors"
     text = ["--text", "text.txt", "--json"]
-    alone = works(cli("evaluate", path, *models, *text)).stdout
-    assert alone == works(cli("evaluate", path, *options, *text)).stdout
+    single = works(cli("evaluate", path, *models, *text)).stdout
+    assert single == works(cli("evaluate", path, *options, *text)).stdout
     assert works(cli("report", path, *models, "-o", "a.html")).stdout == "a.html\n"
     works(cli("report", path, *options, "-o", "b.html"))
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     for words in (["a.pt", *models], ["-o", "b.pt", *models], ["c.pt", *options]):
         works(cli("convert", path, *words))
-    made = [(tmp_path / f"{name}.pt").read_bytes() for name in "abc"]
-    assert made[0] == made[1] == made[2]
+    contents = [(tmp_path / f"{name}.pt").read_bytes() for name in "abc"]
+    assert contents[0] == contents[1] == contents[2]
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,8 @@ def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_pat
     for line, path in RECIPE.items():
         done = cli(*line.replace("MODELS", models).split())
         assert done.stdout == f"{path}\n", done.stderr
-    made = ProjectionMap.load(tmp_path / "final" / "matrix_top4.pt")
-    assert [step["stage"] for step in made.history] == [
+    projection = ProjectionMap.load(tmp_path / "final" / "matrix_top4.pt")
+    assert [step["stage"] for step in projection.history] == [
         "generate", "multitoken", "reapply-exact", "sort-cut"
     ]  # fmt: skip
 

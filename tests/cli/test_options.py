@@ -431,8 +431,8 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         "--token-form text --ignore-student-ids 7,5 --ignore-teacher-ids 9 -o m.safetensors"
     )
     works(cli("build", small / "small-byte-level", small / "small.model", *options.split()))
-    made = ProjectionMap.load(tmp_path / "m.safetensors")
-    assert made.history[0]["options"] == {
+    projection = ProjectionMap.load(tmp_path / "m.safetensors")
+    assert projection.history[0]["options"] == {
         **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4,
         "canonicalization": "relaxed", "token_form": "text",
         "ignore_student_ids": [5, 7], "ignore_teacher_ids": [9],
@@ -454,9 +454,9 @@ def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path)
     works(cli("build", *models, "--output", "first.safetensors", "-q"))
     extended = ["--initial-projection-path", "first.safetensors", "--no-scale-trick"]
     works(cli("multitoken", *models, *extended, "--output", "m.safetensors", "-q"))
-    made = ProjectionMap.load(tmp_path / "m.safetensors")
+    projection = ProjectionMap.load(tmp_path / "m.safetensors")
     digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
-    assert made.history[-1]["initial_sha256"] == digest
+    assert projection.history[-1]["initial_sha256"] == digest
     fails(cli("multitoken", *reversed(models), *extended, "-o", "x.safetensors"), "swapped")
 
 

@@ -479,9 +479,9 @@ def test_every_row_and_column_of_the_page_equals_the_map(
     student, other = plain.pair.tokenizers
     pieces = browser.run("Array.from({length: student.length}, (_, id) => student.piecesOf(id))")
     shared = other.table.canonical_ids()
-    alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in shared]
-    assert alone
-    for i in alone:
+    unshared = [i for i in student.table.text_ids.tolist() if student.table[i] not in shared]
+    assert unshared
+    for i in unshared:
         assert pieces[i] == other.segment(student.table[i])[:16]
 
 

@@ -194,8 +194,8 @@ def test_the_text_equals_that_of_transformers(expression: str) -> None:
         content = chat[run.message]["content"]
         text = rendered.text[run.start : run.end]
         if run.path == ("content",) and run.offset >= 0:
-            given = content[run.offset : run.offset + len(text)]
-            assert text.lower() == given.lower()
+            part = content[run.offset : run.offset + len(text)]
+            assert text.lower() == part.lower()
 
 
 @given(
@@ -637,9 +637,9 @@ def test_unpad_cuts_the_lists_that_transformers_pads(small: Path, side: str) -> 
     assert isinstance(batch["input_ids"], list)
     batch["tags"] = [["a"], ["b"]]
     for chat, sample, tags in zip(chats, unpad(batch), batch["tags"], strict=True):
-        alone = make(chat)
-        assert set(alone.pop("attention_mask")) == {1}
-        assert sample == {**alone, "tags": tags}
+        single = make(chat)
+        assert set(single.pop("attention_mask")) == {1}
+        assert sample == {**single, "tags": tags}
 
 
 def test_a_mask_of_the_samples_is_kept() -> None:

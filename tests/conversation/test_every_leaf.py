@@ -284,9 +284,9 @@ def test_values_missing_from_the_text_are_reported(
         if case == "an image":  # which the text shows by a mark
             without = [{**m, "content": [p for p in m["content"] if p != IMAGE]} for m in messages]
             text += "qimage" * (text != make(without))
-        given = dict.fromkeys(words([messages, *beside.values()]))
+        input_words = dict.fromkeys(words([messages, *beside.values()]))
         absent, is_error = expected(path.stem, case)
-        assert [word for word in given if word not in text] == absent.split(), case
+        assert [word for word in input_words if word not in text] == absent.split(), case
         assert (bool(problem), bool(notes)) == (is_error, bool(absent) and not is_error), case
         if problem:
             assert set(words(named(problem, messages, beside))) & {*absent.split()}, problem

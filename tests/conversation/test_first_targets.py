@@ -231,8 +231,8 @@ def test_numpy_values_are_written_as_json(byte_level: Tokenizer) -> None:
         return answer("", tool_calls=[{"type": "function", "function": function}])
 
     template = "{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}"
-    made = [called([1, 2], 0.5), called(np.array([1, 2]), np.float32(0.5))]
-    texts = [render(byte_level, [message], template=template).text for message in made]
+    results = [called([1, 2], 0.5), called(np.array([1, 2]), np.float32(0.5))]
+    texts = [render(byte_level, [message], template=template).text for message in results]
     assert texts[0] == texts[1]
 
 

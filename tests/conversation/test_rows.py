@@ -258,8 +258,8 @@ NAMED = [{"name": "tool_use", "template": "x{{ 1 }}"}, {"name": "default", "temp
 def test_templates_of_files(name: str, content: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content.encode())
-    for given in (path, str(path)):
-        text = render(BYTES, [ASK, SEVEN], template=given).text
+    for source in (path, str(path)):
+        text = render(BYTES, [ASK, SEVEN], template=source).text
         assert text.replace("\n", "").removeprefix("[INST] ") == "3 + 4?7"
 
 

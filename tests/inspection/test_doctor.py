@@ -168,9 +168,9 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     pair = known(diagnosis.pair)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")
     assert known(diagnosis.advice).loss == "event KL"
-    alone, twice = doctor(digits), doctor(digits, digits)
-    assert (alone.pair, alone.advice) == (None, None)
-    assert twice.tokenizers == alone.tokenizers
+    single, twice = doctor(digits), doctor(digits, digits)
+    assert (single.pair, single.advice) == (None, None)
+    assert twice.tokenizers == single.tokenizers
     assert known(twice.advice).loss == "plain KL"
     assert twice.summary.startswith("ok: small-digits → small-digits: no check failed, ")
 

@@ -178,10 +178,10 @@ def test_five_tokens_fit_the_screen(cli: Cli, saved: str) -> None:
     assert len(shown.splitlines()) <= 25
     assert fits_80_columns(shown)
     assert shown.count("'201'") == 1
-    alone = works(cli("inspect", saved, "201")).stdout
-    assert "normal; 3 digits" in alone
-    assert "spelled in pieces" in alone
-    assert "'2' (its beginning)" in alone
+    text = works(cli("inspect", saved, "201")).stdout
+    assert "normal; 3 digits" in text
+    assert "spelled in pieces" in text
+    assert "'2' (its beginning)" in text
 
 
 def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:

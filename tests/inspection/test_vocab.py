@@ -106,11 +106,11 @@ def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
     works(cli("vocab", model, "-t", teacher, "-o", "c.npz"))
     assert (tmp_path / "b.npz").read_bytes() == (tmp_path / "c.npz").read_bytes()
     own: dict[str, Any] = {"bytes": table.data, "offsets": table.offsets, "types": table.types}
-    alone, both = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
-    assert alone.files == [*own]
+    single, both = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+    assert single.files == [*own]
     assert both.files == [*own, "teacher_ids", "spellings", "spelling_offsets"]
     for name, array in own.items():
-        for file in (alone, both):
+        for file in (single, both):
             assert file[name].dtype == array.dtype
             assert np.array_equal(file[name], array)
     assert both["teacher_ids"].tolist() == pair.partners.tolist()

@@ -145,8 +145,8 @@ def test_a_name_stays_short_enough_and_different() -> None:
 
 
 def test_an_invalid_map_is_not_written(tmp_path: Path) -> None:
-    alone = np.array([0, 1, 1, 1, 0, 0], np.uint8)
-    for slot, message in ((None, "row 3 is not sorted"), (alone, "only its scale slot")):
+    flags = np.array([0, 1, 1, 1, 0, 0], np.uint8)
+    for slot, message in ((None, "row 3 is not sorted"), (flags, "only its scale slot")):
         with pytest.raises(ValueError, match=message):
             replace(TINY, scale_slot=slot).save(tmp_path / "map.safetensors")
     assert not os.listdir(tmp_path)

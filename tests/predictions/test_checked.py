@@ -302,14 +302,14 @@ def test_project_logprobs_ignores_placeholders(
     ours, theirs = (side.segment(TEXT.encode()) for side in (digits, byte_level))
     values = [-1.0] * len(theirs)
     candidates = [[i] for i in theirs], [[v] for v in values]
-    given: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "credit": xtok.PrefixCredit(*candidates) if credit == "prefix" else credit
     }
-    plain = xtok.project_logprobs(aligner, ours, theirs, values, **given)
+    plain = xtok.project_logprobs(aligner, ours, theirs, values, **columns)
     assert plain.valid.all()
     for position, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
         odd = [*values[:position], value, *values[position + 1 :]]
-        result = xtok.project_logprobs(aligner, ours, theirs, odd, **given)
+        result = xtok.project_logprobs(aligner, ours, theirs, odd, **columns)
         assert 0 < (~result.valid).sum() < 6
         assert not result.valid[0 if position == 0 else -1]
         assert np.array_equal(result.logprobs[result.valid], plain.logprobs[result.valid])
@@ -402,10 +402,10 @@ def test_impossible_rows_are_refused(name: str) -> None:
 
 def test_each_document_is_compared_separately() -> None:
     """One of 12 documents predicts the next token; each has enough rows to exclude chance."""
-    made = [teacher_rows(seed) for seed in range(12)]
-    bad = list(made)
-    bad[7] = (made[7][0], moved(made[7][1], 1), moved(made[7][2], 1), made[7][3])
-    for documents in (made, bad):
+    caches = [teacher_rows(seed) for seed in range(12)]
+    bad = list(caches)
+    bad[7] = (caches[7][0], moved(caches[7][1], 1), moved(caches[7][2], 1), caches[7][3])
+    for documents in (caches, bad):
         text = np.concatenate([document[0] for document in documents])
         counts = [n for document in documents for n in (0, *map(len, document[1][1:]))]
         ids, logprobs = (
@@ -416,7 +416,7 @@ def test_each_document_is_compared_separately() -> None:
         bounds = np.arange(13) * T
         starts = np.cumsum([0, *counts])
         topk = TopK(text, bounds, starts, ids, logprobs.astype(np.float32), nothing, nothing)
-        if documents is made:
+        if documents is caches:
             checked(topk, V)
             continue
         with pytest.raises(PredictionError, match="shifted by one") as error:
@@ -439,8 +439,8 @@ def test_collator_refuses_impossible_rows(name: str) -> None:
     """It knows no vocabulary, so 80 of 100 are enough; the rest is not told."""
     refused = 0
     for seed in range(100):
-        made = teacher_rows(seed)
-        text, ids, logprobs = WRONG[name](*made) if name in WRONG else made[:3]
+        rows = teacher_rows(seed)
+        text, ids, logprobs = WRONG[name](*rows) if name in WRONG else rows[:3]
         row: Row = {"input_ids": text.tolist()}
         row["topk_ids"] = [[], *(values.tolist() for values in ids[1:])]
         row["topk_logprobs"] = [[], *(values.tolist() for values in logprobs[1:])]

@@ -38,10 +38,10 @@ def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any
 
 def shifted(row: Row, ids: list[int], sources: list[int]) -> Row:
     """Return a row of other ids, with the predictions of a row at `sources`; −1: none."""
-    made: Row = {"input_ids": ids}
+    cache_row: Row = {"input_ids": ids}
     for name in ("topk_ids", "topk_logprobs"):
-        made[name] = [row[name][source] if source >= 0 else [] for source in sources]
-    return made
+        cache_row[name] = [row[name][source] if source >= 0 else [] for source in sources]
+    return cache_row
 
 
 def predictions_of(row: Row) -> list[tuple[list[int], list[float], float | None]]:

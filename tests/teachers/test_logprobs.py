@@ -86,8 +86,10 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
 def test_credit_goes_to_the_tokens_that_surprised_the_student(
     project: Project, credit: str, ours: list[float], expected: list[float]
 ) -> None:
-    given = [256, *b"c"], [*b"a", 256], [-1, -3]
-    projected = project(*given, credit=StudentCredit(ours) if credit == "student" else "uniform")
+    arguments = [256, *b"c"], [*b"a", 256], [-1, -3]
+    projected = project(
+        *arguments, credit=StudentCredit(ours) if credit == "student" else "uniform"
+    )
     assert shares(projected) == (expected, [True, True])
 
 

@@ -81,7 +81,7 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows are projected at a time."""
     sizes: list[int] = []
     project = Translator.project
@@ -98,13 +98,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_finished_parts_are_reused(
-    run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
+    run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     """The output has the same bytes as that of an uninterrupted run."""
     notes: list[str] = []
     out = tmp_path / "out.parquet"
     assert run(out, note=notes.append).documents == 6
-    assert made == [2]
+    assert batch_sizes == [2]
     assert notes[1:] == [f"resuming from 2 parts in {stopped}"]
     assert out.read_bytes() == whole
     assert names(tmp_path) == {"a.parquet", "whole.parquet", "out.parquet"}
@@ -143,26 +143,26 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damaged_parts_are_written_again(
-    name: str, run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
+    name: str, run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     DAMAGE[name](stopped / "000001.part")
     run(tmp_path / "out.parquet")
-    assert made == [2, 2]
+    assert batch_sizes == [2, 2]
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
 def test_parts_contain_their_job(
-    run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
+    run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     (stopped / "job.json").unlink()
     other = ProjectConfig(top_k=2)
     run(tmp_path / "other.parquet", other)
     shutil.copytree(stopped, tmp_path / "less.parquet.checkpoint")
     run(tmp_path / "less.parquet", other)
-    assert made == [2] * 6  # none of them taken
+    assert batch_sizes == [2] * 6  # none of them taken
     assert (tmp_path / "less.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
     run(tmp_path / "out.parquet")
-    assert made == [2] * 7
+    assert batch_sizes == [2] * 7
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
@@ -248,7 +248,7 @@ def test_changed_inputs_are_another_job(
 
 
 def test_finished_parts_survive_an_error(
-    stored: list[Row], run: Run, cache_file: Path, made: list[int], tmp_path: Path
+    stored: list[Row], run: Run, cache_file: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     bad = json.loads(json.dumps(stored))
     bad[5]["topk_ids"][3] = [4] * 8
@@ -256,7 +256,7 @@ def test_finished_parts_survive_an_error(
     for _ in range(2):  # the second run makes none of them again
         with pytest.raises(XtokError, match="row 5, position 3: "):
             run(tmp_path / "out.parquet")
-        assert made == [2, 2]
+        assert batch_sizes == [2, 2]
     assert names(tmp_path / "out.parquet.checkpoint") == KEPT
     assert names(tmp_path) == {"a.parquet", "out.parquet.checkpoint"}
 

@@ -202,9 +202,9 @@ def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: P
     ids, bounds, nan = np.array([256, 257], np.int32), np.array([0, 2]), np.nan
     shares, rest = np.log(np.array([[0.5, 0.3, 0.1], [nan, 0.1, nan]], np.float32))
     candidates, realized = np.array([257, 299, 97], np.int32), np.array([nan, shares[0]], "f4")
-    given = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
+    predictions = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
     projector = Projector(xtok.load_pair(student, teacher), xtok.build(teacher, student, PLAIN))
-    topk = projector.project(given, ids, bounds, 3)
+    topk = projector.project(predictions, ids, bounds, 3)
     assert topk.ids.tolist() == [257, 97]
     assert np.exp(topk.logprobs) == pytest.approx([0.5, 0.1])
     assert np.exp(topk.rest_logprob[1]) == pytest.approx(0.4)
@@ -294,10 +294,10 @@ def test_spellings_are_independent_at_a_seam_that_no_token_crosses(
     rng = np.random.default_rng(0)
     pairs = rng.choice(teacher.table.text_ids, (30_000, 2)).tolist()
     pairs = [(a, b) for a, b in pairs if not is_open[a] and not joined[tokens[a][-1], tokens[b][0]]]
-    alone = student.segment_batch([tokens[a] for a, _ in pairs])
+    first_ids = student.segment_batch([tokens[a] for a, _ in pairs])
     both = student.segment_batch([tokens[a] + tokens[b] for a, b in pairs])
     assert len(pairs) > 8_000
-    assert [ids and ids[0] for ids in alone] == [ids and ids[0] for ids in both]
+    assert [ids and ids[0] for ids in first_ids] == [ids and ids[0] for ids in both]
 
 
 @pytest.mark.real

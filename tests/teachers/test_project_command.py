@@ -168,15 +168,15 @@ def test_names_that_are_not_utf8(
     cache_file: Path, back: Pair, back_map: Path, tmp_path: Path
 ) -> None:
     path = cache_file.rename(tmp_path / os.fsdecode(b"\xff.parquet"))
-    made = {}
+    outputs = {}
     kinds: dict[CacheFormat, bytes] = {"neutral": b"\xfe.parquet", "vllm": b"\xfe.jsonl"}
     for to, name in kinds.items():
-        made[to] = tmp_path / os.fsdecode(name)
-        projected = xtok.project(path, back, made[to], ProjectConfig(to=to), back_map=back_map)
-        assert projected.paths == (str(made[to]),)
-    with made["neutral"].open("rb") as file:
+        outputs[to] = tmp_path / os.fsdecode(name)
+        projected = xtok.project(path, back, outputs[to], ProjectConfig(to=to), back_map=back_map)
+        assert projected.paths == (str(outputs[to]),)
+    with outputs["neutral"].open("rb") as file:
         assert pyarrow.parquet.read_metadata(file).num_rows == 6
-    assert made["vllm"].read_bytes().count(b"\n") == 6
+    assert outputs["vllm"].read_bytes().count(b"\n") == 6
 
 
 @pytest.mark.parametrize("to", ["axolotl", "distillkit"])

@@ -167,14 +167,14 @@ def test_tags_named_like_roles(all_small: dict[str, Tokenizer], student: str, te
     [read] = xtok.Retokenizer(pair)([ids])
     assert (read[0], read[-1]) == (columns.roles["bos"][0], columns.roles["eos"][0])
     assert xtok.Retokenizer(back)([read]) == [ids]
-    given = torch.tensor([ids])
+    inputs = torch.tensor([ids])
     collator = DistillationCollator(*pair.tokenizers)
-    [side] = collator.from_student_ids(given, torch.ones_like(given), given)["teachers"]
+    [side] = collator.from_student_ids(inputs, torch.ones_like(inputs), inputs)["teachers"]
     assert side["input_ids"].tolist() == [read]
     assert side["alignment"].student_chunk_id[0].tolist() == [*range(len(ids))]
     events = xtok.events(*pair.tokenizers)
-    alone = np.flatnonzero(events.student_event == events.student_event[ids[-1]])
-    assert not rows.lengths[alone].any()
+    same_event = np.flatnonzero(events.student_event == events.student_event[ids[-1]])
+    assert not rows.lengths[same_event].any()
 
 
 def test_gpt_2s_only_token_begins_and_ends(all_small: dict[str, Tokenizer]) -> None:

@@ -158,8 +158,8 @@ def test_a_split_pattern_that_omits_text(tmp_path: Path) -> None:
     assert tokenizer.encode("a 1").bounds.tolist() == [0, 1, 2, 3]
     with pytest.raises(TokenizerError, match=r"does not match all .*'a\.'"):
         tokenizer.encode("a.")
-    given = Retokenizer(load_pair("bytes", tokenizer))
-    assert given([list(b"a.1")]) == [list(b"a.1")]
+    retokenizer = Retokenizer(load_pair("bytes", tokenizer))
+    assert retokenizer([list(b"a.1")]) == [list(b"a.1")]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "ranks", "digits", "bytes"])

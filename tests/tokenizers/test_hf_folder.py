@@ -79,9 +79,9 @@ def adds(name: str, text: str) -> Edit:
 
 
 def rebuilt(folder: Path) -> None:
-    made = json.loads(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer.to_str())
+    library = json.loads(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer.to_str())
     parts = ("normalizer", "pre_tokenizer", "decoder", "model")
-    edit(folder / "tokenizer.json", **{part: made[part] for part in parts})
+    edit(folder / "tokenizer.json", **{part: library[part] for part in parts})
 
 
 def added(**flags: Any) -> Edit:
@@ -264,16 +264,16 @@ checked = pytest.mark.skipif(
 @checked
 @pytest.mark.parametrize("name", hf_folder.BUILT)
 def test_fingerprints_match_the_installed_transformers(name: str) -> None:
-    built, made = hf_folder.BUILT[name], getattr(transformers, name)
+    built, library_class = hf_folder.BUILT[name], getattr(transformers, name)
 
     def fingerprint(**options: bool) -> str:
-        return hf_folder.fingerprint(made(**options).backend_tokenizer)
+        return hf_folder.fingerprint(library_class(**options).backend_tokenizer)
 
     assert fingerprint() == fingerprint(legacy=False) == built.fingerprint
     prefix = name == "LlamaTokenizer"
     assert fingerprint(add_prefix_space=prefix) == built.fingerprint
     assert fingerprint(add_prefix_space=not prefix) != built.fingerprint or name == "GemmaTokenizer"
-    arguments = inspect.signature(made.__init__).parameters.items()
+    arguments = inspect.signature(library_class.__init__).parameters.items()
     named = {k: v.default for k, v in arguments if k.endswith("_token") and v.default is not None}
     assert named == built.roles
 

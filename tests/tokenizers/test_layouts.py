@@ -249,10 +249,12 @@ def test_doctor_reports_files_that_the_library_reads_differently(
     }
     folder = copied(split, tmp_path / "gpt2", **parts)
     tokenizer, auto = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
-    alone = shutil.copy(folder / "tokenizer.json", tmp_path / "alone.json")
+    single_file = shutil.copy(folder / "tokenizer.json", tmp_path / "alone.json")
     text = "2024"
     assert tokenizer.encode(text).ids.tolist() == auto(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.encode(text).ids.tolist() != load_tokenizer(alone).encode(text).ids.tolist()
+    assert (
+        tokenizer.encode(text).ids.tolist() != load_tokenizer(single_file).encode(text).ids.tolist()
+    )
     [note] = backend_notes(folder)
     assert note.startswith("tokenizer.json alone gives other ids for ")
     assert not backend_notes(small / "small-digits")

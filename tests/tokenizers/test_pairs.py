@@ -62,11 +62,11 @@ def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
     with pytest.raises(xtok.XtokError, match="null:5 cannot spell"):
         xtok.get_map("bytes", "null:5", path=path, strict=True)
     assert not path.exists()
-    made = [
+    maps = [
         xtok.get_map("bytes", "null:5", path=path, rebuild=again, note=notes.append)
         for again in (False, False, True)
     ]
-    assert [bool(m.reports) for m in made] == [True, False, True]
+    assert [bool(m.reports) for m in maps] == [True, False, True]
     assert notes == [f"{path} exists, and is kept"]
 
 

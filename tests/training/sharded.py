@@ -33,33 +33,33 @@ DeepSpeed's ZeRO-3. Or nothing: the student is whole in DDP, also as a static gr
 
 def objective_of(pair: Pair) -> Objective:
     """Event KL and CSD of one teacher each, ALM of a third, and the cross-entropy."""
-    given = [
+    weighted_losses = [
         make_loss("event-kl", map=event_index(xtok.events(pair))),
         make_loss("csd", map=spelling_index(xtok.spellings(pair))),
         make_loss("alm"),
     ]
-    return Objective(losses=given, combine=CombineConfig(cross_entropy_weight=0.5))
+    return Objective(losses=weighted_losses, combine=CombineConfig(cross_entropy_weight=0.5))
 
 
 def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) -> list[Any]:
     """The student and its teachers, in pieces if a layout is given."""
-    made = [
+    models = [
         tiny_model(pair.shape[seed > 0], seed=seed, sharp=0.5, tied=tied and not seed)
         for seed in range(4)
     ]
     if layout == "zero3":
-        made[0] = engine_of(made[0])
+        models[0] = engine_of(models[0])
     elif layout in ("ddp", "ddp-static"):
-        made[0] = DistributedDataParallel(made[0], static_graph=layout == "ddp-static")
+        models[0] = DistributedDataParallel(models[0], static_graph=layout == "ddp-static")
     elif layout is not None:
         mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if low else MixedPrecisionPolicy()
-        for model in made:
+        for model in models:
             parts = [*model.model.layers] if layout != "root" else []
             parts += [model.lm_head] if layout == "head" and not tied else []
             for part in (*parts, model):
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-    return made
+    return models
 
 
 def engine_of(model: Any) -> Any:

@@ -134,9 +134,9 @@ def test_rows_without_a_chunk() -> None:
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:
     student, teacher, targets = sides()
-    given: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
-    given |= {"targets": targets} | change
+    logits: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
+    logits |= {"targets": targets} | change
     if "teacher_logprobs" in change:
-        given["teacher_logits"] = None
+        logits["teacher_logits"] = None
     with pytest.raises(ValueError, match=message):
-        alm(alignment=ALIGNED, **given)
+        alm(alignment=ALIGNED, **logits)

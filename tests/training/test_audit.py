@@ -707,14 +707,14 @@ def test_loss_is_0_for_equal_models(loss: LossName, byte_level: Tokenizer) -> No
     batch = prepare(collate(TEXTS))
     model = tiny_model(side.vocabulary.vocab_size, seed=0, sharp=0.5).eval()
     kind = LOSSES[loss].map
-    made: Any = None
+    loss_map: Any = None
     if kind is EVENTS:
-        made = xtok.events(side, side)
+        loss_map = xtok.events(side, side)
     elif kind is SPELLINGS:
-        made = xtok.spellings(side, side)
+        loss_map = xtok.spellings(side, side)
     elif kind is not None:
-        made = built(side, side)
-    objective = make_objective(collate.pairs, loss, made)
+        loss_map = built(side, side)
+    objective = make_objective(collate.pairs, loss, loss_map)
     with torch.no_grad():
         logits = run(model, batch).logits
         terms = objective.terms(logits, [logits], batch)

@@ -99,9 +99,9 @@ def test_several_teachers_or_none(
     sides = [batch, *batch["teachers"]]
     assert [int(s["input_ids"][2, 0]) for s in sides] == ends
     assert batch["teachers"][1]["alignment"].num_chunks.tolist()[2] == 1
-    alone = DistillationCollator(digits, [], bos=False, eos=True)(TEXTS)
-    assert alone["teachers"] == []
-    assert torch.equal(alone["input_ids"], batch["input_ids"])
+    texts_only = DistillationCollator(digits, [], bos=False, eos=True)(TEXTS)
+    assert texts_only["teachers"] == []
+    assert torch.equal(texts_only["input_ids"], batch["input_ids"])
 
 
 def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> Any:
@@ -212,9 +212,9 @@ def test_targets_have_the_bytes_that_they_cover(sentencepiece: Tokenizer) -> Non
 def test_every_kind_of_tokenizer_can_be_pickled(
     byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer
 ) -> None:
-    made = DistillationCollator(byte_level, [sentencepiece, ranks])
-    again = pickle.loads(pickle.dumps(made))
-    check_same_batch(again(TEXTS), made(TEXTS))
+    original = DistillationCollator(byte_level, [sentencepiece, ranks])
+    again = pickle.loads(pickle.dumps(original))
+    check_same_batch(again(TEXTS), original(TEXTS))
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -189,7 +189,7 @@ def test_tokenizers_from_their_files_to_the_loss(
     pair = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )
-    made = xtok.spellings(pair)
+    spelling = xtok.spellings(pair)
     tables = [table.tokens() for table in pair.tables]
     both = tuple(
         [[others.index(t)] if t in others else other.segment(t) for t in tokens]
@@ -207,9 +207,9 @@ def test_tokenizers_from_their_files_to_the_loss(
     )
     student.requires_grad_()
     loss = csd(
-        student, teacher, spelling_index(made), targets, side["shifted"], CSDConfig(**options)
+        student, teacher, spelling_index(spelling), targets, side["shifted"], CSDConfig(**options)
     )
-    if not count_completed(spelling_index(made), targets, starting(side["shifted"])):
+    if not count_completed(spelling_index(spelling), targets, starting(side["shifted"])):
         assert float(loss.detach()) == 0
         return
     plain = naive(student, teacher, targets, side["shifted"], both, **options)

@@ -67,20 +67,20 @@ def by_row(small: Path) -> list[tuple[float, ...]]:
 
 
 @pytest.fixture(scope="module")
-def alone(
+def of_one_process(
     forks: Forks, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[float]]:
     """The values of one process."""
     return evaluated(forks, small, tmp_path_factory.mktemp("alone"), 1)
 
 
-@pytest.mark.xdist_group("evaluation")  # one run of `alone` for all
+@pytest.mark.xdist_group("evaluation")  # one run of `of_one_process` for all
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_each_row_counts_once(
     processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],
-    alone: dict[str, list[float]],
+    of_one_process: dict[str, list[float]],
 ) -> None:  # fmt: skip
-    evaluations = alone if processes == 1 else evaluated(forks, small, tmp_path, processes)
+    evaluations = of_one_process if processes == 1 else evaluated(forks, small, tmp_path, processes)
     for count in range(1, NUM_ROWS + 1):
         nats, targets, size, alm, chunks, theirs, their_size = map(
             sum, zip(*by_row[:count], strict=True)
@@ -94,4 +94,4 @@ def test_each_row_counts_once(
     assert evaluations["transformers streamed"] == evaluations["transformers 1 7"]
     gold = {name: values for name, values in evaluations.items() if name.startswith("gold")}
     for name, values in gold.items():
-        assert values == pytest.approx(alone[name], rel=1e-5), name
+        assert values == pytest.approx(of_one_process[name], rel=1e-5), name

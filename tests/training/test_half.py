@@ -68,8 +68,10 @@ def test_float16_training_with_hidden_states_follows_whole_logits(power: int) ->
         for _ in range(12):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
-                given = HiddenLogits(states, weight)
-                logits = given if kind == "hidden" else torch.nn.functional.linear(states, weight)
+                in_blocks = HiddenLogits(states, weight)
+                logits = (
+                    in_blocks if kind == "hidden" else torch.nn.functional.linear(states, weight)
+                )
                 loss = cross_entropy(logits, targets)
             scaler.scale(loss).backward()
             scaler.step(optimizer)

@@ -57,8 +57,8 @@ def model_named(name: str, width: int, **options: Any) -> Any:
     config = getattr(transformers, f"{name}Config")
     if config is None:
         pytest.skip(f"this Transformers has no {name}")
-    made = config(vocab_size=width, **MODELS[name][0], **options)
-    model: Any = transformers.AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+    model_config = config(vocab_size=width, **MODELS[name][0], **options)
+    model: Any = transformers.AutoModelForCausalLM.from_config(model_config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -50,8 +50,8 @@ def head(
     rows, length, width = shape
     generator = torch.Generator().manual_seed(seed)
     sizes = [(rows, length, D), (width, D), *([(width,)] if bias else [])]
-    made = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    return [x.to(dtype).requires_grad_() for x in made], options
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return [x.to(dtype).requires_grad_() for x in tensors], options
 
 
 def whole(tensors: list[Tensor], scale: float = 1.0, softcap: float | None = None) -> Tensor:
@@ -71,7 +71,7 @@ def bound(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
 
 def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Each loss with its options, as a function of both sides' logits, and their shapes."""
-    made: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
     ids, targets = alm_inputs.IDS, alm_inputs.sides()[2]
     shapes = (*ids[0].shape, alm_inputs.V_S), (*ids[1].shape, alm_inputs.V_T)
     aligned, index = alignment(*ids), event_index_of(alm_inputs.V_S, alm_inputs.V_T)
@@ -81,15 +81,15 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
             kind(reverse_kl=reverse, temperature=t) for kind in (ChunkLossConfig, ALMConfig)
         )
         events = bound(losses.event_kl, index, aligned, kl, sample_mask=mask)
-        made[f"event_kl {more}"] = events, shapes
-        made[f"alm {more}"] = bound(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
+        steps[f"event_kl {more}"] = events, shapes
+        steps[f"alm {more}"] = bound(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
     _, _, of_csd, of_chunks = csd_inputs.csd_batch(csd_inputs.ROWS)
     csd_widths = csd_inputs.V_S, csd_inputs.V_T
     csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, csd_widths, strict=True)]
     for options, mask in product(csd_inputs.OPTIONS, MASKS):
         csd = CSDConfig(**options)
         loss = bound(losses.csd, csd_inputs.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
-        made[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
+        steps[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
     module = ProjectionModule(random_map(alm_inputs.V_S, alm_inputs.V_T))
     pairs = ExactPairs(
         *(
@@ -102,20 +102,23 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
         of_p_kl = PKLConfig(reverse_kl=reverse, temperature=2.5, top_k=k)
         of_gold = GoldConfig(reverse_kl=reverse, temperature=2.5, uncommon_topk=k or 8192)
         p_kl = bound(losses.p_kl, module, aligned, of_p_kl, sample_mask=mask)
-        made[f"p_kl {more}"] = p_kl, shapes
-        made[f"gold {more}"] = bound(losses.gold, pairs, aligned, of_gold, sample_mask=mask), shapes
+        steps[f"p_kl {more}"] = p_kl, shapes
+        steps[f"gold {more}"] = (
+            bound(losses.gold, pairs, aligned, of_gold, sample_mask=mask),
+            shapes,
+        )
     same = (2, 5, 9), (2, 5, 11)
     inside = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0]])
     for reverse, t, k in product((False, True), (1.0, 2.5), (None, 4)):
         config = SameTokenizerConfig(reverse_kl=reverse, temperature=t, top_k=k)
         name = f"same_tokenizer_kl reverse={reverse} temperature={t} top_k={k}"
-        made[name] = bound(losses.same_tokenizer_kl, inside, config), same
+        steps[name] = bound(losses.same_tokenizer_kl, inside, config), same
     own = torch.tensor([[1, 8, -100, 3, -100], [-100, 0, 2, 2, 5]])
-    made["cross_entropy"] = (lambda s, q: losses.cross_entropy(s, own)), same
+    steps["cross_entropy"] = (lambda s, q: losses.cross_entropy(s, own)), same
     top = torch.tensor([[[1, 2]] * 5, [[0, 8]] * 5])
     logprobs, rest = torch.tensor([[[-1.0, -2.0]] * 5] * 2), torch.full((2, 5), -1.0)
-    made["topk_kl"] = (lambda s, q: losses.topk_kl(s, top, logprobs, rest, inside)), same
-    return made
+    steps["topk_kl"] = (lambda s, q: losses.topk_kl(s, top, logprobs, rest, inside)), same
+    return steps
 
 
 CASES = cases()
@@ -267,13 +270,13 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
             starting, _ = both_tokens(chunks)
             compared.view(-1)[starting.positions[starting.starts]] = True
             assert student.made == int(compared.sum())
-        alone = [
+        single = [
             losses.cross_entropy(student, own),
             losses.event_kl(student, teacher, index, aligned, config),
             losses.event_kl(student, teacher, index, aligned),
         ]
-        expected = sum(w * x for w, x in zip(weights, alone, strict=True))
-        torch.testing.assert_close(parts, [x.detach() for x in alone])
+        expected = sum(w * x for w, x in zip(weights, single, strict=True))
+        torch.testing.assert_close(parts, [x.detach() for x in single])
         results.append([total.detach(), *torch.autograd.grad(total, ours, retain_graph=True)])
         results.append([expected.detach(), *torch.autograd.grad(expected, ours)])
     for other in results[1:]:
@@ -288,11 +291,11 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # fmt: skip
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor):
                 self.numbers = max(self.numbers, tensor.numel())
-        return made
+        return result
 
 
 @pytest.mark.parametrize(

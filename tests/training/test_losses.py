@@ -93,13 +93,13 @@ def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
         *(data[f"pair_{what}"] for what in ("valid", "is_correct")),
     )
     m = nemo_map(data["projection_indices"], data["projection_weights"], teacher.shape[-1])
-    given: Any = aligned, CASES[case]
+    inputs: Any = aligned, CASES[case]
     mask = torch.from_numpy(data["sample_mask"])
     if case.startswith("p_kl"):
-        loss = p_kl(student, teacher, ProjectionModule(m), *given, sample_mask=mask)
+        loss = p_kl(student, teacher, ProjectionModule(m), *inputs, sample_mask=mask)
     else:
         pairs = exact_pairs(m) if case.startswith("gold") else exact_pairs(m, threshold=0.6)
-        loss = gold(student, teacher, pairs, *given, sample_mask=mask)
+        loss = gold(student, teacher, pairs, *inputs, sample_mask=mask)
     value, gradient = value_and_gradient(loss, student)
     assert abs(float(value) - float(data[f"{case}__loss"])) < 1e-5
     assert np.abs(gradient.numpy() - data[f"{case}__grad"]).max() < 1e-5
@@ -342,8 +342,8 @@ def test_masks_leave_chunks_out() -> None:
     module = ProjectionModule(random_map(10, 13))
     config = PKLConfig()
     first = p_kl(student, teacher, module, ALIGNED, config, sample_mask=torch.tensor([1, 0]))
-    alone = alignment(ROWS, COLUMNS, [[True] * 4, [False] * 4])
-    torch.testing.assert_close(first, p_kl(student, teacher, module, alone, config))
+    first_row = alignment(ROWS, COLUMNS, [[True] * 4, [False] * 4])
+    torch.testing.assert_close(first, p_kl(student, teacher, module, first_row, config))
     assert not value_and_gradient(first, student)[1][1].any()
     correct = alignment(ROWS, COLUMNS, None, [[False, True, False, False]] * 2)
     exact = PKLConfig(exact_token_match_only=True)
@@ -384,12 +384,12 @@ def test_a_sample_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> No
 def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> ProjectionMap:
     """A map of one entry a row."""
     ids, values = np.array(teacher_ids, np.int32), np.array(weights, np.float32)
-    given: Any = {
+    changes: Any = {
         "student_ids": np.arange(4, dtype=np.int32),
         "teacher_ids": ids,
         "weights": values,
     }
-    return replace(GOOD, **given, **fields)
+    return replace(GOOD, **changes, **fields)
 
 
 def test_gold_pairs_are_the_exact_rows() -> None:

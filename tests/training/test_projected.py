@@ -30,7 +30,7 @@ def logits_for(side: dict[str, Any], width: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(*side["input_ids"].shape, width, generator=generator)
 
 
-def given(
+def inputs_of(
     student: Tokenizer, teacher: Tokenizer, top_k: int
 ) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
     """What projects, a batch, and the teacher's logits on it."""
@@ -52,7 +52,7 @@ def candidates(stored: StoredTopK, width: int) -> Tensor:
 def test_loss_is_0_for_equal_logits_of_the_same_tokenizer(
     byte_level: Tokenizer, top_k: int
 ) -> None:
-    of_teacher, batch, logits = given(byte_level, byte_level, top_k)
+    of_teacher, batch, logits = inputs_of(byte_level, byte_level, top_k)
     logits[..., 70] = -torch.inf  # a masked token is no candidate
     side = batch["teachers"][0]
     assert float(of_teacher.loss(logits, logits, batch, side)) == pytest.approx(0, abs=1e-6)
@@ -64,7 +64,7 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, top_k: int
 ) -> None:
     """The file has the best candidates, the rest, and the text's own tokens."""
-    of_teacher, batch, logits = given(digits, byte_level, top_k)
+    of_teacher, batch, logits = inputs_of(digits, byte_level, top_k)
     side = batch["teachers"][0]
     rows = []
     for text, ids, mask, log_p in zip(
@@ -93,22 +93,24 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     [expected] = (side["stored"] for side in stored["teachers"])
     assert torch.equal(stored["input_ids"][stored["attention_mask"] != 0],
                        batch["input_ids"][batch["attention_mask"] != 0])  # fmt: skip
-    made = of_teacher(logits, batch, side)
+    projection = of_teacher(logits, batch, side)
     predicted = expected.valid
-    shares = [candidates(projected, len(digits.table)) for projected in (made, expected)]
+    shares = [candidates(projected, len(digits.table)) for projected in (projection, expected)]
     torch.testing.assert_close(*shares, rtol=1e-4, atol=1e-7)
-    rests = [projected.rest_logprob[predicted].exp() for projected in (made, expected)]
+    rests = [projected.rest_logprob[predicted].exp() for projected in (projection, expected)]
     torch.testing.assert_close(*rests, rtol=1e-4, atol=1e-6)
     # Where nothing is predicted all is rest, which loses nothing; every target counts.
-    assert torch.equal(made.valid, batch["labels"] != -100)
-    assert not made.rest_logprob[made.valid & ~predicted].any()
+    assert torch.equal(projection.valid, batch["labels"] != -100)
+    assert not projection.rest_logprob[projection.valid & ~predicted].any()
     ours = logits_for(batch, len(digits.table), seed=1)
-    sums = [float(topk_kl(ours, **vars(x))) * int(x.valid[:, 1:].sum()) for x in (made, expected)]
+    sums = [
+        float(topk_kl(ours, **vars(x))) * int(x.valid[:, 1:].sum()) for x in (projection, expected)
+    ]
     assert sums[0] == pytest.approx(sums[1])
 
 
 def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    of_teacher, batch, logits = given(digits, byte_level, 8)
+    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     ours = logits_for(batch, len(digits.table), seed=1).requires_grad_()
     of_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
     assert logits.grad is None
@@ -119,7 +121,7 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
     byte_level: Tokenizer, digits: Tokenizer
 ) -> None:
     """In an objective: with any padding, and as shares of all."""
-    of_teacher, batch, logits = given(digits, byte_level, 8)
+    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
     collate = DistillationCollator(digits, byte_level, bos=False)
     objective = make_objective(collate.pairs, of_teacher.loss)
@@ -136,23 +138,23 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
     for name in ("input_ids", "attention_mask", "labels"):
         moved[name] = batch[name].clone()
         moved[name][1] = moved[name][1].roll(int((batch["attention_mask"][1] == 0).sum()))
-    made, left = of_teacher(logits, batch, side), of_teacher(logits, moved, side)
-    for mask, projected in ((batch, made), (moved, left)):
+    projection, left = of_teacher(logits, batch, side), of_teacher(logits, moved, side)
+    for mask, projected in ((batch, projection), (moved, left)):
         assert not projected.valid[mask["attention_mask"] == 0].any()
-    for name in vars(made):
+    for name in vars(projection):
         kept = [
             vars(projected)[name][mask["attention_mask"] != 0]
-            for mask, projected in ((batch, made), (moved, left))
+            for mask, projected in ((batch, projection), (moved, left))
         ]
         assert torch.equal(*kept)
 
 
 def test_logits_have_the_teachers_width(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    of_teacher, batch, logits = given(digits, byte_level, 8)
+    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     side = batch["teachers"][0]
     wider = torch.nn.functional.pad(logits, (0, 3), value=50.0)
-    made, expected = of_teacher(wider, batch, side), of_teacher(logits, batch, side)
-    assert torch.equal(made.top_logprobs, expected.top_logprobs)
+    projection, expected = of_teacher(wider, batch, side), of_teacher(logits, batch, side)
+    assert torch.equal(projection.top_logprobs, expected.top_logprobs)
     with pytest.raises(XtokError, match="teacher's logits") as raised:
         of_teacher(logits[..., :-1], batch, side)
     assert raised.value.parameter == "vocab_size"

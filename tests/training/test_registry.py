@@ -186,5 +186,5 @@ def test_both_spellings_of_a_name(pair: Pair) -> None:
     with pytest.raises(XtokError, match="an event map"):
         make_loss("event_kl")  # type: ignore[arg-type]
     assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]
-    made: Any = xtok.get_map(*pair.tokenizers, for_loss="event_kl")  # type: ignore[call-overload]
-    assert made.num_events == xtok.events(*pair.tokenizers).num_events
+    event_map: Any = xtok.get_map(*pair.tokenizers, for_loss="event_kl")  # type: ignore[call-overload]
+    assert event_map.num_events == xtok.events(*pair.tokenizers).num_events

@@ -39,8 +39,8 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
     model = tiny_model(len(digits.table), seed=0, sharp=0.5).eval()
     loss = losses.make_loss("same-tokenizer")
     assert loss.count(batch, teacher) == int((labels >= 0).sum())
-    given = logits_of(model, batch), logits_of(model, teacher), batch, teacher
-    assert float(loss(*given).detach()) == pytest.approx(0, abs=1e-6)
+    inputs = logits_of(model, batch), logits_of(model, teacher), batch, teacher
+    assert float(loss(*inputs).detach()) == pytest.approx(0, abs=1e-6)
 
 
 def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:

@@ -206,12 +206,12 @@ def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> No
     model = tiny_model(int(side["input_ids"].max()) + 1, seed=1, sharp=0.5)
     with torch.no_grad():
         logits = run(model, side).logits[0]
-        alone = model(input_ids=torch.tensor([ids])).logits[0]
+        expected = model(input_ids=torch.tensor([ids])).logits[0]
     positions = [t for t, number in enumerate(chunk[1:]) if number >= 0]
     shifted = side["shifted"].teacher_chunk_id[0]
     kept = np.flatnonzero(side["attention_mask"][0])
     assert np.flatnonzero(shifted >= 0).tolist() == [int(kept[t]) for t in positions]
-    torch.testing.assert_close(logits[kept[positions]], alone[positions])
+    torch.testing.assert_close(logits[kept[positions]], expected[positions])
 
 
 @quietly
@@ -252,7 +252,7 @@ def test_the_conversation_before_an_answer_is_cut_from_its_left(
 def test_rows_of_the_student(
     family: Callable[[str], Tokenizer], digits: Tokenizer, way: str, padding: str
 ) -> None:
-    teacher, given = family("qwen3"), given_to(WAYS[way])
+    teacher, messages = family("qwen3"), given_to(WAYS[way])
     prompt, answer = (digits.encode(text).ids.tolist() for text in ("Lit?", CHAT[3]["content"]))
     row, size = [*prompt, *answer], len(prompt) + len(answer) + 3
     ids, mask, labels = (torch.full((2, size), fill) for fill in (0, 0, -100))
@@ -264,9 +264,9 @@ def test_rows_of_the_student(
     collator = DistillationCollator(digits, [teacher, teacher])
     plain = collator.from_student_ids(ids, mask, labels)
     batch = collator.from_student_ids(
-        ids, mask, labels, teacher_messages=[[given, None], [None, given[:-1]]]
+        ids, mask, labels, teacher_messages=[[messages, None], [None, messages[:-1]]]
     )
-    shown = xtok.render(teacher, given[:-1], add_generation_prompt=True).ids.tolist()
+    shown = xtok.render(teacher, messages[:-1], add_generation_prompt=True).ids.tolist()
     for n, (more, usual) in enumerate((batch["teachers"], batch["teachers"][::-1])):
         teacher_ids, _, chunk = of_row(more, n)
         usual_ids, _, usual_chunk = of_row(usual, n)
@@ -286,8 +286,8 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     [bos] = byte_level.table.roles["bos"]
     context_ids = byte_level.encode(CONTEXT).ids.tolist()
     rows = [
-        of_row(collator.from_student_ids(ids, ids > -1, labels, **given)["teachers"][0], 0)
-        for given in ({}, {"teacher_context": [CONTEXT]}, {"teacher_messages": [CONTEXT]})
+        of_row(collator.from_student_ids(ids, ids > -1, labels, **options)["teachers"][0], 0)
+        for options in ({}, {"teacher_context": [CONTEXT]}, {"teacher_messages": [CONTEXT]})
     ]
     theirs = rows[0][0]
     answered = [i for i in rows[0][1] if i >= 0]

@@ -64,8 +64,8 @@ def test_loss_and_gradients_match_the_plain_twin(
     logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf  # a shorter row, and one without a rest
     if k == V:
         rest[:] = -torch.inf
-    given = ids.int(), logprobs, rest, VALID
-    loss, plain = topk_kl(student, *given), plain_topk_kl(student, *given)
+    targets = ids.int(), logprobs, rest, VALID
+    loss, plain = topk_kl(student, *targets), plain_topk_kl(student, *targets)
     torch.testing.assert_close(loss, plain)
     (ours,), (theirs,) = (torch.autograd.grad(3 * x, student) for x in (loss, plain))
     torch.testing.assert_close(ours, theirs)
@@ -115,10 +115,10 @@ def test_extremes_are_finite(scale: float, k: int) -> None:
 def test_bfloat16_logits_are_computed_in_float32() -> None:
     low = predictions(4).bfloat16().requires_grad_()
     exact = low.detach().double().requires_grad_()
-    given = *stored(torch.log_softmax(predictions(5), -1), 3), VALID
+    targets = *stored(torch.log_softmax(predictions(5), -1), 3), VALID
     with torch.autocast("cpu", torch.bfloat16):
-        loss = topk_kl(low, *given)
-    plain = plain_topk_kl(exact, *given)
+        loss = topk_kl(low, *targets)
+    plain = plain_topk_kl(exact, *targets)
     assert loss.dtype == torch.float32
     same_in_bfloat16(loss, low, plain, exact, 8e-3)
 

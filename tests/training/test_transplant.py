@@ -43,7 +43,9 @@ SIZES = {
 }  # fmt: skip
 
 
-def made(folder: Path, tokenizer: Path, kind: str, options: dict[str, Any], **saved: Any) -> Path:
+def saved_model(
+    folder: Path, tokenizer: Path, kind: str, options: dict[str, Any], **saved: Any
+) -> Path:
     """Write a random model with the tokenizer of a folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -66,7 +68,7 @@ def made(folder: Path, tokenizer: Path, kind: str, options: dict[str, Any], **sa
 @pytest.fixture
 def model(tmp_path: Path, small: Path) -> Path:
     """A tied Llama with the tokenizer `small-digits`."""
-    return made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, tied"])
+    return saved_model(tmp_path / "model", small / "small-digits", *CONFIGS["llama, tied"])
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
     name: str, tmp_path: Path, small: Path, new: Path
 ) -> None:
     """Input, body, head and bias together: the logits of shared tokens are equal."""
-    source = made(tmp_path / "model", small / "small-digits", *CONFIGS[name])
+    source = saved_model(tmp_path / "model", small / "small-digits", *CONFIGS[name])
     if "prefix" in name:
         path = source / "model.safetensors"
         weights = {k.removeprefix("transformer."): v for k, v in load_file(path).items()}
@@ -196,7 +198,7 @@ def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path:
 
 def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -> None:
     """In the input, the mean row makes text worse; see the guide."""
-    model = made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
+    model = saved_model(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
     composed = np.flatnonzero(xtok.load_pair(new, model).partners[:1200] < 0)
     for name, shrink in (("plain", 0.0), ("new", 0.3), ("mean", 1.0)):
         xtok.transplant(model, new, tmp_path / name, shrink=shrink)
@@ -278,7 +280,7 @@ def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path
     source = shutil.copytree(small / "small-digits", tmp_path / "tokenizer")
     config = config_of(source, "tokenizer_config") | {"pad_token": "<|end_of_text|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(config))
-    model = made(tmp_path / "model", source, *CONFIGS["llama, tied"])
+    model = saved_model(tmp_path / "model", source, *CONFIGS["llama, tied"])
     done = xtok.transplant(model, new, tmp_path / "new")
     rows = weights_of(tmp_path / "new")
     assert torch.equal(rows[1195], weights_of(model)[795])
@@ -371,7 +373,7 @@ def test_extra_tensors_are_resized(model: Path, new: Path, tmp_path: Path) -> No
 def test_a_smaller_vocabulary(
     tokenizer: str, counts: tuple[int, ...], small: Path, new: Path, tmp_path: Path
 ) -> None:
-    model = made(tmp_path / "model", new, *CONFIGS["llama, tied"])
+    model = saved_model(tmp_path / "model", new, *CONFIGS["llama, tied"])
     done = xtok.transplant(model, small / tokenizer, tmp_path / "new")
     ours, library = loaded(tmp_path / "new")
     text = "In 2012 there were größer 日本 😀 of them."

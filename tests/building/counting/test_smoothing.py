@@ -57,7 +57,9 @@ def test_alpha_is_chosen_by_the_losses_of_whole_maps(
     of_counted, of_held = arrays(counted), arrays(held)
     scores = []
     for alpha in ALPHAS:
-        made = heaviest(smooth(pair_edges(of_counted[0], of_counted[1] / 2), edges, alpha), top_k)
-        scores.append((losses(weights_at(made, of_held[0]), 6) * of_held[1]).sum())
+        smoothed = heaviest(
+            smooth(pair_edges(of_counted[0], of_counted[1] / 2), edges, alpha), top_k
+        )
+        scores.append((losses(weights_at(smoothed, of_held[0]), 6) * of_held[1]).sum())
     expected = ALPHAS[int(np.argmin(scores))] if held and counted else 4.0
     assert choose_alpha(of_counted, of_held, edges, top_k, 6, unit=2) == expected

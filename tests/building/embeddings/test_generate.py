@@ -301,8 +301,8 @@ def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
         np.testing.assert_array_equal(again[0], values, str(options))
         np.testing.assert_array_equal(again[1], ids, str(options))
     for row in (0, TILE[0] + 3):  # nor does it matter which others are compared
-        alone = search(teachers, students[row : row + 1], 10, absolute=absolute)
-        np.testing.assert_array_equal(alone[0][0], values[row])
+        single = search(teachers, students[row : row + 1], 10, absolute=absolute)
+        np.testing.assert_array_equal(single[0][0], values[row])
 
 
 def test_low_precision_rounds_the_vectors() -> None:
@@ -570,10 +570,12 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     assert "compared by spelling: the student small.model has no" in done.stderr
     assert "| torch\n" not in done.stderr
     assert os.listdir(tmp_path) == [name]
-    made = ProjectionMap.load(tmp_path / name)
-    assert made.method == "spelling"
-    assert map_name(made, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
-    assert made.history[0]["options"]["embedding_model"] == {"kind": "spelling"}
+    projection = ProjectionMap.load(tmp_path / name)
+    assert projection.method == "spelling"
+    assert (
+        map_name(projection, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
+    )
+    assert projection.history[0]["options"]["embedding_model"] == {"kind": "spelling"}
     [note] = (
         generate(xtok.load_pair(model_folders / "student", small / "small-digits")).reports[0].notes
     )
@@ -637,19 +639,19 @@ def test_the_map_does_not_depend_on_chunks_or_threads(
     pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
     embedding = "own" if kind == "own" else f"input:{model_folders / 'student'}"
     config = GenerateConfig(weight_threshold=0.001)
-    before, made = torch.get_num_threads(), set()
+    before, files = torch.get_num_threads(), set()
     for threads, chunk_size in ((1, 8192), (2, 1), (3, 700)):
         torch.set_num_threads(threads)
         monkeypatch.setattr(similarity, "CHUNK_SIZE", chunk_size)
-        made.add(to_safetensors(generate(pair, embedding, config)))
+        files.add(to_safetensors(generate(pair, embedding, config)))
     torch.set_num_threads(before)
-    assert len(made) == 1
+    assert len(files) == 1
 
 
 def test_the_history_records_the_model_and_the_options(model_folders: Path) -> None:
     pair = xtok.load_pair(model_folders / "student", model_folders / "teacher")
-    made = generate(pair, f"input:{model_folders / 'student'}", GenerateConfig(top_k=3))
-    [step] = made.history
+    projection = generate(pair, f"input:{model_folders / 'student'}", GenerateConfig(top_k=3))
+    [step] = projection.history
     assert step["stage"] == "generate"
     model = step["options"].pop("embedding_model")
     assert len(model.pop("sha256")) == 64
@@ -660,8 +662,8 @@ def test_the_history_records_the_model_and_the_options(model_folders: Path) -> N
     }  # fmt: skip
     assert str(model_folders) not in json.dumps(step)
     kinds = {RowKind.EMPTY, RowKind.SIMILAR}
-    assert set(made.row_kind.tolist()) == kinds
-    cut = xtok.sort_cut(xtok.reapply_exact(made))
+    assert set(projection.row_kind.tolist()) == kinds
+    cut = xtok.sort_cut(xtok.reapply_exact(projection))
     assert set(cut.row_kind.tolist()) == {*kinds, RowKind.EXACT, RowKind.ROLE}
 
 

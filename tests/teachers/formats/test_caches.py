@@ -569,8 +569,8 @@ def test_only_rows_with_messages_have_a_mask(
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
     out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
     pair, config = xtok.load_pair(digits, byte_level), ProjectConfig(to=to, **BOTH_PLAIN)
-    made = xtok.project(path, pair, out, config, back_map=back_map)
-    assert made.documents == 5
+    summary = xtok.project(path, pair, out, config, back_map=back_map)
+    assert summary.documents == 5
     if to == "neutral":
         back = tmp_path / "back.parquet"
         config = ProjectConfig(**BOTH_PLAIN)

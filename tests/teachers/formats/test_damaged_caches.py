@@ -225,8 +225,8 @@ def test_parquet(
         if read_rows is None:
             refused += 1
         else:
-            given = schema.to_pylist() if seed % 5 else read_rows
-            written = [(row["input_ids"], rows_of_neutral(row)) for row in given]
+            plain_rows = schema.to_pylist() if seed % 5 else read_rows
+            written = [(row["input_ids"], rows_of_neutral(row)) for row in plain_rows]
             assert all(
                 equal_rows(row, *ids_and_rows)
                 for row, ids_and_rows in zip(read_rows, written, strict=True)
@@ -247,7 +247,7 @@ def test_configs(
 ) -> None:
     """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
     path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=1280, k=K)
-    given = [{name: row[name] for name in teachers.NAMES} for row in rows]
+    plain_rows = [{name: row[name] for name in teachers.NAMES} for row in rows]
     bins = {"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}
     others: list[Any] = [
         *(["sqrt"], ["fromfile"], ["exp", 0], [["sqrt"]], [-1], [True], [1e9], [17], "float16"),
@@ -268,7 +268,7 @@ def test_configs(
             refused += read_rows is None
             if read_rows and config["exact_k"] == K:
                 stored = [{name: row[name] for name in teachers.NAMES} for row in read_rows]
-                assert stored == given, (name, value)
+                assert stored == plain_rows, (name, value)
     assert refused > 300
 
 

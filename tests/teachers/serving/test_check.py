@@ -129,5 +129,5 @@ def test_doctor_with_a_server(cli: Cli, small: Path, digits: Tokenizer) -> None:
         wrong = cli("doctor", *models[::-1], "--teacher-url", url)
     assert wrong.returncode == 3
     assert "different tokenizer" in wrong.stdout
-    alone = cli("doctor", models[0], "--teacher-url", url)
-    assert alone.returncode == 2
+    single = cli("doctor", models[0], "--teacher-url", url)
+    assert single.returncode == 2

@@ -964,13 +964,13 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
         def ask(ids: list[int]) -> Any:
             return prompt_rows(post(url, ids, 5))[0]
 
-        alone = [*map(ask, rows)]
+        single = [*map(ask, rows)]
         model.delay = 0.05
         with ThreadPoolExecutor(len(rows)) as pool:
-            assert [*pool.map(ask, rows)] == alone
+            assert [*pool.map(ask, rows)] == single
         assert model.most == 8
         answer = post(url, rows, 5)
-    assert prompt_rows(answer) == alone
+    assert prompt_rows(answer) == single
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]
 
 

@@ -74,7 +74,7 @@ def make_trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
         tokenizer = AutoTokenizer.from_pretrained(folders[0])
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         tokenizer.chat_template = chat_template or tokenizer.chat_template
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01, "lmbda": 0.5,
             "max_completion_length": 8, "max_length": 64, "logging_steps": 1,
             "save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False,
@@ -87,7 +87,7 @@ def make_trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
         return gold.XTokGOLDTrainer(
             model(widths[0], seed=0),
             tiny_model(widths[1], seed=1, sharp=0.5),
-            gold.GOLDConfig(**(given | options)),
+            gold.GOLDConfig(**(settings | options)),
             loss=loss,
             map=make(sides[0], sides[1]),
             teacher_template=template,
@@ -232,10 +232,10 @@ def test_padding_does_not_change_the_positions_of_a_row(make_trainer: Make) -> N
     batch = first_batch(trainer)
     [row] = (batch["attention_mask"][:, 0] == 0).nonzero()[0].tolist()
     keep = batch["attention_mask"][row] != 0
-    alone = {name: batch[name][row, keep][None] for name in ("input_ids", "attention_mask")}
+    single = {name: batch[name][row, keep][None] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         beside = run(trainer.model.eval(), trainer.prepared(batch)).logits[row, keep]
-        expected = run(trainer.model, alone).logits[0]
+        expected = run(trainer.model, single).logits[0]
     torch.testing.assert_close(beside, expected)
 
 

@@ -65,12 +65,12 @@ def collator(digits: Tokenizer, byte_level: Tokenizer) -> Collator:
 
 
 def arguments(output: Path, **options: Any) -> TrainingArguments:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "max_steps": 3, "per_device_train_batch_size": 2, "learning_rate": 0.01,
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
         "max_grad_norm": 0.0, "disable_tqdm": True, "seed": 1, "lr_scheduler_type": "constant",
     }  # fmt: skip
-    return TrainingArguments(output_dir=str(output), **(given | options))
+    return TrainingArguments(output_dir=str(output), **(settings | options))
 
 
 ONE_ROW = {"per_device_train_batch_size": 1}
@@ -88,11 +88,11 @@ def make_trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) 
             teacher, collate, rows = None, TopKCollator(), stored(rows, collator.student)
         if "map" not in options:
             options["map"] = map_of(loss, collator, projection)
-        given = (
+        settings = (
             args if isinstance(args, TrainingArguments) else arguments(tmp_path / at, **args or {})
         )
         return XTokTrainer(
-            tiny_model(widths[0], seed=0), given, collate, teachers=teacher, train_dataset=rows,
+            tiny_model(widths[0], seed=0), settings, collate, teachers=teacher, train_dataset=rows,
             loss=loss, **options,
         )  # fmt: skip
 
@@ -389,12 +389,12 @@ def test_losses_of_microbatches_sum_to_the_batch(
             ]
             for batch in batches
         ]
-        alone = make(combine=CombineConfig(cross_entropy_weight=0))
+        distillation = make(combine=CombineConfig(cross_entropy_weight=0))
         counts = [objective.count(batch).tolist() for batch in batches]
         targets, chunks = map(sum, zip(*counts, strict=True))
         expected = shares = 0.0
         for (s, t), batch, count in zip(logits, batches, counts, strict=True):
-            kd = float(alone.terms(s, [t], batch).loss)
+            kd = float(distillation.terms(s, [t], batch).loss)
             own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
             expected += kd * count[1] / chunks + 0.3 * float(own) * count[0] / targets
             totals = torch.tensor([targets, chunks])
@@ -427,13 +427,13 @@ def test_invalid_arguments_are_refused(
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match="label_smoothing_factor"):
         XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
-    alone = Collator(collator.student, [])
+    without_teachers = Collator(collator.student, [])
     for collate, options in (
         (several, {}),
         (several, {"loss": ["alm", "event-kl"]}),
         (several, {"loss": BatchLoss(lambda *_: torch.zeros(()))}),
-        (alone, {"map": projection}),
-        (alone, {"teacher_weights": [1]}),
+        (without_teachers, {"map": projection}),
+        (without_teachers, {"teacher_weights": [1]}),
     ):
         with pytest.raises(ValueError, match=r"^teachers is None, but .* or an empty list"):
             XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), collate, **options)

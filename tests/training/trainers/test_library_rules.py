@@ -24,14 +24,14 @@ WIDTH = 256
 
 def trainer(folder: Path, student: Any, teacher: Any, rows: Any = ROWS, **options: Any) -> Any:
     """Return a trainer of bytes, for a step with all rows."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "max_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 0.1, "optim": "sgd",
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
         "max_grad_norm": 0.0, "disable_tqdm": True,
     }  # fmt: skip
     ours = {name: options.pop(name) for name in ("hidden_states", "audit") if name in options}
     return XTokTrainer(
-        student, TrainingArguments(output_dir=str(folder), **(given | options)),
+        student, TrainingArguments(output_dir=str(folder), **(settings | options)),
         DistillationCollator("bytes", "bytes"), teachers=teacher, loss="same-tokenizer",
         train_dataset=rows, eval_dataset=rows, **ours,
     )  # fmt: skip

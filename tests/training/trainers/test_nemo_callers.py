@@ -125,14 +125,14 @@ def test_offsets_of_the_draft_have_no_effect(
         f"{name}_attention_mask": side["attention_mask"]
         for name, side in zip(("student", "teacher"), sides, strict=True)
     }
-    given = aligner.align(
+    aligned = aligner.align(
         *ids, student_offsets=sides[0]["offset_mapping"],
         teacher_offsets=torch.zeros_like(sides[1]["offset_mapping"]), **masks,
     )  # fmt: skip
     without = aligner.align(*ids, **masks)
     assert int(without.pair_valid.sum()) > 20
     for field in fields(without):
-        assert torch.equal(getattr(given, field.name), getattr(without, field.name))
+        assert torch.equal(getattr(aligned, field.name), getattr(without, field.name))
 
 
 def test_a_table_of_the_draft_is_a_map(library_tokenizers: tuple[Any, Any], tmp_path: Path) -> None:
