@@ -595,6 +595,23 @@ def test_equal_tokenizers_with_a_system_text(start: Start, kind: str) -> None:
     assert own(ids, rows) == pytest.approx(served.model.own(asked)[1 - len(ids) :], abs=1e-4)
 
 
+def test_equal_tokenizers_with_a_system_text_of_equal_length(
+    model: Model, digits: Tokenizer
+) -> None:
+    """The response contains the student's ids, not the teacher's."""
+    one, two = (
+        render(digits, [{"role": "system", "content": n}, *CHAT], template="chatml").ids.tolist()
+        for n in "12"
+    )
+    assert len(one) == len(two)
+    pair, both = xtok.load_pair(digits, digits), ("chatml", "chatml")
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+        body = {"prompt": one, "prompt_logprobs": 5, "teacher_system": "2"}
+        [rows] = prompt_rows(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+    assert model.asked[-1] == two
+    check_rows(one, rows, 5, len(digits.table))
+
+
 def test_ids_that_are_no_conversation_are_spelled(
     pair: Pair, digits: Tokenizer, template: Path
 ) -> None:

@@ -82,7 +82,7 @@ def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: i
     Every token after the first gets a value. If both tokenizers are equal and read the same text,
     the scores are unchanged, except that ids beyond the student's width are removed.
     """
-    if translator.is_same and len(text.ids) == len(text.teacher_ids):
+    if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
         cut = within(answer.topk, translator.pair.student.vocab_size)
         return answer if cut is answer.topk else ranked(cut)
     return ranked(translator.project_whole(text, answer.topk, top_k))
