@@ -141,6 +141,10 @@ class Translator:
             for template, tokenizer in zip(templates, pair.tokenizers, strict=True)
         )
         self._reads_chats = chat and all(has_templates)
+        self._has_one_template = (
+            templates[0] == templates[1]
+            and self.student.chat_templates == self.teacher.chat_templates
+        )
         self._roles = pair.equal_roles
         self._texts: dict[int, list[int]] = {}
         roles = self.teacher.table.roles
@@ -179,7 +183,7 @@ class Translator:
         """Return the text of the student's ids, as the teacher reads it.
 
         The teacher's chat template renders ids that are certainly a conversation. All other ids are
-        spelled byte for byte.
+        spelled byte for byte; equal tokenizers keep them.
 
         Args:
             ids: the student's ids.
@@ -190,10 +194,12 @@ class Translator:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
             XtokError: if the teacher's template does not support a system text.
         """
-        if self.is_same and not teacher_system:
-            return SharedText.of(ids, np.array(ids, np.int32))
-        chat = self._conversation(ids, 0, teacher_system)
-        return chat or self._spelled(ids, teacher_system)
+        is_same = self.is_same and not teacher_system
+        if not (is_same and self._has_one_template):
+            chat = self._conversation(ids, 0, teacher_system)
+            if chat or not is_same:
+                return chat or self._spelled(ids, teacher_system)
+        return SharedText.of(ids, np.array(ids, np.int32))
 
     def _conversation(
         self, ids: Sequence[int], source: Literal[0, 1], system: str = ""

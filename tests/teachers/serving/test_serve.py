@@ -612,6 +612,23 @@ def test_equal_tokenizers_with_a_system_text_of_equal_length(
     check_rows(one, rows, 5, len(digits.table))
 
 
+def test_equal_tokenizers_with_different_templates(
+    model: Model, digits: Tokenizer, template: Path
+) -> None:
+    """The teacher reads conversations in its own template, and other ids unchanged."""
+    ours, theirs = (
+        render(digits, CHAT, template=each).ids.tolist() for each in ("chatml", template)
+    )
+    text, both = digits.encode(TEXT).ids.tolist(), ("chatml", template)
+    pair = xtok.load_pair(digits, digits)
+    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+        model.asked.clear()
+        rows, other = prompt_rows(post(url, [ours, text], 5))
+    assert sorted(model.asked) == sorted([theirs, text])
+    check_rows(ours, rows, 5, len(digits.table))
+    assert own(text, other) == model.own(text)
+
+
 def test_ids_that_are_no_conversation_are_spelled(
     pair: Pair, digits: Tokenizer, template: Path
 ) -> None:
