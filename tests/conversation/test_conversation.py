@@ -766,6 +766,32 @@ def test_real_templates(name: str, family: Family) -> None:
             assert all(a in text for a, text in zip(answers, targets(rendered), strict=True))
 
 
+@pytest.mark.real
+def test_equal_calls_with_results_in_their_turn(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rendering shows the end of all of them, also where the template omits a thought."""
+    _, tokenizer = family("gemma4")
+    call = {**chat_families.CALL, "reasoning_content": "hm"}
+    counts: list[Any] = []
+    monkeypatch.setattr(
+        "xtok.conversation.rendering.render_template",
+        lambda *args, **options: counts.append(1) or render_template(*args, **options),
+    )
+    written, answer = ANSWERS["gemma4"]
+    thoughtful = f"<|channel>thought\nhm\n<channel|>{written}"
+    numbers = []
+    for size in (5, 20):
+        rounds = [TOOLS[0], *[call, chat_families.TOLD] * size, TOOLS[-1]]
+        assert targets(render(tokenizer, rounds)) == [*[thoughtful] * size, answer]
+        numbers.append(len(counts))
+        counts.clear()
+    assert numbers[0] == numbers[1]
+    earlier = [*TOOLS[:1], call, *TOOLS[2:]]
+    chat = render(tokenizer, [*earlier, *rounds])
+    assert targets(chat) == [written, answer, *[thoughtful] * 20, answer]
+
+
 def or_error(call: Callable[[], Any]) -> Any:
     """What a call returns, or None for any error."""
     try:

@@ -55,6 +55,7 @@ class Spans:
         self._control = control  # [T]
         self._byte_of = byte_offsets(rendering.text)
         self._all_runs = rendering.runs
+        self._gaps: dict[tuple[str, bool], int] = {}  # see `_limit`
         self._runs: dict[int, list[Run]] = {}
         for run in rendering.runs:
             self._runs.setdefault(run.message, []).append(run)
@@ -119,9 +120,9 @@ class Spans:
         if not later:
             yield from self._part(start, written, whole[1])
             return
-        limit = self._first_difference(start, later[0].start, up_to(index))
-        yield from self._part(start, [r for r in written if r.end <= limit], limit)
         after = [r for r in written if r.start >= later[-1].end and r.path[:1] == ("content",)]
+        limit = self._limit(start, later[0].start, bool(after), lambda: up_to(index))
+        yield from self._part(start, [r for r in written if r.end <= limit], limit)
         if after:
             yield from self._part(after[0].start, after, whole[1])
 
@@ -137,10 +138,23 @@ class Spans:
             return start
         return whole[0] if self._text.endswith(header, 0, whole[0]) else first
 
-    def _first_difference(self, start: int, end: int, other: str) -> int:
-        limit = num_common(self._text[:end], other)
+    def _limit(self, start: int, end: int, goes_on: bool, up_to: Callable[[], str]) -> int:
+        """Return the first difference from `up_to()` before a tool's result at `end`.
+
+        A rendering for each answer would take cubic time with Gemma 4. Therefore `_gaps` has the
+        text from the last tag before a difference to the result, and the distance between the
+        difference and the result. An answer with the same text there ends in the same place.
+        """
+        for (gap, continued), distance in self._gaps.items():
+            if continued == goes_on and self._text.endswith(gap, start, end):
+                return end - distance
+        limit = num_common(self._text[:end], up_to())
         tag = self._text.rfind("<", start, limit)
-        return tag if tag > self._text.rfind(">", start, limit) else limit
+        if tag > self._text.rfind(">", start, limit):
+            limit, tag = tag, self._text.rfind("<", start, tag)
+        if tag >= 0:
+            self._gaps[self._text[tag:end], goes_on] = end - limit
+        return limit
 
     def _part(self, start: int, written: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
         if limit <= start:

@@ -269,7 +269,7 @@ class Targets:
 
     def _find(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
-            for index in self._answers:
+            for index in reversed(self._answers):  # templates can omit earlier thoughts
                 yield from self._spans.targets(index, self._headers[index][0], self._up_to)
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
