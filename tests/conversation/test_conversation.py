@@ -512,6 +512,14 @@ def test_the_token_that_ends_a_turn_is_a_target(
     assert rendered.notes == (() if end else (NO_END_OF_TURN,))
 
 
+@pytest.mark.parametrize("behind", ["", "  ", " the", " the<|end_of_text|>"])
+def test_text_of_the_template_after_an_answer_is_not_a_target(
+    byte_level: Tokenizer, behind: str
+) -> None:
+    rendered = render(byte_level, CHAT[1:3], template=each("\n{{ m.content | trim }}") + behind)
+    assert targets(rendered) == ["201 Stufen 🌊."]  # " the" is one token
+
+
 def test_a_tokenizers_own_template_is_read_once(small: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")

@@ -309,7 +309,8 @@ class Targets:
         rest = self._bytes[self._bounds[stop] :]
         offset = self._bounds[stop] + len(rest) - len(rest.lstrip())
         behind = int(np.searchsorted(self._bounds, offset))
-        return behind + 1 if rest.strip() and self._ids[behind] in self._ends else stop
+        is_whole = behind < len(self._ids) and self._bounds[behind] == offset
+        return behind + 1 if is_whole and self._ids[behind] in self._ends else stop
 
     def end_of_turn(self, start: int, stop: int) -> int | None:
         """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
