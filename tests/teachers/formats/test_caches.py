@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
+import torch
 import yaml
 from make_maps import built
 from naive_projecting import top_k
@@ -331,16 +333,67 @@ def renormalized(rows: list[Row]) -> list[Row]:
     return scaled
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_renormalized_values_have_no_rest(
-    rows: list[Row], project: Project, tmp_path: Path
+    dtype: torch.dtype, rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
+    """Also if their values were rounded."""
     notes: list[str] = []
-    projected, written = project(renormalized(rows), note=notes.append)
+    rows = renormalized(rows)
+    for row in rows:
+        row["topk_logprobs"] = [
+            torch.tensor(values).to(dtype).tolist() for values in row["topk_logprobs"]
+        ]
+    projected, written = project(rows, note=notes.append)
     assert projected.mean_rest is None
     assert "the rest is unknown" in notes[0]
     schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
     assert schema.metadata[b"normalized"] == b"topk"
     assert all(v is None for row in written for v in row["rest_logprob"])
+
+
+def certain(row: Row, rest: float) -> Row:
+    """Return a row with predictions that leave this rest."""
+    others = row["input_ids"][1:]
+    sure = np.log([1 - rest - 7e-6, *[1e-6] * (K - 1)]).tolist()
+    ids = [[], *([(token + n) % 1280 for n in range(K)] for token in others)]
+    return {**row, "topk_ids": ids, "topk_logprobs": [[], *[sure] * len(others)]}
+
+
+def test_a_predictable_text_is_not_renormalized(
+    rows: list[Row], project: Project, tmp_path: Path
+) -> None:
+    """If its rest is smaller than any rounding, the file is an error, which names the remedy."""
+    path = tmp_path / "a.parquet"
+    teachers.write_neutral(path, [certain(rows[0], 5e-4), *rows[1:]], row_group_size=1)
+    assert project(path)[0].mean_rest is not None
+    (tmp_path / "out.parquet").unlink()
+    teachers.write_neutral(path, [certain(rows[0], 5e-6), *rows[1:]], row_group_size=1)
+    with pytest.raises(XtokError) as raised:
+        project(path)
+    error, total = raised.value, sum(map(math.exp, rows[1]["topk_logprobs"][1]))
+    assert error.message == (
+        f"{path}, row 1, position 1: its probabilities sum to {total:.4g}, but the first rows of "
+        "the file sum to 1"
+    )
+    assert error.hint == (
+        "if the values are not renormalized over the candidates, move this row to the start of "
+        "the file, or add normalized=false to its footer"
+    )
+    shutil.rmtree(tmp_path / "out.parquet.checkpoint")
+    teachers.write_neutral(path, [rows[1], certain(rows[0], 5e-6), *rows[2:]], row_group_size=1)
+    assert project(path)[0].mean_rest is not None
+
+
+def test_a_file_without_rows_next_to_renormalized_files(
+    rows: list[Row], project: Project, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    pair = xtok.load_pair(digits, byte_level)
+    full = teachers.write_neutral(tmp_path / "b.parquet", renormalized(rows))
+    table = pyarrow.parquet.read_table(full).slice(0, 0)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    xtok.project([tmp_path / "a.parquet", full], pair, tmp_path / "out.parquet")
+    assert pyarrow.parquet.read_schema(tmp_path / "out.parquet").metadata[b"normalized"] == b"topk"
 
 
 @pytest.mark.parametrize("kind", ["neutral", "vllm"])

@@ -45,6 +45,11 @@ _FOOTER = {
 
 _FOOTER_HINT = "correct or remove the footer"
 
+_NOT_RENORMALIZED_HINT = (
+    "if the values are not renormalized over the candidates, move this row to the start of the "
+    "file, or add normalized=false to its footer"
+)
+
 _CACHES_HINT = (
     "pass files of top-k log-probabilities (Parquet, or responses of a server as JSON lines), or a "
     "glob in quotes: 'cache/*.parquet'"
@@ -129,10 +134,13 @@ class Cache:
             if width < size - 1:  # DistillKit writes the largest id of a vocabulary with gaps
                 problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
                 raise cache_error(self.path, problem, "pass the model that made these ids")
-        if self.about.get("normalized") == "topk" and not self.is_projected:
+        if self.looks_renormalized or (self.renormalized and not self.is_projected):
             sums, problem = masses(topk), "its probabilities sum to {:.4g}"
             wrong = topk.valid & exceeds(np.abs(sums - 1), 0)
-            _require(rows, wrong, problem, sums, "the footer has normalized=topk")
+            reason, hint = "the footer has normalized=topk", _FOOTER_HINT
+            if self.looks_renormalized:
+                reason, hint = "the first rows of the file sum to 1", _NOT_RENORMALIZED_HINT
+            _require(rows, wrong, problem, sums, reason, hint)
         return rows
 
     def _number(self, key: str) -> int | None:
@@ -146,12 +154,13 @@ class Cache:
 
 
 def _require(
-    documents: Documents, wrong: NDArray[np.bool_], problem: str, values: Any, metadata: str
-) -> None:
+    documents: Documents, wrong: NDArray[np.bool_], problem: str, values: Any, metadata: str,
+    hint: str = _FOOTER_HINT,
+) -> None:  # fmt: skip
     if wrong.any():
         index = int(np.argmax(wrong))
         problem = f"{problem.format(values[index])}, but {metadata}"
-        raise cache_error(documents.where(index), problem, _FOOTER_HINT)
+        raise cache_error(documents.where(index), problem, hint)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
