@@ -19,7 +19,7 @@ import stored_teachers as teachers
 import torch
 import yaml
 from make_maps import built
-from naive_projecting import top_k
+from naive_projecting import END, Small, top_k
 from stored_teachers import TEXTS, Row, read_documents
 
 import xtok
@@ -886,6 +886,26 @@ def test_padding_is_not_text(
     assert documents.topk.token_ids.tolist() == row["input_ids"]
     assert documents.topk.valid.tolist() == [False] + [True] * (size - 1)
     assert neutral([documents])[0]["topk_ids"] == row["topk_ids"]
+
+
+class PaddedByBos(Small):
+    """A small vocabulary; its pad token is also the bos token."""
+
+    def declared_roles(self) -> dict[str, dict[int, str]]:
+        return {"bos": {END: "the file"}, "pad": {END: "the file"}, "eos": {}}
+
+
+def test_padding_by_the_bos_token_leaves_the_bos(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(PaddedByBos([b"a", b"b", b"c"], merges=False), model_id="small")
+    ids = [*[END] * 3, 1, 2, 3, *[END] * 2]
+    rows = [[], [], [], [1], [2], [3], [], []]
+    logprobs = [[-0.5] * len(row) for row in rows]
+    path = teachers.write_neutral(
+        tmp_path / "a.parquet", [{"input_ids": ids, "topk_ids": rows, "topk_logprobs": logprobs}]
+    )
+    [documents] = read_documents(path, tokenizer)
+    assert documents.topk.token_ids.tolist() == [END, 1, 2, 3]
+    assert documents.topk.valid.tolist() == [False, True, True, True]
 
 
 def test_masks_are_written_to_vllms_lines_and_read_again(

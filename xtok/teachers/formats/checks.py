@@ -43,11 +43,14 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 
 def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
-    is_pad, is_end = (np.isin(topk.token_ids, roles.get(role, ())) for role in ("pad", "eos"))
+    is_pad, is_begin, is_end = (
+        np.isin(topk.token_ids, roles.get(role, ())) for role in ("pad", "bos", "eos")
+    )
     num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each position
     begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
     is_trailing &= ~is_end | np.append(False, is_pad)[:-1]
+    is_leading &= ~is_begin | np.append(is_pad, False)[1:]
     at_an_edge: NDArray[np.bool_] = is_trailing | (is_leading & ~is_end)
     return at_an_edge & is_pad & (end > begin)
 
@@ -62,7 +65,7 @@ def check_predictions(
 ) -> Documents:
     """Validate predictions with `checked`, after removing padding at the ends of documents.
 
-    If the pad token is also an end-of-text token, the first one at the end is kept. With
+    If the pad token is also the bos or an end-of-text token, the one next to the text is kept. With
     `renormalized`, the rest is unknown, except in rows of the whole vocabulary.
 
     Raises:
