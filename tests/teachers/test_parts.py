@@ -412,6 +412,15 @@ def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> 
         run(tmp_path / "other" / "a.parquet", ours, progress=stopping)
     assert names(tmp_path / "other") == {"a.parquet.checkpoint"}
 
+    def interrupted() -> None:
+        run(tmp_path / "other" / "b.parquet", ours)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "other" / "c.parquet", ours, progress=lambda *_: at_the_end(interrupted))
+    kept = {"a.parquet.checkpoint", "b.parquet", "c.parquet.checkpoint", config.name}
+    assert names(tmp_path / "other") == kept
+
 
 def test_a_full_disk(
     cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks

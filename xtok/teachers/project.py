@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -343,7 +343,8 @@ def _compression_config(
 ) -> Iterator[None]:
     """Write DistillKit's config, which all outputs of a folder share, at the start of a run.
 
-    A run that fails removes its config; another run that needs it writes it again at its end.
+    A run that fails removes its config, unless another run has finished its output since. A run
+    that is still in progress writes the config again at its end.
 
     Raises:
         XtokError: if the folder contains the config of other predictions.
@@ -367,8 +368,10 @@ def _compression_config(
         yield
         hold()
     except BaseException:
-        if is_ours:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # another run may remove files at the same time
+            begin, *others = (p.stat().st_mtime_ns for p in [path, *path.parent.glob("*.parquet")])
+            if is_ours and max(others, default=0) <= begin:
+                path.unlink()
         raise
 
 
