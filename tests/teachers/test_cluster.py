@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -72,6 +73,25 @@ def test_each_job_has_its_own_projector(
         run(tmp_path / "remote.parquet", cluster=local_cluster)
         run(tmp_path / "local.parquet")
         assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_nodes_use_the_templates_of_this_folder(
+    back: Pair, back_map: Path, local_cluster: Cluster, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Their own folder has no such file."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    ids = xtok.render(back.tokenizers[1], teachers.CHAT, template="t.jinja").ids.tolist()
+    size = back.teacher.vocab_size
+    row = {"messages": json.dumps(teachers.CHAT), **teachers.predicted(ids, size, 8)}
+    path = teachers.write_neutral(tmp_path / "a.parquet", [row])
+    config = ProjectConfig(student_template="plain", teacher_template="t.jinja")
+    run = partial(xtok.project, path, back, config=config, back_map=back_map)
+    run(tmp_path / "remote.parquet", cluster=local_cluster)
+    run(tmp_path / "local.parquet")
+    assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
 
 
 def test_the_command_projects_on_a_cluster(

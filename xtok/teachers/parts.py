@@ -30,6 +30,7 @@ from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
 from xtok.config import ProjectConfig
 from xtok.conversation import find_template
+from xtok.conversation.formats import FORMATS
 from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import differing
@@ -97,12 +98,20 @@ class ProjectJob:
         return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
-        """Make all paths absolute: workers run in a different folder."""
+        """Make paths absolute, and replace template files with their source.
+
+        Workers run in a different folder.
+        """
         shards = [
             (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
             for cache, shard in self.shards
         ]
-        return replace(self, shards=tuple(shards), folder=self.folder.absolute())
+        both = zip(self.config.templates, self.recipe["chat templates"], strict=True)
+        names = None, "default", *FORMATS
+        ours, theirs = (name if name in names else source for name, (_, source) in both)
+        config = replace(self.config, student_template=ours, teacher_template=theirs)
+        folder = self.folder.absolute()
+        return replace(self, shards=tuple(shards), config=config, folder=folder)
 
 
 def recipe_of_parts(
