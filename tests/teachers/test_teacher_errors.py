@@ -353,6 +353,15 @@ ERRORS: Errors = {
     "pass a cache with at least one row": [
         (lambda: to_bytes(str(empty_cache()), "out.parquet"), "the files contain no rows"),
     ],
+    "drop or rename the column": [
+        (
+            lambda: (
+                cache_of(model="gpt"),
+                to_bytes("a.parquet", "a.jsonl", xtok.ProjectConfig(to="vllm")),
+            ),
+            "a.parquet: the column 'model' has the name of a field of vLLM's responses",
+        ),
+    ],
     "drop the column, or convert it to strings or numbers": [
         (
             lambda: (

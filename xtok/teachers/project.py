@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
@@ -24,6 +24,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
 from xtok.teachers import parts
 from xtok.teachers.formats import distillkit, neutral
+from xtok.teachers.formats.answers import FIELDS
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import StudentSide
@@ -205,7 +206,7 @@ def open_caches(
             columns.append(neutral.table(first).schema)
             renormalized.add(cache.renormalized)
             if config.to == "vllm":
-                _check_json(path, columns[-1])
+                _check_json(path, first.columns)
         opened.append(cache)
     if not columns:
         raise XtokError("the files contain no rows", hint="pass a cache with at least one row")
@@ -271,10 +272,13 @@ def _swapped(path: Path, pair: Pair) -> XtokError:
     return cache_error(path, problem, _STUDENT_FIRST)
 
 
-def _check_json(path: Path, schema: Any) -> None:
-    for name, kind in zip(schema.names, schema.types, strict=True):
-        if not _is_json(kind):
-            problem = f"the column {name!r} has the type {kind}, which JSON does not support"
+def _check_json(path: Path, columns: Mapping[str, Any]) -> None:
+    for name, values in columns.items():
+        if name in FIELDS:
+            problem = f"the column {name!r} has the name of a field of vLLM's responses"
+            raise cache_error(path, problem, "drop or rename the column")
+        if not _is_json(values.type):
+            problem = f"the column {name!r} has the type {values.type}, which JSON does not support"
             hint = "drop the column, or convert it to strings or numbers"
             raise cache_error(path, problem, hint)
 

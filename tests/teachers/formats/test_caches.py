@@ -23,6 +23,7 @@ from naive_projecting import END, Small, top_k
 from stored_teachers import TEXTS, Row, read_documents
 
 import xtok
+from xtok._lib.parsing import parse_json
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.formats import axolotl, distillkit, vllm
@@ -246,6 +247,19 @@ def test_vllms_lines() -> None:
         [("7", 1, -0.6), ("9", 2, -0.6931)],
     ]
     assert second["choices"][0]["prompt_logprobs"] == [None, {}]
+
+
+def test_vllms_lines_are_json() -> None:
+    """NaN and infinity are null, also within lists."""
+    columns = {
+        "score": pyarrow.array([math.nan, 0.5]),
+        "scores": pyarrow.array([[1.0, -math.inf], None]),
+    }
+    unknown = STORED.topk._replace(realized_logprob=np.full(5, np.nan, np.float32))
+    lines = vllm.lines(STORED._replace(topk=unknown, columns=columns), "student")
+    first, second = map(parse_json, lines)
+    assert (first["score"], first["scores"]) == (None, [1.0, None])
+    assert (second["score"], second["scores"]) == (0.5, None)
 
 
 @pytest.mark.parametrize("to", ["neutral", "vllm", "distillkit"])

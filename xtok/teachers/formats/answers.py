@@ -20,11 +20,13 @@ from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.documents import PER_TOKEN, PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers
 
-_ANSWER = (
+FIELDS = (
     *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "object"),
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
     *("meta_info", "output_ids", *PER_TOKEN),
 )
+"""Fields of a response that are not columns."""
+
 FORMATS = (
     "give Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
     "(input_ids, token_ids, top_values), or JSON lines of responses of vLLM (prompt_logprobs) or "
@@ -106,7 +108,7 @@ def _answer_of_choice(
 ) -> dict[str, Any]:
     """Merge a choice with the fields that all choices of a response share."""
     answer = {name: v for name, v in value.items() if name != "choices"}
-    answer |= {name: v for name, v in choice.items() if name in _ANSWER}
+    answer |= {name: v for name, v in choice.items() if name in FIELDS}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
     answer["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, number))
     if isinstance(prompt, str):
@@ -133,7 +135,7 @@ def _columns(
     answer: Mapping[str, Any], kind: CacheKind, where: LineOffset
 ) -> dict[str, str | None]:
     """Return the other fields as strings, so that all rows have the same schema."""
-    others = {name: value for name, value in answer.items() if name not in _ANSWER}
+    others = {name: value for name, value in answer.items() if name not in FIELDS}
     if kind == "sglang":  # its text is the generated text
         others.pop("text", None)
         if isinstance(answer.get("prompt"), str):

@@ -69,7 +69,8 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """Yield a JSON line per document, in the format of `/v1/completions`.
 
     Candidates and the text's own token are in the order of their ranks. The first token's entry is
-    null; other tokens without a prediction have an empty entry. The mask is `loss_mask`.
+    null; other tokens without a prediction have an empty entry. The mask is `loss_mask`. NaN and
+    infinity in other columns are null.
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
@@ -87,8 +88,9 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
             "prompt_token_ids": tokens[begin:end],
             "prompt_logprobs": [None, *rows[1:]] if rows else [],
         }  # fmt: skip
+        others = json.dumps({name: values[document] for name, values in columns.items()})
         line = {
-            **{name: values[document] for name, values in columns.items()},
+            **json.loads(others, parse_constant=lambda _: None),  # JSON has no NaN and no Infinity
             **({} if mask is None else {"loss_mask": mask[begin:end]}),
             "object": "text_completion", "model": model, "system_fingerprint": PROJECTED,
             "choices": [choice],
