@@ -25,6 +25,7 @@ from xtok.training.losses import (
     CombineConfig,
     ExactPairs,
     GoldConfig,
+    HiddenLogits,
     PKLConfig,
     SameTokenizerConfig,
     combine,
@@ -219,7 +220,7 @@ def test_extreme_logits_give_finite_gradients(name: str, scale: float) -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-@pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
+@pytest.mark.parametrize("name", ["p_kl", "p_kl_top_k", "gold", "same"])
 @pytest.mark.parametrize("sizes", [(0, 7, 5), (2, 0, 5), (2, 7, 0)])
 def test_empty_batches_are_zero(name: str, sizes: tuple[int, int, int]) -> None:
     rows, ours, theirs = sizes
@@ -244,9 +245,10 @@ def some_loss(
     name: str, student: Tensor, teacher: Tensor, aligned: ShiftedAlignment = ALIGNED, *,
     reverse: bool = False,
 ) -> Tensor:  # fmt: skip
-    if name == "p_kl":
+    if name.startswith("p_kl"):
         module = ProjectionModule(random_map(10, 13))
-        return p_kl(student, teacher, module, aligned, PKLConfig(reverse_kl=reverse))
+        config = PKLConfig(reverse_kl=reverse, top_k=4 if name == "p_kl_top_k" else None)
+        return p_kl(student, teacher, module, aligned, config)
     if name == "gold":
         pairs = made_pairs(PAIRS, (10, 13))
         return gold(student, teacher, pairs, aligned, GoldConfig(reverse_kl=reverse))
@@ -288,6 +290,29 @@ def test_positions_outside_of_chunks_are_ignored(name: str) -> None:
     broken.requires_grad_()
     actual = value_and_gradient(some_loss(name, broken, broken_teacher), broken)
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["p_kl", "p_kl_hidden", "same"])
+def test_top_k_ignores_nan_outside_of_chunks(name: str, wrong: float) -> None:
+    student, teacher = logits()
+    module, mask = ProjectionModule(random_map(10, 13)), IDS[1] >= 0
+    weight = torch.randn(13, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def value(teacher: Tensor) -> float:
+        if name == "same":
+            config = SameTokenizerConfig(top_k=4)
+            return float(same_tokenizer_kl(student[:, :5], teacher, mask, config).detach())
+        side = HiddenLogits(teacher, weight) if name == "p_kl_hidden" else teacher
+        return float(p_kl(student, side, module, ALIGNED, PKLConfig(top_k=4)).detach())
+
+    teacher[0, 3] = teacher[1, 4] = 0  # outside of chunks; no token's largest logit
+    broken = teacher.clone()
+    broken[0, 3], broken[1, 4, 2] = wrong, wrong
+    assert value(broken) == value(teacher)
+    broken[1, 0, 9] = wrong
+    with pytest.raises(ValueError, match=r"the teacher's .* are .* at \[1, 0, 9"):
+        value(broken)
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])

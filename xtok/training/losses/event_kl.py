@@ -159,7 +159,7 @@ def plan_kl(
     columns, compared = None, teacher
     top_k = getattr(config, "top_k", None)
     if top_k is not None and top_k < teacher_width and count:
-        columns = top_columns(teacher, teacher_width, top_k)
+        columns = top_columns(teacher, theirs, teacher_width, top_k)
         compared = teacher.only(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -95,14 +95,6 @@ class HiddenLogits:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits
 
-    def largest(self) -> Tensor:
-        """Return the largest logit of each token in the batch, `[V]`."""
-        largest = torch.full(self.shape[2:], -torch.inf, device=self.device, dtype=work_dtype(self))
-        positions = torch.arange(self.shape[0] * self.shape[1], device=self.device)
-        for part in positions.split(block_length(self, self.shape[2])):
-            torch.maximum(largest, self.at(part).amax(0), out=largest)
-        return largest
-
     def only(self, columns: Tensor) -> HiddenLogits:
         """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         bias = None if self.bias is None else self.bias.detach()[columns]
@@ -196,10 +188,6 @@ class WholeLogits:
         """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         return WholeLogits(self.logits.detach(), columns)
 
-    def largest(self) -> Tensor:
-        """Return the largest logit of each token in the batch, `[V]`."""
-        return self.logits.detach().amax((0, 1))
-
     def gradients(self) -> Gradients:
         """Return zeros for the gradient, if required."""
         dtype = self.dtype if self.dtype == torch.bfloat16 else work_dtype(self)
@@ -252,9 +240,23 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
 
 
-def top_columns(logits: Logits, width: int, top_k: int) -> Tensor:
-    """Return the k of the first `width` tokens with the largest logits, rising, int64 `[k]`."""
-    return logits.largest()[:width].topk(top_k).indices.sort().values
+def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
+    """Return the k of the first `width` tokens with the largest logits, rising, int64 `[k]`.
+
+    Positions with NaN or +∞ do not count, unless they are among the `compared` positions, int64
+    `[n]`, where they raise.
+    """
+    size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
+    largest = torch.full((width,), -torch.inf, device=logits.device, dtype=work_dtype(logits))
+    is_compared = torch.zeros(size, dtype=torch.bool, device=logits.device)
+    is_compared[compared.to(logits.device)] = True
+    for start in range(0, size, step):
+        at = torch.arange(start, min(start + step, size), device=logits.device)
+        block = logits.at(at)[:, :width]
+        counts = is_compared[at] | (block.amax(1) < torch.inf)
+        block.masked_fill_(~counts[:, None], -torch.inf)
+        torch.maximum(largest, block.amax(0), out=largest)
+    return largest.topk(top_k).indices.sort().values
 
 
 def batch_indices(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:

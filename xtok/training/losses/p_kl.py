@@ -56,7 +56,7 @@ def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) 
     ours, theirs = both.tokens(module.shape)
     columns = torch.arange(teacher_width)
     if config.top_k is not None and config.top_k < teacher_width:
-        columns = top_columns(compared, teacher_width, config.top_k)
+        columns = top_columns(compared, theirs.positions, teacher_width, config.top_k)
         compared = compared.only(columns)
     # The map's m entries in these k columns, by column: their starts, [k], the R student tokens
     # that they use, rising, and the index of each entry's token among these, [m].
