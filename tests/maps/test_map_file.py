@@ -197,6 +197,23 @@ def test_the_layout_of_a_map_with_slots() -> None:
     assert content["enable_scale_trick"] is True
 
 
+@pytest.mark.parametrize("has_slot", [True, False])
+def test_the_slot_column_contains_only_slots(has_slot: bool, tmp_path: Path) -> None:
+    """Also if a row without a slot has `top_k` entries, as with the teacher `bytes`."""
+    slot = np.array([0, 0, int(has_slot), 0, 0, 0], np.uint8)
+    full = TINY.edges._replace(weights=np.array([1, 1, 0.75, 0.25, 0.625, 0.25, 0.125], np.float32))
+    projection = replace(TINY, **full._asdict(), scale_slot=slot, top_k=3)
+    projection.check()
+    content = nemo(projection)
+    assert content["enable_scale_trick"] is has_slot
+    rows = [[2, -1, -1, 3], [1, 2, 3, -1]] if has_slot else [[2, 3, -1], [1, 2, 3]]
+    assert content["indices"][2:4].tolist() == rows
+    assert equal_maps(load_bytes(to_nemo(projection), tmp_path), projection)
+    del content["xtok"]
+    again = read_pt(tmp_path, content, teacher_vocab_size=4)
+    assert again.student_ids[again.is_slot].tolist() == ([2] if has_slot else [])
+
+
 def test_a_single_entry_of_an_inexact_row_has_a_weight_below_1(tmp_path: Path) -> None:
     single = replace(
         TINY,

@@ -39,7 +39,8 @@ def pt_bytes(
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` (int64) and `likelihoods` (float32) are `[V_student, k]`, k = max(2, top_k), padded
-    with -1 and 0. A scale slot is in the last column.
+    with -1 and 0. A scale slot is in the last column; k is one more if a row without a slot also
+    has k entries. Without slots, `enable_scale_trick` is false.
 
     NeMo-RL takes a weight of 1 for an exact pair, so any other weight of 1 is lowered to 1 - 2⁻²⁴;
     `lowered_rows` lists these rows. It sizes the matrix by the last row with an id, so an empty
@@ -58,7 +59,10 @@ def pt_bytes(
             f"a .pt of {num_rows} rows and {k} columns would take {12 * num_rows * k >> 30} GiB",
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
-    column = np.where(slot_entries(s, slot), k - 1, ranks(s))
+    is_slot, column = slot_entries(s, slot), ranks(s)
+    # NeMo-RL takes the last column for slots, so other entries leave it free.
+    k += int(is_slot.any() and (column[~is_slot] == k - 1).any())
+    column[is_slot] = k - 1
     indices = np.full((num_rows, k), -1, np.int64)
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
@@ -79,7 +83,7 @@ def pt_bytes(
         "likelihoods": torch.from_numpy(likelihoods),
         "student_model_id": student.model_id,
         "teacher_model_id": teacher.model_id,
-        "enable_scale_trick": slot is not None,
+        "enable_scale_trick": bool(is_slot.any()),
         "xtok": {"tensors": kept, "metadata": metadata},
     })  # fmt: skip
 
