@@ -324,6 +324,8 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     assert contexts_in(lines, "text") == (4, 2, 2.5)
     assert contexts_in(tmp_path / "b.parquet", "text") == (2, 2, 3.0)
     assert contexts_in(tmp_path / "c.txt", "text")[1] == 0
+    lines.write_text(r'{"text": "a\ud800", "teacher_context": "\udc00b"}', encoding="utf-8")
+    assert contexts_in(lines, "text") == (1, 1, 2.0)
     rows = [row for _, row in read_samples(tmp_path / "b.parquet", ("text", "other"))]
     assert rows == [{"text": "ab", "teacher_context": True}] * 2  # no other column is read
 

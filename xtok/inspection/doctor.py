@@ -182,10 +182,14 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
         if isinstance(text, str):
             context = row.get("teacher_context")
             each = context if isinstance(context, list) else [context]
-            longest = max((len(part.encode()) for part in each if isinstance(part, str)), default=0)
+            longest = max((_num_bytes(part) for part in each if isinstance(part, str)), default=0)
             rows, with_context = rows + 1, with_context + (longest > 0)
-            size, more = size + len(text.encode()) * (longest > 0), more + longest
+            size, more = size + _num_bytes(text) * (longest > 0), more + longest
     return rows, with_context, 1 + more / max(1, size)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))  # a lone surrogate and U+FFFD: 3 bytes each
 
 
 def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
