@@ -54,6 +54,19 @@ def transformers_trainer(small: Path, output: Path) -> Any:
     )  # fmt: skip
 
 
+def trainer_with_two_teachers(small: Path, output: Path) -> Any:
+    """The numbers of chunks per row differ between the teachers."""
+    folders, (student, teacher) = folders_and_models(small)
+    same = tiny_model(xtok.load_tokenizer(folders[0]).vocabulary.vocab_size, seed=2, sharp=0.1)
+    rows = Dataset.from_list([{"text": text} for text in TEXTS])
+    return XTokTrainer(
+        student, TrainingArguments(**options(output)),
+        xtok.DistillationCollator(folders[0], [folders[1], folders[0]]),
+        teachers=[teacher, same], loss="alm", teacher_weights=[0.5, 2], eval_dataset=rows,
+        audit=False,
+    )  # fmt: skip
+
+
 def gold_trainer(small: Path, output: Path) -> Any:
     from xtok.training import GOLDConfig, XTokGOLDTrainer
 
@@ -94,6 +107,11 @@ def main(small: str, output: str, *names: str) -> None:
         trainer.args.per_device_eval_batch_size = SIZES[0]
         values = trainer.evaluate()
         values_by_case[f"{name} streamed"] = [values[n] for n in NAMES]
+    trainer = trainer_with_two_teachers(Path(small), Path(output) / "two")
+    for size in (*SIZES, NUM_ROWS):
+        trainer.args.per_device_eval_batch_size = size
+        values = trainer.evaluate()
+        values_by_case[f"two teachers {size}"] = [values[n] for n in NAMES[:3]]
     rank, last = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1
     trainer = transformers_trainer(Path(small), Path(output) / "audited")
     trainer.audit, trainer.args.per_device_eval_batch_size = True, 5

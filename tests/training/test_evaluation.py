@@ -91,6 +91,9 @@ def test_each_row_counts_once(
         for batch_size in SIZES:
             name = f"transformers {batch_size} {count}"
             assert evaluations[name] == pytest.approx(expected, rel=1e-5), name
+    whole = of_one_process[f"two teachers {NUM_ROWS}"]
+    for batch_size in SIZES:
+        assert evaluations[f"two teachers {batch_size}"] == pytest.approx(whole, rel=1e-5)
     assert evaluations["transformers streamed"] == evaluations["transformers 1 7"]
     gold = {name: values for name, values in evaluations.items() if name.startswith("gold")}
     for name, values in gold.items():

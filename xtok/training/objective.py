@@ -129,6 +129,18 @@ class Objective:
         own = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
         return LossTerms(loss + own, cross_entropy, distillation, coverage, own.detach())
 
+    def means(
+        self,
+        student_logits: AnyLogits,
+        teacher_logits: Sequence[AnyLogits | None],
+        batch: Mapping[str, Any],
+    ) -> Tensor:
+        """Return the means that `count` counts, `[1 + teachers]`, without weights or a gradient."""
+        sides = zip(self.losses, teacher_logits, batch["teachers"], strict=True)
+        plans = [plan_cross_entropy(student_logits, batch["targets"])]
+        plans += [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
+        return torch.stack(one_pass(student_logits, plans, [0.0] * len(plans))[1])
+
     def _weighed(
         self,
         student_logits: AnyLogits,

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from xtok.training.heads import (
     router_loss,
     run,
 )
-from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.objective import LossTerms, Objective
@@ -158,15 +156,11 @@ class DistillationMixin:
             batch = self.prepared(inputs, max(1, num_rows))
         count = batch["count"] = self.objective.count(batch)
         student, theirs, router = self._forward(model, batch, outputs)
-        # Weights of 1, so that no term is left out.
-        unweighted = replace(self.objective, combine=CombineConfig())
-        terms = unweighted.terms(student, theirs, batch, router=router)
-        weights = self.objective.weight_by_teacher
-        of_teachers = torch.tensor(weights, dtype=torch.float32, device=count.device)
-        chunks = count[1:].float() @ of_teachers / (sum(weights) or 1)
-        means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
+        means = self.objective.means(student, theirs, batch).float()
+        router = means.new_zeros(()) if router is None else router.to(means)
+        means = torch.cat([means, router[None]])
         if evaluation is not None:
-            numbers = torch.stack([count[0], chunks, count[0]]).float()
+            numbers = torch.cat([count, count[:1]]).float()
             sums = [*torch.stack([means * numbers, numbers], 1)]
             if isinstance(collator := self.distillation_collator, DistillationCollator):
                 sides = [batch, *batch["teachers"]]
@@ -175,11 +169,15 @@ class DistillationMixin:
                 by_teacher = zip(theirs, batch["teachers"], sizes, strict=True)
                 sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
             evaluation.add(torch.stack(sums) * (num_rows > 0))
-        return self._loss_of(*means), outputs
+        return self._loss_and_parts(means)[0], outputs
 
-    def _loss_of(self, cross_entropy: Tensor, distillation: Tensor, router: Tensor) -> Tensor:
+    def _loss_and_parts(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss, cross-entropy and distillation of `[cross-entropy, teachers, router]`."""
+        cross_entropy, router = means[0], means[-1]
+        distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
         weights = weights_of(self.objective.combine, distillation, cross_entropy)
-        return weights[0] * distillation + weights[1] * cross_entropy + router
+        loss = weights[0] * distillation + weights[1] * cross_entropy + router
+        return loss, cross_entropy, distillation
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader of an evaluation.
@@ -207,11 +205,12 @@ class DistillationMixin:
             return output
         sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
-        metrics = {"loss": self._loss_of(*means[:3])}
-        metrics |= {"cross_entropy": means[0], "distillation": means[1]}
+        first = 2 + len(self.objective.losses)  # of the bits per byte
+        parts = self._loss_and_parts(means[:first])
+        metrics = dict(zip(("loss", "cross_entropy", "distillation"), parts, strict=True))
         numbered = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(numbered if len(numbered) > 1 else ["teacher_"])]
-        for name, nats, num_bytes in zip(names, means[3:], numbers[3:], strict=False):
+        for name, nats, num_bytes in zip(names, means[first:], numbers[first:], strict=False):
             if num_bytes:
                 metrics[f"{name}bits_per_byte"] = nats / math.log(2)
         output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
