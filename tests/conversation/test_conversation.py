@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import chat_families
 import numpy as np
@@ -781,19 +782,16 @@ def test_equal_calls_with_results_in_their_turn(
     """One rendering shows the end of all of them, also where the template omits a thought."""
     _, tokenizer = family("gemma4")
     call = {**chat_families.CALL, "reasoning_content": "hm"}
-    counts: list[Any] = []
-    monkeypatch.setattr(
-        "xtok.conversation.rendering.render_template",
-        lambda *args, **options: counts.append(1) or render_template(*args, **options),
-    )
+    counted = Mock(wraps=render_template)
+    monkeypatch.setattr("xtok.conversation.rendering.render_template", counted)
     written, answer = ANSWERS["gemma4"]
     thoughtful = f"<|channel>thought\nhm\n<channel|>{written}"
     numbers = []
     for size in (5, 20):
         rounds = [TOOLS[0], *[call, chat_families.TOLD] * size, TOOLS[-1]]
         assert targets(render(tokenizer, rounds)) == [*[thoughtful] * size, answer]
-        numbers.append(len(counts))
-        counts.clear()
+        numbers.append(counted.call_count)
+        counted.reset_mock()
     assert numbers[0] == numbers[1]
     earlier = [*TOOLS[:1], call, *TOOLS[2:]]
     chat = render(tokenizer, [*earlier, *rounds])
