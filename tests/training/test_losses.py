@@ -462,8 +462,11 @@ def test_weights_of_several_teachers() -> None:
     both = [make_loss("alm")] * 2
     assert Objective(losses=both).weight_by_teacher == [1.0, 1.0]
     assert Objective(losses=both, teacher_weights=[0.5, 0]).weight_by_teacher == [0.5, 0]
-    for weights in ([1.0], [1.0, -1.0], [1.0, float("nan")]):
-        with pytest.raises(ValueError, match="expected 2 numbers of at least 0"):
+    invalid: list[list[Any]] = [
+        [1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], [1.0, "1"],
+    ]  # fmt: skip
+    for weights in invalid:
+        with pytest.raises(ValueError, match="expected 2 finite numbers of at least 0"):
             Objective(losses=both, teacher_weights=weights)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from numbers import Real
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -60,14 +62,16 @@ class Objective:
         """The weight of each teacher's loss.
 
         Raises:
-            ValueError: if their number is wrong, or one is below 0.
+            ValueError: if their number is wrong, or one is not a finite number of at least 0.
         """
         count = len(self.losses)
         weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
-        if len(weights) != count or not all(weight >= 0 for weight in weights):
+        if len(weights) != count or not all(
+            isinstance(weight, Real) and 0 <= weight < inf for weight in weights
+        ):
             raise ValueError(
-                f"the weights are {weights}, expected {count} numbers of at least 0, one per "
-                "teacher"
+                f"the weights are {weights}, expected {count} finite numbers of at least 0, one "
+                "per teacher"
             )
         return weights
 
