@@ -25,6 +25,7 @@ from xtok.training.losses.registry import (
     loss_spec,
     make_loss,
 )
+from xtok.training.objective import make_objective
 
 
 def test_the_table() -> None:
@@ -50,6 +51,14 @@ def test_the_table() -> None:
     assert counts == {"alm": 1, "same-tokenizer": 1, "topk-kl": 4}
     with pytest.raises(ValueError, match="loss is 'kl', and must be one of"):
         make_loss("kl")  # type: ignore[arg-type]
+
+
+def test_one_map_serves_losses_with_and_without_a_map(pair: Pair) -> None:
+    projection = built(*pair.tokenizers)
+    of_two = make_objective([pair] * 2, ["alm", "gold"], projection).losses
+    assert [loss.map is None for loss in of_two] == [True, False]  # type: ignore[attr-defined]
+    assert len(make_objective([pair] * 2, "alm", [None, None]).losses) == 2
+    assert make_objective([], "alm", projection).losses == []
 
 
 def test_config_is_passed_to_its_loss() -> None:

@@ -161,6 +161,15 @@ ERRORS: Errors = {
     "pass one for each teacher, as map= of the trainer or of make_loss": [
         (lambda: losses.make_loss("p-kl"), "p-kl requires a projection map"),
     ],
+    "remove the map, or use one of p-kl, event-kl, csd, gold, h-kl": [
+        (lambda: losses.make_loss("alm", map=GOOD), "alm takes no map"),
+        (lambda: make_objective([bytes_pair()], "alm", GOOD), "alm takes no map"),
+        (lambda: make_objective([bytes_pair()], ["alm"], [GOOD]), "alm takes no map"),
+        (
+            lambda: make_objective([bytes_pair()], losses.make_loss("alm"), GOOD),
+            "a BatchLoss takes no map",
+        ),
+    ],
     "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss": [
         (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher"),
         (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions"),

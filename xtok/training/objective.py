@@ -24,7 +24,7 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy, weights_of
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
-from xtok.training.losses.registry import BatchLoss, loss_spec, make_loss
+from xtok.training.losses.registry import BatchLoss, loss_spec, make_loss, unused_map
 from xtok.training.module import ProjectionModule
 
 LossArgument = LossName | BatchLoss
@@ -201,13 +201,15 @@ def make_objective(
         device: device of the maps.
 
     Raises:
-        XtokError: if a map is missing, belongs to other tokenizers or has its sides swapped, if
-            stored predictions and losses do not match, or if all weights are 0.
+        XtokError: if a map is missing, belongs to other tokenizers, has its sides swapped, or no
+            loss takes it, if stored predictions and losses do not match, or if all weights are 0.
         ValueError: if the numbers of losses, maps and teachers differ.
     """
     names = _per_teacher("losses", losses, len(pairs))
     maps = _per_teacher("maps", map, len(pairs))
     configs = _per_teacher("configs", config, len(pairs))
+    if any(x is not None for x in maps) and not any(_takes_map(loss) for loss in names):
+        raise unused_map(names[0] if isinstance(names[0], str) else "a BatchLoss")
     of_teachers = []
     for pair, loss, of_loss, options in zip(pairs, names, maps, configs, strict=True):
         if not isinstance(loss, BatchLoss):
@@ -226,6 +228,10 @@ def _per_teacher(name: str, values: Any, count: int) -> list[Any]:
     if len(per_teacher) != count:
         raise ValueError(f"{len(per_teacher)} {name} for {count} teachers")
     return per_teacher
+
+
+def _takes_map(loss: LossArgument) -> bool:
+    return not isinstance(loss, BatchLoss) and loss_spec(loss).map is not None
 
 
 def _check_sides(name: LossName, pair: Pair | None) -> None:

@@ -151,7 +151,7 @@ def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
         return xtok.events(collator.student, teacher)
     if row.map is SPELLINGS:
         return xtok.spellings(collator.pairs[0])
-    return projection
+    return projection if row.map else None
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])
@@ -694,7 +694,8 @@ def test_two_processes_train_like_one_with_twice_the_batch(
     forks: Forks,
     more: list[str],
 ) -> None:
-    options = [*trainer_options, *more, "--max_steps=3", "--save_strategy=no"]
+    kept = [o for o in trainer_options if more != ["--loss=alm"] or not o.startswith("--map")]
+    options = [*kept, *more, "--max_steps=3", "--save_strategy=no"]
     # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
     trainer = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]

@@ -185,6 +185,12 @@ def loss_spec(name: LossName) -> LossSpec:
     return LOSSES[loss_name(name, LossName)]
 
 
+def unused_map(name: str) -> XtokError:
+    """Return the error for a map of a loss without a map, by the name of the loss."""
+    takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
+    return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
+
+
 def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLoss:
     """Return a loss for batches from the collator's `prepare`.
 
@@ -198,7 +204,7 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
         config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
 
     Raises:
-        XtokError: if a required map is missing.
+        XtokError: if a required map is missing, or the loss takes no map.
         ValueError: if the loss does not exist, or the config belongs to another loss.
     """
     spec, name = loss_spec(name), loss_name(name, LossName)
@@ -208,6 +214,8 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
     if config is None and spec.config:
         config = spec.config()
     on_device = None
+    if map is not None and spec.map is None:
+        raise unused_map(name)
     if spec.map:
         on_device = spec.map.on_device(map)
         if on_device is None:
