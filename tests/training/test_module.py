@@ -136,6 +136,25 @@ def test_weights_of_0_are_removed_from_the_map() -> None:
     assert known(projection.scale_slot).tolist() == [0, 0, 0, 0]
 
 
+def test_a_large_slot_leaves_weight_for_the_other_entries(tmp_path: Path) -> None:
+    learned = ProjectionModule(SLOTTED, learnable=True)
+    assert learned.logits is not None
+    with torch.no_grad():
+        learned.logits[learned.is_slot] = 18.0
+    projection = learned.to_map()
+    projection.save(tmp_path / "learned.safetensors")
+    assert projection.weights.tolist() == [2**-24, 1 - 2**-24, 1.0, 2**-24, 1 - 2**-24]
+    assert known(projection.scale_slot).tolist() == SLOT.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_learned_projection_in_half_precision_becomes_a_map(dtype: torch.dtype) -> None:
+    projection = ProjectionModule(GOOD, learnable=True).to(dtype).to_map()
+    projection.check()
+    assert projection.weights.dtype == np.float32
+    assert np.allclose(projection.weights, GOOD.weights, atol=2e-3)
+
+
 def test_state_dict() -> None:
     learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None

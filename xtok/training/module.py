@@ -86,7 +86,8 @@ class ProjectionModule(nn.Module):
         with torch.autocast(self.logits.device.type, enabled=False):
             logits = self.logits.float()
             nothing = torch.zeros(num_rows, device=logits.device)
-            slot = torch.where(self.is_slot, torch.sigmoid(logits), 0.0)
+            # Above a logit of 17, float32 rounds the sigmoid to 1: nothing is left for the others.
+            slot = torch.where(self.is_slot, torch.sigmoid(logits).clamp(max=1 - 2**-24), 0.0)
             left = 1 - nothing.index_add(0, self.student_ids, slot)
             others = logits.masked_fill(self.is_slot, -torch.inf)
             largest = torch.full_like(nothing, -torch.inf)
@@ -125,7 +126,7 @@ class ProjectionModule(nn.Module):
             weights = self.entry_weights().float().cpu().numpy()
         s, t = (x.cpu().numpy().astype(np.int32) for x in (self.student_ids, self.teacher_ids))
         edges, is_slot = Edges(s, t, weights), self.is_slot.cpu().numpy()
-        changed = ~np.isclose(weights, self.weights.cpu().numpy(), rtol=1e-5, atol=1e-7)
+        changed = ~np.isclose(weights, self.weights.float().cpu().numpy(), rtol=1e-5, atol=1e-7)
         kind, scale_slot = self.map.row_kind.copy(), self.map.scale_slot
         kind[edges.student_ids[changed]] = RowKind.MIXED
         keep = weights > 0
