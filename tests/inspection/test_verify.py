@@ -176,6 +176,19 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
     assert messages(verification)["student width"] == "1,279, but 1,280 from the config"
 
 
+@pytest.mark.parametrize("with_models", [False, True])
+def test_given_widths(path: Path, numbers_pair: Sides, with_models: bool, cli: Cli) -> None:
+    models = (xtok.load_pair(*numbers_pair),) if with_models else ()
+    assert verify(path, *models, student_vocab_size=258, teacher_vocab_size=260).failed == ()
+    verification = verify(path, *models, student_vocab_size=999)
+    assert verification.failed == ("student width",)
+    assert messages(verification)["student width"] == "258, but 999 from the option"
+    line = ["verify", path, *(["bytes", "bytes"] if with_models else [])]
+    done = cli(*line, "--teacher-vocab-size", "998")
+    assert done.returncode == 3
+    assert "260, but 998 from the option" in done.stdout
+
+
 def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
     projection.save(tmp_path / "m.pt")
     assert verify(tmp_path / "m.pt").failed == ()

@@ -25,7 +25,7 @@ def verify(
 
     Example: xtok verify map.safetensors
     """
-    tokenizers = models.tokenizers()
+    tokenizers = models.tokenizers(widths)
     verification = xtok.verify(map_path, *map(tokenizers.get, SIDES), **vars(widths))
     show(verification, print_verification, json=json)
     if verification.failed:

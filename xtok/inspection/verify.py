@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import fspath
 
 import numpy as np
@@ -54,31 +54,31 @@ def verify(
         any_map: a map of any kind, or the path of its file.
         student_model: the student, or the pair of both models; None skips the comparison.
         teacher_model: the teacher; None skips its comparison.
-        student_vocab_size: number of rows, for a `.pt` file that does not record it.
-        teacher_vocab_size: number of columns, likewise.
+        student_vocab_size: expected number of rows; a `.pt` file may not record it.
+        teacher_vocab_size: expected number of columns.
 
     Raises:
         MapFileError: if the file cannot be read, or is not a map.
         TokenizerError: if a model cannot be loaded.
         TypeError: for a pair and a model.
     """
+    widths = student_vocab_size, teacher_vocab_size
     if isinstance(student_model, Pair):
         pair = load_pair(student_model, teacher_model)
         tokenizers = [pair.student_tokenizer, pair.teacher_tokenizer]
     else:
-        models = student_model, teacher_model
-        tokenizers = [None if model is None else load_tokenizer(model) for model in models]
+        models = zip((student_model, teacher_model), widths, strict=True)
+        tokenizers = [m if m is None else load_tokenizer(m, vocab_size=n) for m, n in models]
     parts = None if isinstance(any_map, AnyMap) else read_parts(any_map)
     digests: Mapping[str, str | None] = {}
     try:
         if parts is None:
-            widths = student_vocab_size, teacher_vocab_size
             m = read_map(any_map, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
             header = packing.parse_header(parts[1])
             cls = MAP_CLASSES[packing.kind_of(header)]
             m, digests = packing.assemble(cls, parts[0], header)
-        checks = tuple(_checks(m, digests, tokenizers))
+        checks = tuple(_checks(m, digests, tokenizers, widths))
     except MALFORMED as error:
         checks = (Check("format", "failed", damage_of(error)),)
     return Verification(
@@ -89,7 +89,10 @@ def verify(
 
 
 def _checks(
-    m: AnyMap, digests: Mapping[str, str | None], tokenizers: Sequence[Tokenizer | None]
+    m: AnyMap,
+    digests: Mapping[str, str | None],
+    tokenizers: Sequence[Tokenizer | None],
+    widths: Sequence[int | None],
 ) -> Iterator[Check]:
     sides = {"student": m.student, "teacher": m.teacher}
     contents = f"{m.nnz:,} entries" if isinstance(m, ProjectionMap) else m.KIND
@@ -109,24 +112,28 @@ def _checks(
     for side, vocabulary in sides.items():
         result = _NO_TOKENS if vocabulary.table is None else _roles(vocabulary.table)
         yield Check(f"{side} roles", *result)
-    yield from _model_checks(m, *tokenizers)
+    yield from _model_checks(m, *tokenizers, widths)
 
 
 def _model_checks(
-    m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None
+    m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None, widths: Sequence[int | None]
 ) -> Iterator[Check]:
     if student is not None and teacher is not None and is_swapped(load_pair(student, teacher), m):
         names = f"the map's student is {m.student.model_id}, its teacher {m.teacher.model_id}"
         yield Check("sides", "failed", f"swapped: {names}; give the student first")
         return
-    for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
+    for side, tokenizer, width in zip(SIDES, (student, teacher), widths, strict=True):
+        vocabulary: Vocabulary = getattr(m, side)
+        expected = None if tokenizer is None else tokenizer.vocabulary
+        if width is not None:
+            expected = replace(vocabulary, table=None, vocab_size=width, width_source="option")
         if tokenizer is not None:
-            vocabulary: Vocabulary = getattr(m, side)
             tokens = Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield tokens
             if tokens.level != "failed":
                 yield Check(f"{side} definition", *_definition(vocabulary, tokenizer))
-            yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
+        if expected is not None:
+            yield Check(f"{side} width", *_width(vocabulary, expected))
 
 
 def _kind_checks(m: AnyMap) -> Iterator[Check]:
