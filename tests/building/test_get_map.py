@@ -362,8 +362,13 @@ def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
     for timeout in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="timeout"):
             xtok.get_map(*sides, timeout=timeout, path=tmp_path / "map.pt")
-    with pytest.raises(ValueError, match="initial"):
-        xtok.build(*sides, initial=xtok.build(*sides))
+    path = tmp_path / "map.safetensors"
+    made = xtok.get_map(*sides, path=path)
+    for function in (xtok.build, partial(xtok.get_map, path=path)):  # the file exists
+        with pytest.raises(ValueError, match="initial needs texts"):
+            function(*sides, initial=made)
+        with pytest.raises(ValueError, match="needs weights 'synthetic'"):
+            function(*sides, BuildConfig(target="both"))
 
 
 @pytest.mark.parametrize("rebuild", [False, True])

@@ -70,11 +70,7 @@ def build(
         TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
         XtokError: if a text is unreadable or empty, or `initial` belongs to another pair.
     """
-    config = _config_of(config, for_loss)
-    if initial is not None and not texts:
-        raise ValueError("initial needs texts; multitoken extends a map")
-    if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
+    config = _config_of(config, for_loss, texts, initial)
     config = config.for_text() if texts else config
     earlier = None if initial is None else ProjectionMap.of(initial)
     config = config if earlier is None else config_after(earlier, config)
@@ -118,10 +114,17 @@ def _made(
     return made, failures, notes, counts
 
 
-def _config_of(config: BuildConfig | None, loss: BuildLoss | None) -> BuildConfig:
+def _config_of(
+    config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
+) -> BuildConfig:
     if config is not None and loss is not None:
         raise ValueError("give config or for_loss, not both; BuildConfig.for_loss combines them")
-    return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
+    config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
+    if initial is not None and not texts:
+        raise ValueError("initial needs texts; multitoken extends a map")
+    if config.target != "start" and not (texts or config.weights == "synthetic"):
+        raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
+    return config
 
 
 class FileOptions(TypedDict, total=False):
@@ -268,7 +271,7 @@ def _request(
         kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
         pair = load_pair(student_model, teacher_model)
         return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
-    chosen = _config_of(config, loss)
+    chosen = _config_of(config, loss, texts, initial)
     earlier = None if initial is None else ProjectionMap.of(initial)
     chosen = chosen if earlier is None else config_after(earlier, chosen)
     _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
