@@ -293,5 +293,9 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
         assert len(re.findall(r"\d+ '.*?'", done.stderr)) == 3
         assert not (tmp_path / "map.safetensors").exists()
         assert "note: null:5 cannot spell" in works(cli(*line)).stderr
+        if command == "build":  # also if the file exists
+            kept = cli(*line, "--strict", "--skip-existing")
+            fails(kept, "null:5 cannot spell", "leave out --strict")
+            assert "is kept" in works(cli(*line, "--skip-existing")).stderr
         works(cli(command, small / "small.model", "bytes", *line[3:], "--strict"))
         (tmp_path / "map.safetensors").unlink()

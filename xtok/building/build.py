@@ -200,7 +200,8 @@ def get_map(
         config: as for `build`.
         path: the map's file; another map in it is replaced. Default: a file in xtok's cache folder.
         rebuild: build the map even if the file contains it, without waiting for other processes.
-        strict: raise an error, and save nothing, if a token could not be decoded or spelled.
+        strict: raise an error, and save nothing, if a token could not be decoded or spelled. If the
+            file contains the map, the map is built once more to check this.
         timeout: seconds to wait for another process before building the map.
         note: called with a sentence when the file is replaced, and when this process waits.
         options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
@@ -222,6 +223,8 @@ def get_map(
                 if why is not None:
                     note(f"{target} exists, and is replaced: {why}")
                 return _saved(request.make(), target, strict)
+    if strict:  # the file contains no reports
+        require_complete(request.make())
     note(f"{target} exists, and is kept")
     student, teacher = request.pair.sides  # with the names of this call, not those in the file
     return replace(existing, student=student, teacher=teacher)

@@ -112,17 +112,18 @@ def _checks(
     for side, vocabulary in sides.items():
         result = _NO_TOKENS if vocabulary.table is None else _roles(vocabulary.table)
         yield Check(f"{side} roles", *result)
-    yield from _model_checks(m, *tokenizers, widths)
+    yield from _model_checks(m, tokenizers, widths)
 
 
 def _model_checks(
-    m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None, widths: Sequence[int | None]
+    m: AnyMap, tokenizers: Sequence[Tokenizer | None], widths: Sequence[int | None]
 ) -> Iterator[Check]:
+    student, teacher = tokenizers
     if student is not None and teacher is not None and is_swapped(load_pair(student, teacher), m):
         names = f"the map's student is {m.student.model_id}, its teacher {m.teacher.model_id}"
         yield Check("sides", "failed", f"swapped: {names}; give the student first")
         return
-    for side, tokenizer, width in zip(SIDES, (student, teacher), widths, strict=True):
+    for side, tokenizer, width in zip(SIDES, tokenizers, widths, strict=True):
         vocabulary: Vocabulary = getattr(m, side)
         expected = None if tokenizer is None else tokenizer.vocabulary
         if width is not None:
