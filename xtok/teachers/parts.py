@@ -107,11 +107,11 @@ class ProjectJob:
             for cache, shard in self.shards
         ]
         both = zip(self.config.templates, self.recipe["chat templates"], strict=True)
-        names = None, "default", *FORMATS
-        ours, theirs = (name if name in names else source for name, (_, source) in both)
+        ours, theirs = (
+            t if t in (None, "default", *FORMATS) else source for t, (_, source) in both
+        )
         config = replace(self.config, student_template=ours, teacher_template=theirs)
-        folder = self.folder.absolute()
-        return replace(self, shards=tuple(shards), config=config, folder=folder)
+        return replace(self, shards=tuple(shards), config=config, folder=self.folder.absolute())
 
 
 def recipe_of_parts(

@@ -187,13 +187,13 @@ def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 def open_caches(
     paths: Sequence[Path], pair: Pair, config: ProjectConfig, note: Note = silent_note
 ) -> tuple[Cache, ...]:
-    """Open caches and check their first rows.
+    """Open caches and check their first rows. Files without rows are left out.
 
     Raises:
         XtokError: if a file is not a cache of this teacher, the files do not go together, or the
             output format cannot hold a column.
     """
-    opened, columns, renormalized = [], [], set()
+    opened, columns = [], []
     for path in paths:
         cache = open_cache(path, config.source)
         _check_digest(cache, pair)
@@ -204,13 +204,12 @@ def open_caches(
             for text in notes_on(first, pair, config.templates):
                 note(f"{path}: {text}")
             columns.append(neutral.table(first).schema)
-            renormalized.add(cache.renormalized)
+            opened.append(cache)
             if config.to == "vllm":
                 _check_json(path, first.columns)
-        opened.append(cache)
-    if not columns:
+    if not opened:
         raise XtokError("the files contain no rows", hint="pass a cache with at least one row")
-    if len(renormalized) > 1:
+    if len({cache.renormalized for cache in opened}) > 1:
         problem = "only some of the files are renormalized"
         raise XtokError(problem, hint="project the files one at a time")
     parts.one_schema(columns)
@@ -322,15 +321,14 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
 
 
 def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
-    (student, teacher), to = pair.tables, job.config.to
-    is_renormalized = to == "axolotl" or any(cache.renormalized for cache, _ in job.shards)
+    (cache, _), (student, teacher), to = job.shards[0], pair.tables, job.config.to
     return {
         "format_version": str(neutral.FORMAT_VERSION),
         "convention": "T" if to == "neutral" else "N",
         "k": str(job.config.top_k),
         "temperature": "1.0",
         "log_base": "e",
-        "normalized": "topk" if is_renormalized else "false",
+        "normalized": "topk" if cache.renormalized or to == "axolotl" else "false",
         "tokenizer": pair.student.model_id,
         "tokenizer_sha256": student.sha256(),
         "vocab_size": str(pair.student.vocab_size),

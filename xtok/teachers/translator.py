@@ -136,14 +136,11 @@ class Translator:
         self.pair, self.templates, self.is_same = pair, templates, pair.is_same
         self.student, self.teacher = pair.tokenizers
         self._projector = Projector(pair, back_map, num_threads)
-        has_templates = (
-            template not in (None, "default") or tokenizer.chat_templates
-            for template, tokenizer in zip(templates, pair.tokenizers, strict=True)
-        )
-        self._reads_chats = chat and all(has_templates)
-        self._has_one_template = (
-            templates[0] == templates[1]
-            and self.student.chat_templates == self.teacher.chat_templates
+        own = [tokenizer.chat_templates for tokenizer in pair.tokenizers]
+        self._has_one_template = templates[0] == templates[1] and own[0] == own[1]
+        both = zip(templates, own, strict=True)
+        self._reads_chats = chat and all(
+            t not in (None, "default") or of_model for t, of_model in both
         )
         self._roles = pair.equal_roles
         self._texts: dict[int, list[int]] = {}

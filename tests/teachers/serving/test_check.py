@@ -72,6 +72,11 @@ def test_a_server_without_a_tokenizer(digits: Tokenizer, kind: Kind) -> None:
     assert "--skip-tokenizer-init" in finding.change
 
 
+def test_a_server_with_short_contexts(digits: Tokenizer) -> None:
+    report = checked(Model(digits, max_model_len=32), digits)
+    assert (report.logprobs_mode, report.findings) == ("raw_logprobs", ())
+
+
 def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
     model = Model(digits)
     model.mode = "processed_logprobs"

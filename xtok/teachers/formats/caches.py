@@ -45,10 +45,7 @@ _FOOTER = {
 
 _FOOTER_HINT = "correct or remove the footer"
 
-_NOT_RENORMALIZED_HINT = (
-    "if the values are not renormalized over the candidates, move this row to the start of the "
-    "file, or add normalized=false to its footer"
-)
+_FIRST_ROWS_HINT = "put this row first, or declare normalized=false in the footer"
 
 _CACHES_HINT = (
     "pass files of top-k log-probabilities (Parquet, or responses of a server as JSON lines), or a "
@@ -139,7 +136,7 @@ class Cache:
             wrong = topk.valid & exceeds(np.abs(sums - 1), 0)
             reason, hint = "the footer has normalized=topk", _FOOTER_HINT
             if self.looks_renormalized:
-                reason, hint = "the first rows of the file sum to 1", _NOT_RENORMALIZED_HINT
+                reason, hint = "the first rows look renormalized", _FIRST_ROWS_HINT
             _require(rows, wrong, problem, sums, reason, hint)
         return rows
 

@@ -43,9 +43,8 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 
 def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
-    is_pad, is_begin, is_end = (
-        np.isin(topk.token_ids, roles.get(role, ())) for role in ("pad", "bos", "eos")
-    )
+    groups = (roles.get(role, ()) for role in ("pad", "bos", "eos"))
+    is_pad, is_begin, is_end = (np.isin(topk.token_ids, ids) for ids in groups)
     num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each position
     begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
