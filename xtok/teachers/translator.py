@@ -137,11 +137,9 @@ class Translator:
         self.student, self.teacher = pair.tokenizers
         self._projector = Projector(pair, back_map, num_threads)
         own = [tokenizer.chat_templates for tokenizer in pair.tokenizers]
-        self._has_one_template = templates[0] == templates[1] and own[0] == own[1]
+        self._writes_alike = self.is_same and templates[0] == templates[1] and own[0] == own[1]
         both = zip(templates, own, strict=True)
-        self._reads_chats = chat and all(
-            t not in (None, "default") or of_model for t, of_model in both
-        )
+        self._reads_chats = chat and all(name not in (None, "default") or t for name, t in both)
         self._roles = pair.equal_roles
         self._texts: dict[int, list[int]] = {}
         roles = self.teacher.table.roles
@@ -191,12 +189,10 @@ class Translator:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
             XtokError: if the teacher's template does not support a system text.
         """
-        is_same = self.is_same and not teacher_system
-        if not (is_same and self._has_one_template):
-            chat = self._conversation(ids, 0, teacher_system)
-            if chat or not is_same:
-                return chat or self._spelled(ids, teacher_system)
-        return SharedText.of(ids, np.array(ids, np.int32))
+        chat = self._conversation(ids, 0, teacher_system)
+        if chat is None and self.is_same and not teacher_system:
+            return SharedText.of(ids, np.array(ids, np.int32))
+        return chat or self._spelled(ids, teacher_system)
 
     def _conversation(
         self, ids: Sequence[int], source: Literal[0, 1], system: str = ""
@@ -205,8 +201,11 @@ class Translator:
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
         omits or changes words of the assistant, or for ids of the student the ends of its turns.
+        Also returns None for ids of the student that the teacher's template would not change.
         """
-        if not self._reads_chats or (source == 1 and not self.teacher.table.is_control[ids].any()):
+        if not self._reads_chats or (source == 0 and self._writes_alike and not system):
+            return None
+        if source == 1 and not self.teacher.table.is_control[ids].any():
             return None
         back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
         if back is None:

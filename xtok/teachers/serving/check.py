@@ -134,8 +134,7 @@ def _findings(
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
     """Measure whether the temperature changes the log-probabilities of a prompt."""
-    size = min(64, (server.max_model_len or 65) - 1)
-    ids = [*range(size)]  # every vocabulary has these ids
+    ids = [*range(min(64, (server.max_model_len or 65) - 1))]  # every vocabulary has these ids
     first, second = [
         (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)

@@ -121,8 +121,7 @@ class Connection:
         Raises:
             TeacherError: if it does not respond within `wait` seconds, or is still busy.
         """
-        begin = asyncio.get_running_loop().time()
-        noted_at = -NOTE_INTERVAL
+        begin, noted_at = asyncio.get_running_loop().time(), -NOTE_INTERVAL
         while True:
             try:
                 response = await self.send("GET", route)
@@ -167,7 +166,10 @@ class Connection:
             else:
                 if response.status_code not in BUSY:
                     self._note_state("responds again", is_away=False)
-                    return _content(response)
+                    if response.is_success:
+                        return response.content
+                    is_request = response.status_code in REFUSED
+                    raise TeacherError(problem_of(response), is_request=is_request)
                 away, wait = TeacherError(problem_of(response), is_away=True), _wait(response)
             if pause is not None:
                 await asyncio.sleep(max(pause, wait))
@@ -214,13 +216,6 @@ def problem_of(response: httpx.Response) -> str:
 def reason(error: Exception) -> str:
     """Return an error's type and message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _content(response: httpx.Response) -> bytes:
-    if not response.is_success:
-        is_request = response.status_code in REFUSED
-        raise TeacherError(problem_of(response), is_request=is_request)
-    return response.content
 
 
 def _wait(response: httpx.Response) -> float:

@@ -64,8 +64,7 @@ class TeacherServer:
         self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, concurrency: int = 64
     ) -> None:
         self.connection = Connection(url, api_key=api_key, concurrency=concurrency)
-        self.url = self.connection.url
-        self.tokenizer = tokenizer
+        self.url, self.tokenizer = self.connection.url, tokenizer
         self._ids = replace(tokenizer.vocabulary, table=None)  # includes unused ids
         self._is_connected = self._has_noted_fewer = False
         self.last_check = 0, -np.inf  # connections and time at the last check of the tokenizer
