@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
+import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from xtok.tokenizers.roles import find_roles, match_roles, slot_candidates
+from xtok.tokenizers.roles import find_roles, match_names, match_roles, slot_candidates
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenTable, TokenType, match_bytes
 
 
@@ -97,6 +100,30 @@ def test_tokens_of_the_same_role_pair(
 def test_every_table_maps_onto_itself() -> None:
     for table in (LLAMA, QWEN, MISTRAL):
         assert match_roles(table, table) == {i: i for i in table.control_names}
+
+
+def test_many_tokens_match_in_linear_time() -> None:
+    n = 20_000
+    named, reserved = [f"<{i}>" for i in range(n)], [f"<|extra_{i}|>" for i in range(n)]
+    student, teacher = table_of(*reserved, *named), table_of(*named, *reserved[::-1])
+    start = time.process_time()
+    pairs = match_roles(student, teacher)
+    assert time.process_time() - start < 2  # 0.1 s; 9 s if each token searches all pairs
+    assert pairs == {i: 2 * n - 1 - i for i in range(n)} | {n + i: i for i in range(n)}
+
+
+def test_similar_names_of_many_tokens_need_little_memory() -> None:
+    n = 4000
+    table = table_of(*(f"<{i}>" for i in range(n)))
+    first: dict[frozenset[tuple[str, str]], int] = {}
+    expected = {i: first.setdefault(frozenset(pairwise(f"^{i}$")), i) for i in range(n)}
+    tracemalloc.start()
+    try:
+        assert match_names(table, table, threshold=0.99) == expected
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < n * n * 4 / 2  # half of all similarities in float32
 
 
 def test_equal_bytes_match() -> None:

@@ -93,13 +93,14 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
-    id_of_name = {teacher.control_names[t]: t for t in without_role}
+    id_of_name, taken = {teacher.control_names[t]: t for t in without_role}, set(pairs.values())
     for s, name in student.control_names.items():
         if s not in student.roles_by_id:
             candidates = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
             t = id_of_name.get(name, next(iter(candidates), None))
-            if t is not None and t not in pairs.values():
+            if t is not None and t not in taken:
                 pairs[s] = t
+                taken.add(t)
     return dict(sorted(pairs.items()))
 
 
@@ -107,13 +108,14 @@ def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
     """Pair the ids of one role that are not paired yet."""
-    candidates = _ids_of_role(role, teacher)
+    candidates, taken = _ids_of_role(role, teacher), set(earlier.values())
     rest = [s for s in _ids_of_role(role, student) if s not in earlier]
-    free = [t for t in candidates if t not in set(earlier.values())]
+    free = [t for t in candidates if t not in taken]
     id_of_name = {teacher.name(t): t for t in reversed(free)}
     pairs = {s: id_of_name[student.name(s)] for s in rest if student.name(s) in id_of_name}
     rest = [s for s in rest if s not in pairs]
-    free = [t for t in free if t not in set(pairs.values())]
+    taken.update(pairs.values())
+    free = [t for t in free if t not in taken]
     pairs |= dict(zip(rest, free, strict=False))
     if candidates and role in _SHARED_ROLES:
         pairs |= dict.fromkeys(rest[len(free) :], candidates[0])
@@ -144,13 +146,17 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
         np.array([[bigram in name for bigram in bigrams] for name in names], np.float32)
         for names in (ours, theirs)
     )
-    sizes = a.sum(axis=1)[:, None] + b.sum(axis=1)[None, :]
-    similarity = 2 * (a @ b.T) / np.maximum(sizes, 1)
-    best = similarity.argmax(axis=1).tolist()
-    rated = zip(rows, best, similarity.max(axis=1).tolist(), strict=True)
-    return {s: columns[j] for s, j, value in rated if value >= threshold}
+    sizes, pairs = b.sum(axis=1), dict[int, int]()
+    blocks = 1 + len(a) * len(b) // _BLOCK_NUMBERS
+    for ids, block in zip(np.array_split(rows, blocks), np.array_split(a, blocks), strict=True):
+        similarity = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
+        best = similarity.argmax(axis=1).tolist()
+        rated = zip(ids.tolist(), best, similarity.max(axis=1).tolist(), strict=True)
+        pairs |= {s: columns[j] for s, j, value in rated if value >= threshold}
+    return pairs
 
 
+_BLOCK_NUMBERS = 2**20  # similarities computed at once: 4 MiB
 _SEPARATORS = re.compile(r"[<>\[\]{}|｜_▁\-\s]")
 
 
