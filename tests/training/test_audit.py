@@ -520,6 +520,13 @@ def test_each_fault_has_its_message(
     assert capsys.readouterr().err.startswith("first batch: ")
 
 
+def test_a_quantized_teacher_begins_with_integers(bench: Bench) -> None:
+    packed = nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False)
+    bench.teacher._parameters = {"packed": packed, **bench.teacher._parameters}
+    assert next(bench.teacher.parameters()) is packed
+    assert bench.audit().differences == []
+
+
 def test_distillation_without_ends_of_turns_is_noted(bench: Bench) -> None:
     other_ends(bench)
     audited = bench.audit()

@@ -435,7 +435,8 @@ def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
     if any(module.training for module in model.modules()):
         yield f"{name} is in training mode: call its eval()"
     first, second = side.read(num_rows), side.read(num_rows)
-    eps = torch.finfo(next(model.parameters()).dtype).eps
+    # The first parameter of a quantized model can have an integer dtype.
+    eps = next(torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point())
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(lost.mean()):.5f}" for lost in (first, second))
