@@ -391,6 +391,10 @@ def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
         assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
     padded = xtok.transplant(model, small / "small-digits", tmp_path / "a", pad_to_multiple_of=500)
     assert (padded.vocab_size, padded.notes) == (1000, ())
+    again = xtok.transplant(
+        tmp_path / "a", small / "small-digits", tmp_path / "b", pad_to_multiple_of=300
+    )
+    assert (again.old_vocab_size, again.vocab_size) == (1000, 900)
 
 
 def test_only_a_folder_of_transplant_is_replaced(model: Path, new: Path, tmp_path: Path) -> None:
