@@ -31,6 +31,9 @@ CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 MAX_ENTRIES = 4096
 """Upper limit for entries or pieces per row."""
 
+MAX_COMB_LEN = 64
+"""Upper limit for `max_comb_len`. The time for text that differs grows with its square."""
+
 FIRST_PIECE_WEIGHT = 0.9
 """Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
 

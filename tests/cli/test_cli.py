@@ -500,7 +500,7 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("inspect a --against b --field x", "--field needs --text"),
         ("align x --teacher-chat-template x", "--teacher-chat-template needs --chat"),
         # Values
-        ("align x --max-comb-len 0", "--max-comb-len is 0, and must be at least 1 and finite"),
+        ("align x --max-comb-len 0", "--max-comb-len is 0, and must be at least 1, at most 64"),
         ("build --top-k x", "Invalid value for '--top-k' / '-k': must be a valid integer"),
         ("build --for kl", "Invalid value for '--for': 'kl' is not one of"),
         ("build --top-k 5000", "4096"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.kernels import in_python
 from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
+from xtok.config import MAX_COMB_LEN
 from xtok.tokenizers.table import SIDES, TokenTable, TokenType
 
 if TYPE_CHECKING:
@@ -167,16 +168,16 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: maximum group of tokens on a side where the bytes differ; ≥ 1.
+        max_comb_len: maximum group of tokens on a side where the bytes differ, 1 to 64.
 
     Raises:
         XtokError: if the map contains no tokens of a side.
-        ValueError: if `max_comb_len` is less than 1.
+        ValueError: if `max_comb_len` is out of range.
     """
 
     def __init__(self, pair: Pair, max_comb_len: int = 4) -> None:
-        if max_comb_len < 1:
-            raise ValueError(f"max_comb_len is {max_comb_len}, expected at least 1")
+        if not 1 <= max_comb_len <= MAX_COMB_LEN:
+            raise ValueError(f"max_comb_len is {max_comb_len}, expected 1 to {MAX_COMB_LEN}")
         rows, columns = pair.tables
         # Two vocabularies lack different characters, so their unknown tokens have different text.
         roles = {
@@ -241,15 +242,13 @@ class TokenAligner:
             total=np.zeros(num_rows, np.int64),
             differs=np.empty((num_rows, 2), np.int64),
         )
-        num_tokens = len(s.ids) + len(t.ids)
-        self.python_tokens_left -= num_tokens
+        self.python_tokens_left -= len(s.ids) + len(t.ids)
         walk, walk_on = align_documents, align_rest
         if self.python_tokens_left >= 0:
             walk, walk_on = in_python(walk), in_python(walk_on)
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
-            most = min(self.max_comb_len, num_tokens)  # fits into an int64
-            walk_on(s, t, most, self.is_lossy, chunks)
+            walk_on(s, t, self.max_comb_len, self.is_lossy, chunks)
         ends = np.repeat(s.bounds[:-1] + chunks.total, np.diff(s.bounds))
         has_chunk = np.arange(len(s.ids)) < ends
         return FlatAlignment(

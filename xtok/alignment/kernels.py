@@ -359,7 +359,6 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
     n, m = len(s_at) - 1, len(t_at) - 1
     if n == 0 or m == 0 or _is_unknown(x) or _is_unknown(y):
         return
-    max_comb_len = min(max_comb_len, max(n, m))  # a step must fit into int32
     step, low = _best_steps(x, s_starts, y, t_starts, max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
     # Write the tokens before each match, and the match; the last match is empty.

@@ -13,7 +13,7 @@ from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import Models, json_option
 from xtok.cli.tables.alignment import print_alignment
-from xtok.config import ChatTemplates, option
+from xtok.config import MAX_COMB_LEN, ChatTemplates, option
 from xtok.errors import XtokError
 
 
@@ -34,7 +34,10 @@ def align(
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4, "Maximum number of tokens in a chunk with different bytes on the two sides.", min=1
+        4,
+        "Maximum number of tokens in a chunk with different bytes on the two sides.",
+        min=1,
+        max=MAX_COMB_LEN,
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
