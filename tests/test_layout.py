@@ -191,6 +191,7 @@ OWN_INPUT = {
     "conversation/texts.py: open": "the reader of text",
     "maps/opening.py: open": "the reader of maps",
     "teachers/formats/caches.py: open": "the beginning of a cache, to recognize its format",
+    "teachers/formats/vllm.py: json.loads": "text that it wrote, to replace NaN",
     "teachers/parts.py: json.loads": "parts that xtok wrote, sealed with a digest",
     "teachers/parts.py: open": "parts that xtok wrote, sealed with a digest",
     "teachers/project.py: read_bytes": "an output that xtok wrote",

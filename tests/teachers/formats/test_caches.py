@@ -23,7 +23,6 @@ from naive_projecting import END, Small, top_k
 from stored_teachers import TEXTS, Row, read_documents
 
 import xtok
-from xtok._lib.parsing import parse_json
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.formats import axolotl, distillkit, vllm
@@ -257,7 +256,7 @@ def test_vllms_lines_are_json() -> None:
     }
     unknown = STORED.topk._replace(realized_logprob=np.full(5, np.nan, np.float32))
     lines = vllm.lines(STORED._replace(topk=unknown, columns=columns), "student")
-    first, second = map(parse_json, lines)
+    first, second = map(json.loads, lines)
     assert (first["score"], first["scores"]) == (None, [1.0, None])
     assert (second["score"], second["scores"]) == (0.5, None)
 
