@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -127,25 +127,6 @@ def _config_of(
     return config
 
 
-class FileOptions(TypedDict, total=False):
-    """Options of `get_map` for maps of any kind."""
-
-    path: str | PathLike[str] | None
-    rebuild: bool
-    strict: bool
-    timeout: float
-    note: Note
-    progress: Progress
-
-
-class GetOptions(FileOptions, total=False):
-    """Options of `get_map` for projection maps."""
-
-    texts: Paths
-    field: str
-    initial: MapLike | None
-
-
 @overload
 def get_map(
     student_model: ModelLike | Pair,
@@ -153,7 +134,7 @@ def get_map(
     config: BuildConfig | None = None,
     *,
     for_loss: BuildLoss | None = None,
-    **options: Unpack[GetOptions],
+    **options: Any,
 ) -> ProjectionMap: ...
 
 
@@ -163,7 +144,7 @@ def get_map(
     teacher_model: ModelLike | None = None,
     *,
     for_loss: Literal["event-kl"],
-    **options: Unpack[FileOptions],
+    **options: Any,
 ) -> EventMap: ...
 
 
@@ -173,7 +154,7 @@ def get_map(
     teacher_model: ModelLike | None = None,
     *,
     for_loss: Literal["csd"],
-    **options: Unpack[FileOptions],
+    **options: Any,
 ) -> SpellingMap: ...
 
 
