@@ -238,9 +238,18 @@ def test_folders_with_and_without_transformers(
     assert_as_transformers(folder)
 
 
-@pytest.mark.parametrize("name", [["PreTrainedTokenizerFast"], {}, 5])
-def test_a_class_that_is_no_name(small: Path, tmp_path: Path, name: Any) -> None:
-    folder = copied(small / "small-digits", tmp_path / "folder", tokens(tokenizer_class=name))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(tokens(tokenizer_class=name) for name in (["PreTrainedTokenizerFast"], {}, 5)),
+        tokens(additional_special_tokens=True),
+        tokens(extra_special_tokens=True),
+        tokens(unk_token=""),
+        model(model_type=[]),
+    ],
+)
+def test_configs_with_wrong_types(small: Path, tmp_path: Path, wrong: Edit) -> None:
+    folder = copied(small / "small-digits", tmp_path / "folder", wrong)
     with pytest.raises(TokenizerError, match="AutoTokenizer"):
         load_tokenizer(folder)
 

@@ -103,6 +103,9 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
+        # Transformers replaces an unknown token by unk_token: an endless recursion.
+        if getattr(tokenizer, "unk_token", None) == "" and "" not in tokenizer.get_vocab():
+            raise ValueError("unk_token is an empty string")
     except PermissionError:  # the caller reports it, as for other files
         raise
     except Exception as error:
@@ -129,7 +132,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
 def _is_of_mistral_common(files: ModelFiles) -> bool:
     """Whether AutoTokenizer returns mistral-common's tokenizer, which lists no tokens."""
-    model_type = files.json("config.json").get("model_type")
+    model_type = str(files.json("config.json").get("model_type"))
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
 
@@ -315,6 +318,7 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
     old = ("special_tokens_map.json", "added_tokens.json")  # read if the config lists no tokens
     return (
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
+        and all(isinstance(config.get(key) or [], list | dict) for key in _EXTRA)
         and not config.get("split_special_tokens")
         and ("added_tokens_decoder" in config or not any(map(files.find, old)))
     )
