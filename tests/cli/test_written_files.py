@@ -156,3 +156,39 @@ def test_multitoken_shows_examples(cli: Cli, small: Path) -> None:
     assert done.stdout == "m.pt\n"
     assert done.stderr.count("│ pieces") == 50
     assert works(cli(*line, "-o", "m.pt", "--quiet")).stderr == ""
+
+
+# Without -o
+
+
+def test_a_default_output_replaces_no_other_map(cli: Cli, small: Path, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.txt").write_text(f"a text in {folder}\n" * 40)
+    pair = small / "small-digits", "bytes"
+    first, second = (("build", *pair, "--text", f"{folder}/train.txt") for folder in "ab")
+    path = tmp_path / works(cli(*first)).stdout.strip()
+    before = path.read_bytes()
+    works(cli(*first))  # the same map
+    for more in ((), ("--skip-existing",)):
+        other = cli(*second, *more)
+        fails(other, f"{path.name} exists, and is not replaced: ", "--output")
+        assert path.read_bytes() == before
+    works(cli(*second, "-o", path.name))
+    assert path.read_bytes() != before
+    events = tmp_path / works(cli("events", *pair)).stdout.strip()
+    works(cli("events", *pair))
+    fails(cli("events", *pair, "--student-vocab-size", "9999"), events.name, "--output")
+
+
+def test_a_stage_does_not_replace_its_input_by_default(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    first = works(cli("multitoken", small / "small-digits", "bytes")).stdout.strip()
+    cut = works(cli("sort-cut", first, "--top-k", "3")).stdout.strip()
+    before = (tmp_path / cut).read_bytes()
+    works(cli("sort-cut", first, "--top-k", "3"))  # the same map
+    fails(cli("sort-cut", cut, "--top-k", "3"), f"{cut} exists, and is not replaced", "--output")
+    assert (tmp_path / cut).read_bytes() == before
+    works(cli("sort-cut", cut, "--top-k", "3", "-o", cut))
+    assert (tmp_path / cut).read_bytes() != before

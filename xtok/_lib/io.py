@@ -132,6 +132,18 @@ def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name((name or "map") + suffix)
 
 
+def other_file(path: Path, why: str) -> OutputError:
+    """Return an error about a file that only the user may replace."""
+    hint = "choose the output with {option}, or delete this file first"
+    return OutputError(f"{path} exists, and is not replaced: {why}", hint=hint, parameter="path")
+
+
+def check_same(path: Path, data: bytes) -> None:
+    """Raise an `OutputError` if a file exists and has other contents."""
+    if path.exists() and path.read_bytes() != data:
+        raise other_file(path, "its contents differ from the output of this command")
+
+
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write one file as `write_all` does."""
     write_all({target: parts})

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
-from xtok._lib.io import cache_folder, locked
+from xtok._lib.io import cache_folder, locked, other_file
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_map
@@ -211,6 +211,13 @@ def get_map(
     return replace(existing, student=student, teacher=teacher)
 
 
+def check_existing(path: Path, pair: Pair, **options: Any) -> None:
+    """Raise an `OutputError` if a file exists without the map of `get_map` with these options."""
+    _, why = _request(pair, None, **options).find(path)
+    if why is not None:
+        raise other_file(path, why)
+
+
 @dataclass(frozen=True)
 class _Request:
     pair: Pair
@@ -240,7 +247,7 @@ class _Request:
 def _request(
     student_model: ModelLike | Pair,
     teacher_model: ModelLike | None,
-    config: BuildConfig | None,
+    config: BuildConfig | None = None,
     *,
     for_loss: BuildLoss | EventLoss | None = None,
     texts: Paths = (),

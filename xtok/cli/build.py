@@ -1,6 +1,7 @@
 """`xtok build`."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -58,6 +59,7 @@ def build(
     """
     names = models.both()
     check_texts(text, field)
+    from xtok.building.build import check_existing
     from xtok.maps.names import name_of_map
     from xtok.tokenizers import model_id
 
@@ -68,9 +70,11 @@ def build(
         output.check()
     initial, pair = models.with_initial(initial_projection_path, map_options)
     note_one_vocabulary(pair)
+    request: Any = {"config": config, "texts": text, "field": field, "initial": initial}
+    if output.output is None:
+        check_existing(path, pair, **request)
     projection = xtok.get_map(
-        pair, config=config, path=path, texts=text, field=field, initial=initial,
-        rebuild=not skip_existing, strict=output.strict, timeout=timeout,
-        progress=console.progress_bar, note=console.print_note,
+        pair, **request, path=path, rebuild=not skip_existing, strict=output.strict,
+        timeout=timeout, progress=console.progress_bar, note=console.print_note,
     )  # fmt: skip
     print_map(projection, path, json=output.json, loss=for_loss)

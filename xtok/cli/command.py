@@ -282,7 +282,7 @@ def _drop_stdout() -> None:
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
     """Return the hint with the options of this command that set the error's parameter."""
-    parameter = error.parameter
+    parameter = "output" if error.parameter == "path" else error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
         return error.hint_with(" and ".join(sides or ["STUDENT", "TEACHER"]))

@@ -46,6 +46,7 @@ def events(
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """
+    from xtok.building.build import check_existing
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
@@ -58,6 +59,8 @@ def events(
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
+    if output is None:
+        check_existing(path, pair, for_loss=for_loss)
     result = xtok.get_map(
         pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,
         progress=console.progress_bar, note=console.print_note,

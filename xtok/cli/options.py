@@ -328,7 +328,7 @@ class Output(Config):
     def write(self, projection: ProjectionMap, name: str) -> Path:
         """Write the map to the output, or under this name; report and return the path."""
         path = self.path(name)
-        projection.save(path)
+        projection.save(path, overwrite=self.output is not None)
         print_written(projection.reports, path, json=self.json)
         return path
 

@@ -78,7 +78,7 @@ def verify(
             header = packing.parse_header(parts[1])
             cls = MAP_CLASSES[packing.kind_of(header)]
             m, digests = packing.assemble(cls, parts[0], header)
-        checks = tuple(_checks(m, digests, tokenizers, widths))
+        checks = *_checks(m, digests), *_model_checks(m, tokenizers, widths)
     except MALFORMED as error:
         checks = (Check("format", "failed", damage_of(error)),)
     return Verification(
@@ -88,12 +88,7 @@ def verify(
     )
 
 
-def _checks(
-    m: AnyMap,
-    digests: Mapping[str, str | None],
-    tokenizers: Sequence[Tokenizer | None],
-    widths: Sequence[int | None],
-) -> Iterator[Check]:
+def _checks(m: AnyMap, digests: Mapping[str, str | None]) -> Iterator[Check]:
     sides = {"student": m.student, "teacher": m.teacher}
     contents = f"{m.nnz:,} entries" if isinstance(m, ProjectionMap) else m.KIND
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {contents}")
@@ -112,7 +107,6 @@ def _checks(
     for side, vocabulary in sides.items():
         result = _NO_TOKENS if vocabulary.table is None else _roles(vocabulary.table)
         yield Check(f"{side} roles", *result)
-    yield from _model_checks(m, tokenizers, widths)
 
 
 def _model_checks(

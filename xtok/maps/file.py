@@ -86,11 +86,12 @@ class StoredMap:
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, overwrite: bool = True) -> None:
         """Write the map: `.safetensors`, or `.pt` in NeMo-RL's layout.
 
         The same map gives the same bytes. A spelling map as `.pt` consists of two files. Files are
-        written completely, then renamed.
+        written completely, then renamed. Without `overwrite`, a file with other contents is an
+        error.
 
         Raises:
             OutputError: if a file cannot be written, or another file has the name of the second.
@@ -99,8 +100,10 @@ class StoredMap:
         target = check_map_output(path, self.SUFFIXES)  # follows a link, so before `files`
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
-        contents = zip(targets, self._bytes_of_files(targets[0]), strict=True)
-        io.write_all({target: [data] for target, data in contents})
+        contents = dict(zip(targets, self._bytes_of_files(targets[0]), strict=True))
+        for target, data in () if overwrite else contents.items():
+            io.check_same(target, data)
+        io.write_all({target: [data] for target, data in contents.items()})
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that `save` writes for a path."""
