@@ -18,11 +18,7 @@ _FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
 
 
 def read_rows(
-    shard: Shard,
-    *,
-    hint: str,
-    parameter: str = "",
-    columns: Collection[str] | None = None,
+    shard: Shard, *, hint: str, parameter: str = "", columns: Collection[str] | None = None
 ) -> Iterator[FileRow]:
     """Yield the rows of a shard, which are equal in all formats.
 

@@ -405,11 +405,7 @@ def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: b
 
 
 def _proved(
-    renderer: Renderer,
-    ids: NDArray[np.int32],
-    text: str,
-    steps: _Steps,
-    is_whole: bool,
+    renderer: Renderer, ids: NDArray[np.int32], text: str, steps: _Steps, is_whole: bool
 ) -> ReadBack | None:
     messages, tools, asks = _conversation_of(steps)
     tokenizer, size = renderer.tokenizer, len(ids)

@@ -106,10 +106,7 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
             yield from _plain_documents(shard)
         else:
             for row in read_rows(
-                shard,
-                hint=_OBJECTS_HINT,
-                parameter="field",
-                columns={field, "messages"},
+                shard, hint=_OBJECTS_HINT, parameter="field", columns={field, "messages"}
             ):
                 text, read = _document(row, field), max(0, row.read - shard.start)
                 if text is not None:

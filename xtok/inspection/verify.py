@@ -12,14 +12,7 @@ from xtok.errors import MALFORMED, damage_of
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.inspection.results import Check, Level, Result
 from xtok.maps import packing
-from xtok.maps.map_arguments import (
-    MAP_CLASSES,
-    AnyMap,
-    AnyMapLike,
-    can_grow,
-    is_swapped,
-    read_map,
-)
+from xtok.maps.map_arguments import MAP_CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
