@@ -241,7 +241,9 @@ def test_folders_with_and_without_transformers(
 @pytest.mark.parametrize(
     "wrong",
     [
-        *(tokens(tokenizer_class=name) for name in (["PreTrainedTokenizerFast"], {}, 5)),
+        tokens(tokenizer_class=["PreTrainedTokenizerFast"]),
+        tokens(tokenizer_class={}),
+        tokens(tokenizer_class=5),
         tokens(additional_special_tokens=True),
         tokens(extra_special_tokens=True),
         tokens(unk_token=""),
