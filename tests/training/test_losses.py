@@ -462,12 +462,15 @@ def test_weights_of_several_teachers() -> None:
     both = [make_loss("alm")] * 2
     assert Objective(losses=both).weight_by_teacher == [1.0, 1.0]
     assert Objective(losses=both, teacher_weights=[0.5, 0]).weight_by_teacher == [0.5, 0]
-    invalid: list[list[Any]] = [
-        [1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], [1.0, "1"],
-    ]  # fmt: skip
-    for weights in invalid:
-        with pytest.raises(ValueError, match="expected 2 finite numbers of at least 0"):
-            Objective(losses=both, teacher_weights=weights)
+    with pytest.raises(ValueError, match="1 teacher_weights for 2 teachers"):
+        Objective(losses=both, teacher_weights=[1.0])
+    for weight, expected in (
+        (-1.0, "at least 0 and finite"), (float("nan"), "at least 0 and finite"),
+        (float("inf"), "at least 0 and finite"), ("1", "a number"),
+    ):  # fmt: skip
+        given: Any = [1.0, weight]
+        with pytest.raises(ValueError, match=f"a teacher's weight is .*, and must be {expected}"):
+            Objective(losses=both, teacher_weights=given)
 
 
 def test_combining_with_cross_entropy() -> None:

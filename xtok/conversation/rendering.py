@@ -250,13 +250,12 @@ class Targets:
 
     def conversation(self) -> Conversation:
         """Return the conversation with its notes."""
-        messages = enumerate(self._messages)
         return Conversation(
             text=self._rendering.text,
             ids=self._ids,
             bounds=self._bounds,
             assistant_mask=self._mask,
-            message_spans=tuple(self._spans.of_message(i, message) for i, message in messages),
+            message_spans=tuple(self._spans.of_message(i, m) for i, m in enumerate(self._messages)),
             runs=self._rendering.runs,
             notes=tuple(dict.fromkeys(self._notes())),
         )

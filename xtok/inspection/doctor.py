@@ -178,8 +178,7 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
     columns = field, "teacher_context"  # columns of candidates are much larger
     for _, row in read_samples(paths, columns):
-        text = row.get(field) if isinstance(row, dict) else None
-        if isinstance(text, str):
+        if isinstance(row, dict) and isinstance(text := row.get(field), str):
             context = row.get("teacher_context")
             each = context if isinstance(context, list) else [context]
             longest = max((_num_bytes(part) for part in each if isinstance(part, str)), default=0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
-from numbers import Real
 from os import PathLike
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xtok.config import LossName
+from xtok.config import LossName, OptionDetails, check_value
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import bind_map
@@ -66,13 +64,10 @@ class Objective:
         """
         count = len(self.losses)
         weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
-        if len(weights) != count or not all(
-            isinstance(weight, Real) and 0 <= weight < inf for weight in weights
-        ):
-            raise ValueError(
-                f"the weights are {weights}, expected {count} finite numbers of at least 0, one "
-                "per teacher"
-            )
+        if len(weights) != count:
+            raise ValueError(f"{len(weights)} teacher_weights for {count} teachers")
+        for weight in weights:
+            check_value("a teacher's weight", weight, float, OptionDetails(help="", min=0))
         return weights
 
     @property
@@ -134,16 +129,13 @@ class Objective:
         return LossTerms(loss + own, cross_entropy, distillation, coverage, own.detach())
 
     def means(
-        self,
-        student_logits: AnyLogits,
-        teacher_logits: Sequence[AnyLogits | None],
-        batch: Mapping[str, Any],
+        self, student: AnyLogits, teachers: Sequence[AnyLogits | None], batch: Mapping[str, Any]
     ) -> Tensor:
         """Return the means that `count` counts, `[1 + teachers]`, without weights or a gradient."""
-        sides = zip(self.losses, teacher_logits, batch["teachers"], strict=True)
-        plans = [plan_cross_entropy(student_logits, batch["targets"])]
-        plans += [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
-        return torch.stack(one_pass(student_logits, plans, [0.0] * len(plans))[1])
+        sides = zip(self.losses, teachers, batch["teachers"], strict=True)
+        plans = [plan_cross_entropy(student, batch["targets"])]
+        plans += [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
+        return torch.stack(one_pass(student, plans, [0.0] * len(plans))[1])
 
     def _weighed(
         self,
@@ -208,7 +200,8 @@ def make_objective(
     names = _per_teacher("losses", losses, len(pairs))
     maps = _per_teacher("maps", map, len(pairs))
     configs = _per_teacher("configs", config, len(pairs))
-    if any(x is not None for x in maps) and not any(_takes_map(loss) for loss in names):
+    takers = [x for x in names if not isinstance(x, BatchLoss) and loss_spec(x).map]
+    if not takers and any(x is not None for x in maps):
         raise unused_map(names[0] if isinstance(names[0], str) else "a BatchLoss")
     of_teachers = []
     for pair, loss, of_loss, options in zip(pairs, names, maps, configs, strict=True):
@@ -228,10 +221,6 @@ def _per_teacher(name: str, values: Any, count: int) -> list[Any]:
     if len(per_teacher) != count:
         raise ValueError(f"{len(per_teacher)} {name} for {count} teachers")
     return per_teacher
-
-
-def _takes_map(loss: LossArgument) -> bool:
-    return not isinstance(loss, BatchLoss) and loss_spec(loss).map is not None
 
 
 def _check_sides(name: LossName, pair: Pair | None) -> None:

@@ -157,11 +157,8 @@ def transplant(
         )
     source.tensor_files()  # before longer work
     rows, counts = new_rows(pair, init, shrink, progress)
-    is_same = (
-        new.definition_sha256 == old.definition_sha256
-        and pair.shape[0] <= pair.shape[1]
-        and pair.shape[1] % pad_to_multiple_of == 0
-    )
+    kept = range(pair.shape[0], pair.shape[1] + 1, pad_to_multiple_of)  # wide enough, and padded
+    is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[1] in kept
     plan = None if is_same else _plan(source, old, rows)
     before = _measured(source.folder(), old, documents)
     with atomic_folder(target) as temporary:

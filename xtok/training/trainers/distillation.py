@@ -169,15 +169,15 @@ class DistillationMixin:
                 by_teacher = zip(theirs, batch["teachers"], sizes, strict=True)
                 sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
             evaluation.add(torch.stack(sums) * (num_rows > 0))
-        return self._loss_and_parts(means)[0], outputs
+        return self._combined(means)["loss"], outputs
 
-    def _loss_and_parts(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return loss, cross-entropy and distillation of `[cross-entropy, teachers, router]`."""
+    def _combined(self, means: Tensor) -> dict[str, Tensor]:
+        """Combine the means of the cross-entropy, of each teacher and of the router's loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
         weights = weights_of(self.objective.combine, distillation, cross_entropy)
         loss = weights[0] * distillation + weights[1] * cross_entropy + router
-        return loss, cross_entropy, distillation
+        return {"loss": loss, "cross_entropy": cross_entropy, "distillation": distillation}
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader of an evaluation.
@@ -206,8 +206,7 @@ class DistillationMixin:
         sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
         first = 2 + len(self.objective.losses)  # of the bits per byte
-        parts = self._loss_and_parts(means[:first])
-        metrics = dict(zip(("loss", "cross_entropy", "distillation"), parts, strict=True))
+        metrics = self._combined(means[:first])
         numbered = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(numbered if len(numbered) > 1 else ["teacher_"])]
         for name, nats, num_bytes in zip(names, means[first:], numbers[first:], strict=False):
