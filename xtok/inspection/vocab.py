@@ -69,10 +69,7 @@ class VocabTable:
         if len(self.tokens) != self.vocab_size:
             raise ValueError(".npz needs a whole vocabulary; write these tokens as .jsonl")
         if any(token.id != i for i, token in enumerate(self.tokens)):
-            raise XtokError(
-                "the tokens are not in the order of their ids, and .npz stores no ids",
-                hint="sort the tokens by id, or write them as .jsonl",
-            )
+            raise XtokError(".npz needs tokens in the order of ids", hint="sort them or use .jsonl")
         with atomic_output(target) as temporary, temporary.open("wb") as file:
             np.savez(file, **self._arrays())
 
@@ -84,11 +81,10 @@ class VocabTable:
 
     def _arrays(self) -> dict[str, Any]:
         data = b"".join(bytes.fromhex(token.bytes) for token in self.tokens)
-        types = [TokenType[token.type.upper()] for token in self.tokens]
         arrays: dict[str, Any] = {
             "bytes": np.frombuffer(data, np.uint8),
             "offsets": offsets_of([token.length for token in self.tokens]),
-            "types": np.array(types, np.uint8),
+            "types": np.array([TokenType[token.type.upper()] for token in self.tokens], np.uint8),
         }
         if self.teacher is not None:
             ids = [-1 if token.teacher_id is None else token.teacher_id for token in self.tokens]

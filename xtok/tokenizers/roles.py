@@ -147,16 +147,14 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
         for names in (ours, theirs)
     )
     sizes, pairs = b.sum(axis=1), dict[int, int]()
-    blocks = 1 + len(a) * len(b) // _BLOCK_NUMBERS
+    blocks = 1 + len(a) * len(b) // 2**20  # 4 MiB of scores at once
     for ids, block in zip(np.array_split(rows, blocks), np.array_split(a, blocks), strict=True):
-        similarity = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
-        best = similarity.argmax(axis=1).tolist()
-        rated = zip(ids.tolist(), best, similarity.max(axis=1).tolist(), strict=True)
+        scores = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
+        rated = zip(ids.tolist(), scores.argmax(1).tolist(), scores.max(1).tolist(), strict=True)
         pairs |= {s: columns[j] for s, j, value in rated if value >= threshold}
     return pairs
 
 
-_BLOCK_NUMBERS = 2**20  # similarities computed at once: 4 MiB
 _SEPARATORS = re.compile(r"[<>\[\]{}|｜_▁\-\s]")
 
 
@@ -176,5 +174,4 @@ def slot_candidates(teacher: TokenTable) -> list[int]:
         *roles.get("reserved", ())[::-1],
         *sorted(control, key=lambda i: (i in ends, -i)),
     ]
-    without_bytes = teacher.lengths == 0
-    return [i for i in dict.fromkeys(candidates) if without_bytes[i]]
+    return [i for i in dict.fromkeys(candidates) if teacher.lengths[i] == 0]

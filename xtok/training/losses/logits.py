@@ -248,14 +248,12 @@ def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Ten
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
     largest = torch.full((width,), -torch.inf, device=logits.device, dtype=work_dtype(logits))
-    is_compared = torch.zeros(size, dtype=torch.bool, device=logits.device)
-    is_compared[compared.to(logits.device)] = True
     for start in range(0, size, step):
         at = torch.arange(start, min(start + step, size), device=logits.device)
         block = logits.at(at)[:, :width]
-        counts = is_compared[at] | (block.amax(1) < torch.inf)
-        block.masked_fill_(~counts[:, None], -torch.inf)
-        torch.maximum(largest, block.amax(0), out=largest)
+        counts = torch.isin(at, compared.to(at.device)) | (block.amax(1) < torch.inf)
+        of_block = block.masked_fill_(~counts[:, None], -torch.inf).amax(0)
+        torch.maximum(largest, of_block, out=largest)
     return largest.topk(top_k).indices.sort().values
 
 
