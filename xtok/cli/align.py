@@ -34,10 +34,7 @@ def align(
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4,
-        "Maximum number of tokens in a chunk with different bytes on the two sides.",
-        min=1,
-        max=MAX_COMB_LEN,
+        4, "Maximum number of tokens in a chunk where the sides differ.", min=1, max=MAX_COMB_LEN
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
