@@ -107,12 +107,9 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     if len(tops) != len(ids):
         raise ValueError(f"{len(tops)} rows for {len(ids)} ids")
     rows = [_row(own, top) for own, top in zip(owns, tops, strict=True)]
-    ranks = [_rank(i, row) for i, row in zip(ids, rows, strict=True)]
+    each = zip(ids, rows, strict=True)
+    ranks = [[t for t, _ in row].index(i) + 1 if row else 0 for i, row in each]
     return ranked_topk(ids, rows, ranks, _HINT, [own[0] for own in owns])
-
-
-def _rank(token_id: int, row: JsonRow) -> int:
-    return [i for i, _ in row].index(token_id) + 1 if row else 0
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
