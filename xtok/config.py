@@ -512,10 +512,6 @@ class ProjectConfig(ChatTemplates):
     )
 
 
-def _text_of_file(path: str) -> str:
-    return read_text(Path(path).expanduser(), "the system text").strip()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(ChatTemplates):
     """Options of `serve`."""
@@ -543,7 +539,7 @@ class ServeConfig(ChatTemplates):
         "conversation, and precedes other sequences. Each request can replace it with its field "
         "teacher_system.",
         metavar="FILE",
-        parser=_text_of_file,
+        parser=lambda path: read_text(Path(path).expanduser(), "the system text").strip(),
     )
     concurrency: int = option(
         64, "Maximum number of sequences in flight to the teacher's server.", min=1, panel=LIMITS

@@ -49,7 +49,8 @@ def check_output(
         problem, hint = "is a folder", "name a file in it"
     elif target.suffix not in suffixes:
         problem = f"does not end in {' or '.join(suffixes)}"
-        hint = f"name it {_with_suffix(target, suffixes[0])}"
+        stem = target.stem if target.suffix[1:].isalpha() else target.name  # Llama-3.2 has none
+        hint = f"name it {target.with_name((stem or 'map') + suffixes[0])}"
         if or_folder and not target.exists():
             hint += f", or {target}{os.sep} if that is a folder"
     elif target.exists() and not target.is_file():
@@ -126,22 +127,10 @@ def _in_cache(target: Path, reason: str) -> OutputError | None:
     )
 
 
-def _with_suffix(path: Path, suffix: str) -> Path:
-    # Llama-3.2 has no suffix
-    name = path.stem if path.suffix[1:].isalpha() else path.name
-    return path.with_name((name or "map") + suffix)
-
-
 def other_file(path: Path, why: str) -> OutputError:
     """Return an error about a file that only the user may replace."""
     hint = "choose the output with {option}, or delete this file first"
     return OutputError(f"{path} exists, and is not replaced: {why}", hint=hint, parameter="path")
-
-
-def check_same(path: Path, data: bytes) -> None:
-    """Raise an `OutputError` if a file exists and has other contents."""
-    if path.exists() and path.read_bytes() != data:
-        raise other_file(path, "its contents differ from the output of this command")
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -43,10 +43,11 @@ class ParquetTable:
                     hint="decompress it first: its pages are compressed already",
                 )
         columns = parquet.ParquetFile(self._file()).schema
-        leaves = filter(_is_nested_text, map(columns.column, range(len(columns))))
+        leaves = [columns.column(i) for i in range(len(columns))]
+        nested = [x for x in leaves if x.physical_type == "BYTE_ARRAY" and x.max_repetition_level]
         self._parquet = parquet.ParquetFile(
             self._file(),
-            read_dictionary=[leaf.path for leaf in leaves],
+            read_dictionary=[x.path for x in nested if x.logical_type.type in _TEXTS],
             buffer_size=1 << 20,  # reads a column of a row group piece by piece
             page_checksum_verification=True,
         )
@@ -195,11 +196,6 @@ class ParquetTable:
 
     def _error(self, problem: str, hint: str) -> XtokError:
         return XtokError(f"{self._path}: {problem}", hint=hint)
-
-
-def _is_nested_text(leaf: Any) -> bool:
-    is_nested = leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level
-    return bool(is_nested and leaf.logical_type.type in _TEXTS)
 
 
 def python_values(values: Any, row_names: Sequence[object]) -> list[Any]:

@@ -15,7 +15,6 @@ from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.config import MAIN, option
 from xtok.inspection.vocab import VOCAB_SUFFIXES
-from xtok.tokenizers.table import TokenTable
 
 
 @command
@@ -61,7 +60,9 @@ def vocab(
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     shown: list[Any] | None = [*tokens, *token_id]
     if not shown:
-        shown = None if json or output is not None else _with_role(tokenizer.table)
+        roles = tokenizer.table.roles_by_id
+        with_role = [i for i in sorted(roles) if roles[i] != ("reserved",)]
+        shown = None if json or output is not None else with_role
     table = xtok.vocab(tokenizer, shown, teacher_model=teacher, progress=console.progress_bar)
     if output is not None:
         table.save(output)
@@ -69,8 +70,3 @@ def vocab(
     else:
         names = None if teacher is None else teacher.table.quoted
         show(table, partial(print_vocab, names=names), json=json)
-
-
-def _with_role(table: TokenTable) -> list[int]:
-    roles = table.roles_by_id
-    return [i for i in sorted(roles) if roles[i] != ("reserved",)]

@@ -93,6 +93,8 @@ def describe(
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
+    several = np.flatnonzero(m.entries_per_row > 1)  # preferred as examples
+    of_examples = several if len(several) else np.flatnonzero(m.entries_per_row)
     return Description(
         **describe_sides(m),
         method=m.method,
@@ -105,7 +107,7 @@ def describe(
         columns_used=columns_used,
         largest_columns=largest,
         coverage=coverage_by_class(m, pair) if classes else None,
-        examples=tuple(explain_row(m, pair, i) for i in _example_ids(m, num_examples)),
+        examples=tuple(explain_row(m, pair, i) for i in evenly_spread(of_examples, num_examples)),
     )
 
 
@@ -129,13 +131,6 @@ def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, .
         for t in heaviest.tolist()
         if rows[t]
     )
-
-
-def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
-    """Return up to `count` student ids, spread over the rows with several entries, or any."""
-    entries = projection.entries_per_row
-    rows = np.flatnonzero(entries > 1)
-    return evenly_spread(rows if len(rows) else np.flatnonzero(entries), count)
 
 
 def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:

@@ -102,7 +102,8 @@ class StoredMap:
         self.check()
         contents = dict(zip(targets, self._bytes_of_files(targets[0]), strict=True))
         for target, data in () if overwrite else contents.items():
-            io.check_same(target, data)
+            if target.exists() and target.read_bytes() != data:
+                raise io.other_file(target, "its contents differ from the output of this command")
         io.write_all({target: [data] for target, data in contents.items()})
 
     def files(self, path: Path) -> list[Path]:

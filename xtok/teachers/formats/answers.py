@@ -94,13 +94,10 @@ def _answers(value: Any, where: LineOffset) -> Iterator[dict[str, Any]]:
             raise cache_error(where, f"{json.dumps(item)} is not a response", _RETRY_HINT)
         _require_no_error(item, where)
         choices = item.get("choices")
-        choices = [*filter(_is_scored, choices)] if isinstance(choices, list) else []
+        choices = [x for x in choices if isinstance(x, dict)] if isinstance(choices, list) else []
+        choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
         for number, choice in enumerate(choices or [{}]):
             yield _answer_of_choice(item, choice, number, is_only=len(choices) < 2)
-
-
-def _is_scored(choice: Any) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list | dict)
 
 
 def _answer_of_choice(
