@@ -179,6 +179,7 @@ def test_tests_do_not_import_each_other() -> None:
 
 OWN_INPUT = {
     "_lib/io.py: read_bytes": "the record of a folder that xtok wrote",
+    "cli/align.py: read_bytes": "a pipe, whose end is unknown",
     "maps/file.py: read_bytes": "compared with a map's bytes",
     "_lib/parquet.py: to_pylist": "the reader of Parquet",
     "_lib/parsing.py: json.loads": "the reader of JSON",

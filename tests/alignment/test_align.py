@@ -3,10 +3,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from checks import fails, works
@@ -106,6 +108,11 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     assert cli("align", *pair, "--file", "text.txt").stdout == printed.stdout
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))
     assert cli("align", *pair, "--file", "text.gz").stdout == printed.stdout
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_bytes, args=[text.encode()])
+    writer.start()
+    assert cli("align", *pair, "--file", "pipe").stdout == printed.stdout
+    writer.join()
     assert cli("align", model, model, text).stdout == printed.stdout
     forgotten = works(cli("align", *pair, "text.txt"))
     assert "to read the file: --file text.txt" in forgotten.stderr

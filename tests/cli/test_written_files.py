@@ -178,7 +178,10 @@ def test_a_default_output_replaces_no_other_map(cli: Cli, small: Path, tmp_path:
     assert path.read_bytes() != before
     events = tmp_path / works(cli("events", *pair)).stdout.strip()
     works(cli("events", *pair))
-    fails(cli("events", *pair, "--student-vocab-size", "9999"), events.name, "--output")
+    for named in ((), ("-o", ".")):  # xtok names the file in a folder
+        other = cli("events", *pair, *named, "--student-vocab-size", "9999")
+        fails(other, f"{events.name} exists, and is not replaced: ", "--output")
+        assert other.stderr.count(events.name) == 1
 
 
 def test_a_stage_does_not_replace_its_input_by_default(

@@ -130,7 +130,8 @@ def _in_cache(target: Path, reason: str) -> OutputError | None:
 def other_file(path: Path, why: str) -> OutputError:
     """Return an error about a file that only the user may replace."""
     hint = "choose the output with {option}, or delete this file first"
-    return OutputError(f"{path} exists, and is not replaced: {why}", hint=hint, parameter="path")
+    problem = f"{path} exists, and is not replaced: {why.removeprefix(f'{path} ')}"
+    return OutputError(problem, hint=hint, parameter="path")
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -30,8 +30,7 @@ def read_rows(
         if shard.format == "parquet":
             yield from _table_rows(shard, columns)
             return
-        is_json = shard.format == "json"
-        document = _document(shard, hint, parameter) if is_json else None
+        document = _document(shard, hint, parameter) if shard.format == "json" else None
         if document is None:
             yield from json_lines(shard, hint=hint, parameter=parameter)
         elif isinstance(document, list) and not any(map(_is_message, document)):

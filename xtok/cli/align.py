@@ -62,7 +62,8 @@ def align(
 
 def _text(text: str | None, file: Path | None) -> bytes:
     if file is not None:
-        return read_small(file, "the text").removeprefix(codecs.BOM_UTF8)
+        data = file.read_bytes() if file.is_fifo() else read_small(file, "the text")
+        return data.removeprefix(codecs.BOM_UTF8)
     if text != "-":
         return str(text).encode("utf-8", "surrogateescape")
     if sys.stdin is None:

@@ -16,6 +16,7 @@ from xtok.cli.options import (
     MapOptions,
     Models,
     StrictOutput,
+    is_named,
     loss_option,
     map_option,
     note_one_vocabulary,
@@ -71,7 +72,7 @@ def build(
     initial, pair = models.with_initial(initial_projection_path, map_options)
     note_one_vocabulary(pair)
     request: Any = {"config": config, "texts": text, "field": field, "initial": initial}
-    if output.output is None:
+    if not is_named(output.output, path):
         check_existing(path, pair, **request)
     projection = xtok.get_map(
         pair, **request, path=path, rebuild=not skip_existing, strict=output.strict,

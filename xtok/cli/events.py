@@ -9,6 +9,7 @@ from xtok.cli.options import (
     TIMEOUT,
     Models,
     Widths,
+    is_named,
     loss_option,
     note_one_vocabulary,
     output_option,
@@ -59,7 +60,7 @@ def events(
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
-    if output is None:
+    if not is_named(output, path):
         check_existing(path, pair, for_loss=for_loss)
     result = xtok.get_map(
         pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,

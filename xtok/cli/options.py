@@ -307,6 +307,11 @@ def output_path(output: str | None, name: str, beside: Path | None = None) -> Pa
     return path / name if is_folder or not (path.suffix or path.exists()) else path
 
 
+def is_named(output: str | None, path: Path) -> bool:
+    """Return whether the user named the output; an existing file may be replaced only then."""
+    return output is not None and Path(output) == path
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output(Config):
     """Where a command writes a map."""
@@ -328,7 +333,7 @@ class Output(Config):
     def write(self, projection: ProjectionMap, name: str) -> Path:
         """Write the map to the output, or under this name; report and return the path."""
         path = self.path(name)
-        projection.save(path, overwrite=self.output is not None)
+        projection.save(path, overwrite=is_named(self.output, path))
         print_written(projection.reports, path, json=self.json)
         return path
 

@@ -61,8 +61,7 @@ def vocab(
     shown: list[Any] | None = [*tokens, *token_id]
     if not shown:
         roles = tokenizer.table.roles_by_id
-        with_role = [i for i in sorted(roles) if roles[i] != ("reserved",)]
-        shown = None if json or output is not None else with_role
+        shown = None if json or output else [i for i in sorted(roles) if roles[i] != ("reserved",)]
     table = xtok.vocab(tokenizer, shown, teacher_model=teacher, progress=console.progress_bar)
     if output is not None:
         table.save(output)

@@ -93,8 +93,8 @@ def describe(
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
-    several = np.flatnonzero(m.entries_per_row > 1)  # preferred as examples
-    of_examples = several if len(several) else np.flatnonzero(m.entries_per_row)
+    # Rows with several entries, or any
+    examples = np.flatnonzero(m.entries_per_row > int((m.entries_per_row > 1).any()))
     return Description(
         **describe_sides(m),
         method=m.method,
@@ -107,7 +107,7 @@ def describe(
         columns_used=columns_used,
         largest_columns=largest,
         coverage=coverage_by_class(m, pair) if classes else None,
-        examples=tuple(explain_row(m, pair, i) for i in evenly_spread(of_examples, num_examples)),
+        examples=tuple(explain_row(m, pair, i) for i in evenly_spread(examples, num_examples)),
     )
 
 

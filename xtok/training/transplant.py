@@ -476,14 +476,15 @@ def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> f
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """Return the cross-entropy of texts in bits per byte, for models with different tokenizers.
 
-    Each text follows the bos token, or the eos token if there is no bos token. It ends at the
-    model's `max_position_embeddings`.
+    Each text follows the bos token, or the eos token if there is no bos token. A text has at most
+    as many bytes as the model has positions, so all tokenizers are measured on the same bytes.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]
     longest = getattr(model.config, "max_position_embeddings", None)
     with torch.no_grad(), evaluating([model]):
         for text in texts:
+            text = text.encode("utf-8", "replace")[:longest].decode("utf-8", "ignore")
             encoded, bounds, _ = tokenizer.encode(text)
             ids = torch.tensor([*first, *encoded.tolist()][:longest], device=model.device)
             if len(ids) < 2:

@@ -83,8 +83,7 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
 
 
 def _lines(shard: Shard) -> Iterator[FileRow]:
-    hint = "give one JSON object per line"
-    return json_lines(shard, hint=hint, strict=True)
+    return json_lines(shard, hint="give one JSON object per line", strict=True)
 
 
 def _answers(value: Any, where: LineOffset) -> Iterator[dict[str, Any]]:
