@@ -207,8 +207,8 @@ def get_map(
     if strict:  # the file contains no reports
         require_complete(request.make())
     note(f"{target} exists, and is kept")
-    # With the names of this call, not those in the file
-    return replace(existing, student=request.pair.student, teacher=request.pair.teacher)
+    student, teacher = request.pair.sides  # with the names of this call, not those in the file
+    return replace(existing, student=student, teacher=teacher)
 
 
 def check_existing(path: Path, pair: Pair, **options: Any) -> None:

@@ -49,9 +49,8 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
             left = (now - start) * max(total - done, 0) / max(done, 1)
             share = f"{min(done / total, 1):.0%}"
             if done >= total / 100:  # earlier estimates are too noisy
-                share += (
-                    f", about {left:.0f} s left" if left < 100 else f", {left / 60:.0f} min left"
-                )
+                time_left = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+                share += f", about {time_left} left"
             with suppress(OSError, ValueError):  # stderr is closed
                 print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201
 

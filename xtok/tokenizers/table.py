@@ -242,9 +242,7 @@ Token: TypeAlias = str | bytes | int
 
 def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
     """Return one token or several as a list."""
-    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
-        return [tokens]
-    return [*tokens]
+    return [tokens] if isinstance(tokens, str | bytes | int | np.integer) else [*tokens]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
