@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.opening import decompressed, reading
-from xtok._lib.parquet import MAX_ROW_BYTES
+from xtok._lib.opening import MAX_ROW_BYTES, decompressed, reading
 from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError

@@ -14,14 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from xtok._lib.opening import compression_of, need
+from xtok._lib.opening import MAX_ROW_BYTES, compression_of, need
 from xtok.errors import MALFORMED, XtokError
-
-MAX_ROW_BYTES = 1 << 29
-"""Largest row or page of Parquet, and line or document of JSON.
-
-vLLM writes 300 MB for 8,192 tokens with 512 candidates each; DuckDB writes pages of 100 MB.
-"""
 
 BATCH_BYTES = 1 << 28
 _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries

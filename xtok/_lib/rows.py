@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from xtok._lib.lines import FileRow, LineOffset, decode, json_lines, too_long
-from xtok._lib.opening import decompressed, reading
-from xtok._lib.parquet import MAX_ROW_BYTES, ParquetTable, python_values
+from xtok._lib.opening import MAX_ROW_BYTES, decompressed, reading
+from xtok._lib.parquet import ParquetTable, python_values
 from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError

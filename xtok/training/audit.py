@@ -226,13 +226,13 @@ def _row_findings(
     templates = [collator.student_template, *collator.teacher_templates]
     skipped = "" if "samples" in sides[0].batch else "the batch has no texts"
     is_scored = "realized_logprob" in sides[-1].batch
-    for number, (side, template) in enumerate(zip(sides, templates, strict=False)):
+    for side, template in zip(sides, templates, strict=False):
         tokenizer, samples = side.tokenizer, side.batch.get("samples")
-        rows = collator.rows_of(number, side.batch)
+        rows = None if samples is None else samples.rows
         both = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:
-            report = compare_side(tokenizer, samples.rows, template=template, rows=ids)
+            report = compare_side(tokenizer, samples.sources, template=template, rows=ids)
             name = tokenizer.vocabulary.model_id
             yield from ((level, f"{name}: {message}") for level, message in report.findings)
             if not report.is_compared:

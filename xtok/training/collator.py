@@ -45,12 +45,13 @@ from xtok.training.samples import (
 
 @dataclass(frozen=True)
 class Samples:
-    """The texts and conversations of a batch, for the audit.
+    """The texts and conversations of a side of a batch, for the audit and for bits per byte.
 
     Hides them from `Trainer`, which rebuilds every tuple of a batch, but not as a named tuple.
     """
 
-    rows: Sequence[SideText | ChatRecord]
+    sources: Sequence[SideText | ChatRecord]
+    rows: Sequence[SampleRow]  # before `max_length` cuts them
 
 
 class DistillationCollator:
@@ -146,11 +147,11 @@ class DistillationCollator:
             note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
-        batch |= {"samples": Samples(of_student), "teachers": []}
+        batch |= {"samples": Samples(of_student, ours), "teachers": []}
         for number, texts in enumerate(of_teachers):
             theirs = self.rows(number + 1, texts)
             side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
-            batch["teachers"].append({**side, "samples": Samples(texts)})
+            batch["teachers"].append({**side, "samples": Samples(texts, theirs)})
         return batch
 
     def from_student_ids(
@@ -326,13 +327,6 @@ class DistillationCollator:
                 rows.append(row)
         return rows
 
-    def rows_of(self, number: int, side: Mapping[str, Any]) -> list[SampleRow] | None:
-        """Return the uncut rows of a side of a batch, without warnings; None if it has no texts."""
-        if "samples" not in side:
-            return None
-        with warnings.catch_warnings(action="ignore"):  # issued with the batch
-            return self.rows(number, side["samples"].rows)
-
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
         """Return the bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
@@ -344,7 +338,8 @@ class DistillationCollator:
         """
         tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
         sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
-        for sizes_of_row, row in zip(sizes, self.rows_of(number, side) or (), strict=False):
+        rows = side["samples"].rows if "samples" in side else ()
+        for sizes_of_row, row in zip(sizes, rows, strict=False):
             covered = covered_bytes(tokenizer, row)[row.kept(self.max_length)][1:]
             covered = covered[: len(sizes_of_row)]
             sizes_of_row[: len(covered)] = torch.from_numpy(covered)
@@ -367,7 +362,8 @@ def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     part: dict[str, Any] = changed(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):
         if "samples" in side:
-            side["samples"] = Samples(side["samples"].rows[:num_rows])
+            kept = side["samples"]
+            side["samples"] = Samples(kept.sources[:num_rows], kept.rows[:num_rows])
     return part
 
 

@@ -437,6 +437,9 @@ def test_invalid_arguments_are_refused(
     ):
         with pytest.raises(ValueError, match=r"^teachers is None, but .* or an empty list"):
             XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), collate, **options)
+    with pytest.raises(XtokError, match="needs a model as its teacher") as error:
+        XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), TopKCollator(), map=projection)
+    assert "TopKCollator for topk-kl" in error.value.hint
     with pytest.raises(ValueError, match="compute_loss_func"):
         make_trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)

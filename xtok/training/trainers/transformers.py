@@ -67,7 +67,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
         if teachers is None:
             models = [None] * len(pairs)
-            options = [*pairs, map, teacher_weights]
+            options = pairs if None in pairs else [*pairs, map, teacher_weights]
             if any(x is not None for x in options) and not _takes_predictions(loss):
                 raise ValueError(
                     "teachers is None, but this loss needs a teacher: pass a model for each "
