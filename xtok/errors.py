@@ -48,12 +48,12 @@ class XtokError(Exception):
 
 
 @contextmanager
-def naming_row(where: object) -> Iterator[None]:
+def at_location(location: object) -> Iterator[None]:
     """Prefix the messages of errors with their location, such as a file and its line."""
     try:
         yield
     except XtokError as error:
-        error.message = f"{where}: {error.message}"
+        error.message = f"{location}: {error.message}"
         raise
 
 

@@ -70,7 +70,7 @@ def test_values_have_their_lines(
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n [2]\r\n \n\xef\xbb\xbfnull\n"\xe6\xb0\xb4"')
     parsed = values(path)
     assert [line.value for line in parsed] == [{"a": 1}, [2], None, "水"]
-    assert [str(line.where) for line in parsed] == [f"{path}, line {n}" for n in (1, 3, 5, 6)]
+    assert [str(line.location) for line in parsed] == [f"{path}, line {n}" for n in (1, 3, 5, 6)]
     assert parsed[-1].read == path.stat().st_size
 
 
@@ -79,7 +79,7 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](b"\n" * 300_000 + b"3"))
     [line] = values(path)
-    assert (line.value, str(line.where)) == (3, f"{path}, line 300001")
+    assert (line.value, str(line.location)) == (3, f"{path}, line 300001")
 
 
 @pytest.mark.parametrize(

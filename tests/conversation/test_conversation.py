@@ -318,7 +318,7 @@ def test_the_text_of_each_format(
     generated = {"nemotron-h-aligned": "yo\n", "identity": " yo ", "plain": " yo <e>"}
     generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
     expected = [generated[name]] if name in generated else None
-    blocks = rendered.generated
+    blocks = rendered.generation_blocks
     assert expected == (None if blocks is None else [text[slice(*block)] for block in blocks])
 
 

@@ -73,7 +73,7 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
 def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     [record] = read(path, json.dumps(CHAT, indent=2))
-    assert (record.where, record.messages, record.tools, record.variables) == (
+    assert (record.location, record.messages, record.tools, record.variables) == (
         str(path),
         CHAT,
         [],
@@ -84,7 +84,7 @@ def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path)
     assert (record.messages, record.tools, record.variables) == (CHAT, [{"name": "add"}], {"a": 1})
     several = read(path, json.dumps([CHAT, fields]))
     assert [r.messages for r in several] == [CHAT, CHAT]
-    assert [r.where for r in several] == [f"{path}, row 0", f"{path}, row 1"]
+    assert [r.location for r in several] == [f"{path}, row 0", f"{path}, row 1"]
     [record] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
     assert record.tools == [{"name": "add"}]
 
@@ -94,7 +94,7 @@ def test_lines_of_json(tmp_path: Path, name: str) -> None:
     data = b"\xef\xbb\xbf" + (lines(CHAT) + "\n" + lines({"messages": CHAT[:1]})).encode()
     records = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
     assert [r.messages for r in records] == [CHAT, CHAT[:1]]
-    assert [str(r.where) for r in records] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
+    assert [str(r.location) for r in records] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
 
 
 def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
     first, second = read_conversations(tmp_path / "chats.parquet")
     assert [first.messages, second.messages] == chats
     assert (first.tools, second.tools) == ([], [{"name": "add"}])
-    assert second.where == f"{tmp_path / 'chats.parquet'}, row 1"
+    assert second.location == f"{tmp_path / 'chats.parquet'}, row 1"
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_parquet_has_the_same_rows(written: Path) -> None:
     assert table.schema.field("input_ids").type == pyarrow.list_(pyarrow.int32())
 
 
-@pytest.mark.parametrize(("name", "where"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
+@pytest.mark.parametrize(("name", "location"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
 def test_a_compressed_file_does_not_fill_the_memory(
-    name: str, where: str, tmp_path: Path, set_row_limit: SetNumber
+    name: str, location: str, tmp_path: Path, set_row_limit: SetNumber
 ) -> None:
     set_row_limit(1 << 20)
     (tmp_path / name).write_bytes(gzip.compress(b" " * (1 << 24)))
-    with pytest.raises(XtokError, match=rf"{name}{where}: .* 1 MiB"):
+    with pytest.raises(XtokError, match=rf"{name}{location}: .* 1 MiB"):
         list(read_conversations(tmp_path / name))
 
 

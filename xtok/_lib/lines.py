@@ -34,7 +34,7 @@ class LineOffset(NamedTuple):
 class FileRow(NamedTuple):
     """A row of a file: a JSON value, or the columns of a table by name."""
 
-    where: Any  # file and line or row, as errors name them; in JSON Lines a `LineOffset`
+    location: Any  # file and line or row, as errors name them; in JSON Lines a `LineOffset`
     value: Any
     read: int  # bytes on disk from the start of the file to the end of the row; 0 for Parquet
 
@@ -75,25 +75,25 @@ def json_lines(
     with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         for offset, line in lines(shard, file, MAX_ROW_BYTES + 1):
-            where = LineOffset(shard.path, offset)
+            location = LineOffset(shard.path, offset)
             if len(line) > MAX_ROW_BYTES:
-                raise too_long(where)
+                raise too_long(location)
             if not line.strip():
                 continue
-            text = decode(where, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
+            text = decode(location, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
             try:
                 value = parse_json(text, allow_nan=True)
                 if strict and (b"\\ud" in line or b"\\uD" in line):
                     json.dumps(value, ensure_ascii=False).encode()
             except ValueError as error:
-                problem = f"{where}: {json_problem(error)}"
+                problem = f"{location}: {json_problem(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
-            yield FileRow(where, value, raw.tell())
+            yield FileRow(location, value, raw.tell())
 
 
-def too_long(where: object) -> XtokError:
+def too_long(location: object) -> XtokError:
     """Return the error for a line or document of JSON that is too long."""
-    problem = f"{where}: more than {MAX_ROW_BYTES >> 20} MiB"
+    problem = f"{location}: more than {MAX_ROW_BYTES >> 20} MiB"
     return XtokError(problem, hint="write one JSON value on each line, and split long values")
 
 
@@ -112,9 +112,9 @@ def read_small(path: Path, what: str) -> bytes:
     return data
 
 
-def decode(where: LineOffset, data: bytes) -> str:
+def decode(location: LineOffset, data: bytes) -> str:
     """Decode bytes of a file in UTF-8, and remove the byte order mark at its beginning."""
-    path, offset = where
+    path, offset = location
     encoding = "latin1"
     if offset == 0:
         encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)

@@ -192,7 +192,7 @@ class ParquetTable:
         return XtokError(f"{self._path}: {problem}", hint=hint)
 
 
-def python_values(values: Any, row_names: Sequence[object]) -> list[Any]:
+def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
     """Return an array as a list. A map becomes a dict, and a null field of a struct is left out.
 
     An Arrow struct has all fields of its type, so null stands for a missing field.
@@ -203,9 +203,9 @@ def python_values(values: Any, row_names: Sequence[object]) -> list[Any]:
         raise
     except (KeyError, ValueError) as error:  # within a struct, pyarrow makes it a `ValueError`
         if len(values) == 1:
-            problem = f"{row_names[0]}: a map contains a key twice"
+            problem = f"{locations[0]}: a map contains a key twice"
             raise XtokError(problem, hint="write each key of a map once") from error
-    rows = [(values[i : i + 1], row_names[i : i + 1]) for i in range(len(values))]
+    rows = [(values[i : i + 1], locations[i : i + 1]) for i in range(len(values))]
     return [value for row in rows for value in python_values(*row)]
 
 

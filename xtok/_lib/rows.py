@@ -57,8 +57,8 @@ def _document(shard: Shard, hint: str, parameter: str) -> Any:
     try:
         return parse_json(text, allow_nan=True)
     except ValueError as error:
-        where = f"{path}, line {getattr(error, 'lineno', 1)}"
-        problem = f"{where}: {json_problem(error)}"
+        location = f"{path}, line {getattr(error, 'lineno', 1)}"
+        problem = f"{location}: {json_problem(error)}"
         raise XtokError(problem, hint=hint, parameter=parameter) from error
 
 
@@ -71,8 +71,8 @@ def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileR
     names = table.schema.names
     read_names = [name for name in names if columns is None or name in columns] or names[:1]
     groups = range(table.num_row_groups)[shard.start : shard.stop]
-    for row_names, batch in table.batches(groups, read_names):
-        rows = python_values(batch.to_struct_array(), row_names)
-        for where, row in zip(row_names, rows, strict=True):
+    for locations, batch in table.batches(groups, read_names):
+        rows = python_values(batch.to_struct_array(), locations)
+        for location, row in zip(locations, rows, strict=True):
             value = {name: row.get(name) if name in read_names else True for name in names}
-            yield FileRow(where, value, 0)
+            yield FileRow(location, value, 0)

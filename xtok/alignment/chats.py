@@ -16,7 +16,7 @@ from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, d
 from xtok.config import ChatTemplates
 from xtok.conversation import Conversation
 from xtok.conversation.files import ChatRecord, chat_record, read_conversations
-from xtok.conversation.teacher_side import teachers_chats
+from xtok.conversation.teacher_side import teacher_chats
 from xtok.errors import XtokError, naming_template
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
@@ -65,7 +65,7 @@ def align_chat(
         XtokError: if a template is missing or fails, or the teacher has different answers.
     """
     student = chat if isinstance(chat, ChatRecord) else _only_chat(chat)
-    [teacher] = teachers_chats(student, 1)
+    [teacher] = teacher_chats(student, 1)
     templates = ChatTemplates.or_default(templates)
     with naming_template("student_template"):
         ours = student.render(pair.tokenizers[0], templates.student_template)

@@ -11,7 +11,7 @@ from xtok.cli.options import CHAT_TEMPLATE, MODEL, Loading
 from xtok.cli.stdout import print_path, result_stream
 from xtok.config import OUTPUT, option
 from xtok.conversation.files import read_conversations
-from xtok.conversation.writing import check_rendered, render_file
+from xtok.conversation.writing import check_render_output, render_file
 
 
 @command
@@ -43,7 +43,7 @@ def render(
     """
     if model_argument is None:
         raise typer.BadParameter("give a model: FILE MODEL")
-    target = None if output is None else check_rendered(output, file)
+    target = None if output is None else check_render_output(output, file)
     chats = read_conversations(file)  # fails early
     tokenizer = loading.tokenizer(model_argument)
     done = render_file(

@@ -1,6 +1,6 @@
 """Render conversations to ids with target masks and spans, and read ids back."""
 
-from xtok.conversation._tracking import json_types as json_types
+from xtok.conversation._tracking import to_json_types as to_json_types
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.reading import ReadBack as ReadBack

@@ -53,23 +53,23 @@ class Spans:
     ) -> None:
         self._text, self._turns, self._bounds = rendering.text, rendering.turns, bounds
         self._control = control  # [T]
-        self._byte_of = byte_offsets(rendering.text)
-        self._all_runs = rendering.runs
-        self._gaps: dict[tuple[str, bool], int] = {}  # see `_limit`
-        self._runs: dict[int, list[Run]] = {}
+        self._byte_offsets = byte_offsets(rendering.text)
+        self._runs = rendering.runs
+        self._gaps: dict[tuple[str, bool], int] = {}  # see `_answer_limit`
+        self._message_runs: dict[int, list[Run]] = {}
         for run in rendering.runs:
-            self._runs.setdefault(run.message, []).append(run)
+            self._message_runs.setdefault(run.message, []).append(run)
 
     def span(self, start: int, end: int) -> Span:
-        first, last = int(self._byte_of[start]), int(self._byte_of[end])
+        first, last = int(self._byte_offsets[start]), int(self._byte_offsets[end])
         stop = begin = int(np.searchsorted(self._bounds[:-1], last, side="left"))
         if first < last:
             begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
         return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
 
-    def of_message(self, index: int, message: Message) -> MessageSpan:
+    def locate(self, index: int, message: Message) -> MessageSpan:
         content, whole = message.get("content"), self.whole(index)
-        chars, source = self._content(index, content, whole)
+        chars, source = self._content_chars(index, content, whole)
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
@@ -80,8 +80,8 @@ class Spans:
             and self._text[slice(*chars)] == str(content)[slice(*source)],
         )
 
-    def _content(
-        self, index: int, content: object, whole: tuple[int, int] | None
+    def _content_chars(
+        self, index: int, content: object, turn: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """Return the characters of a message's content in the text, and its written part."""
         if runs := self._content_runs(index):
@@ -89,15 +89,15 @@ class Spans:
             is_text = isinstance(content, str) and runs[0].offset >= 0
             end = runs[-1].offset + runs[-1].end - runs[-1].start
             return chars, (runs[0].offset, end) if is_text else None
-        if isinstance(content, str) and whole is not None and (stripped := content.strip()):
-            first, start = self._text.find(stripped, *whole), content.index(stripped)
+        if isinstance(content, str) and turn is not None and (stripped := content.strip()):
+            first, start = self._text.find(stripped, *turn), content.index(stripped)
             if first >= 0:  # a filter kept the text but removed the tracking
                 return (first, first + len(stripped)), (start, start + len(stripped))
         return None, None
 
     def _content_runs(self, index: int) -> list[Run]:
         runs: list[Run] = []
-        for run in self._runs.get(index, ()):
+        for run in self._message_runs.get(index, ()):
             if run.path[:1] == ("content",):
                 if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
                     break  # start of a second copy
@@ -112,33 +112,33 @@ class Spans:
         Gemma 4 writes tool results into the turn of the call, so the answer has two parts. The
         first ends where the text differs from `up_to(index)`, the messages up to the answer.
         """
-        whole = self.whole(index)
-        if whole is None:
+        turn = self.whole(index)
+        if turn is None:
             return
-        written, later = self._written_in(whole, index)
-        start = self._start(whole, written, header)
+        runs, later = self._turn_runs(turn, index)
+        start = self._answer_start(turn, runs, header)
         if not later:
-            yield from self._part(start, written, whole[1])
+            yield from self._target(start, runs, turn[1])
             return
-        after = [r for r in written if r.start >= later[-1].end and r.path[:1] == ("content",)]
-        limit = self._limit(start, later[0].start, bool(after), lambda: up_to(index))
-        yield from self._part(start, [r for r in written if r.end <= limit], limit)
-        if after:
-            yield from self._part(after[0].start, after, whole[1])
+        tail = [r for r in runs if r.start >= later[-1].end and r.path[:1] == ("content",)]
+        limit = self._answer_limit(start, later[0].start, bool(tail), lambda: up_to(index))
+        yield from self._target(start, [r for r in runs if r.end <= limit], limit)
+        if tail:
+            yield from self._target(tail[0].start, tail, turn[1])
 
-    def _written_in(self, whole: tuple[int, int], index: int) -> tuple[list[Run], list[Run]]:
-        inside = [r for r in self._all_runs if whole[0] <= r.start and r.end <= whole[1]]
-        written = [r for r in inside if r.message == index and r.path[:1] != ("role",)]
-        return written, [r for r in inside if r.message > index]
+    def _turn_runs(self, turn: tuple[int, int], index: int) -> tuple[list[Run], list[Run]]:
+        turn_runs = [r for r in self._runs if turn[0] <= r.start and r.end <= turn[1]]
+        own_runs = [r for r in turn_runs if r.message == index and r.path[:1] != ("role",)]
+        return own_runs, [r for r in turn_runs if r.message > index]
 
-    def _start(self, whole: tuple[int, int], written: Sequence[Run], header: str) -> int:
-        first = written[0].start if written else whole[1]
-        start = self._after_header(whole[0], first, header)
+    def _answer_start(self, turn: tuple[int, int], runs: Sequence[Run], header: str) -> int:
+        first = runs[0].start if runs else turn[1]
+        start = self._header_end(turn[0], first, header)
         if start >= 0:
             return start
-        return whole[0] if self._text.endswith(header, 0, whole[0]) else first
+        return turn[0] if self._text.endswith(header, 0, turn[0]) else first
 
-    def _limit(self, start: int, end: int, goes_on: bool, up_to: Callable[[], str]) -> int:
+    def _answer_limit(self, start: int, end: int, goes_on: bool, up_to: Callable[[], str]) -> int:
         """Return the first difference from `up_to()` before a tool's result at `end`.
 
         A rendering for each answer would take cubic time with Gemma 4. Therefore `_gaps` has the
@@ -156,47 +156,47 @@ class Spans:
             self._gaps[self._text[tag:end], goes_on] = end - limit
         return limit
 
-    def _part(self, start: int, written: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
+    def _target(self, start: int, runs: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
         if limit <= start:
             return
-        end = max((run.end for run in written), default=start)
-        inside = self.span(end, limit).tokens
-        ends = np.flatnonzero(self._control[slice(*inside)])
+        end = max((run.end for run in runs), default=start)
+        tokens_after = self.span(end, limit).tokens
+        ends = np.flatnonzero(self._control[slice(*tokens_after)])
         if len(ends):
-            byte = int(self._bounds[inside[0] + int(ends[-1]) + 1])
+            byte = int(self._bounds[tokens_after[0] + int(ends[-1]) + 1])
             # Some control tokens include the following white space, even across turns.
-            end = max(end, min(int(np.searchsorted(self._byte_of, byte, side="left")), limit))
+            end = max(end, min(int(np.searchsorted(self._byte_offsets, byte, side="left")), limit))
         else:  # the turn ends with text
             end = max(end, start + len(self._text[start:limit].rstrip()))
         if start < end:
             yield start, end
 
-    def after_prompt(self, index: int, offset: int, header: str) -> int:
+    def skip_header(self, index: int, offset: int, header: str) -> int:
         """Move an offset in an answer's turn past the header."""
-        whole = self.whole(index)
-        if whole is None or not whole[0] <= offset < whole[1]:
+        turn = self.whole(index)
+        if turn is None or not turn[0] <= offset < turn[1]:
             return offset
-        return max(offset, self._after_header(whole[0], self._first(index, whole), header))
+        return max(offset, self._header_end(turn[0], self._content_start(index, turn), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
         """Return the last part of a generation prompt if it has tags and the answer lacks it."""
-        whole = self.whole(index)
-        if whole is None:
+        turn = self.whole(index)
+        if turn is None:
             return ""
         parts = list(accumulate(_PIECES.findall(prompt.rstrip())))
-        first = self._first(index, whole)
+        first = self._content_start(index, turn)
         for part in reversed(parts):
-            begin = max(0, whole[0] - len(prompt))
+            begin = max(0, turn[0] - len(prompt))
             if self._text.find(part, begin, first + len(part)) >= 0:
                 rest = prompt[len(part) :].strip()
                 return rest if _TAG.search(rest) else ""
         return ""
 
-    def _first(self, index: int, whole: tuple[int, int]) -> int:
-        runs = (r.start for r in self._runs.get(index, ()) if r.path[:1] != ("role",))
-        return next(runs, whole[1])
+    def _content_start(self, index: int, turn: tuple[int, int]) -> int:
+        runs = (r.start for r in self._message_runs.get(index, ()) if r.path[:1] != ("role",))
+        return next(runs, turn[1])
 
-    def _after_header(self, start: int, first: int, header: str) -> int:
+    def _header_end(self, start: int, first: int, header: str) -> int:
         """Return the end of a turn's header, or -1.
 
         The header starts before `first`, the first character of the message. It can end later if
@@ -217,13 +217,13 @@ class Spans:
 
         A message before the first turn, such as a system message, owns all text before that turn.
         """
-        written = self._runs.get(index)
-        if self._turns[index] is not None or not written:
+        runs = self._message_runs.get(index)
+        if self._turns[index] is not None or not runs:
             return self._turns[index]
-        start, end = written[0].start, written[-1].end
+        start, end = runs[0].start, runs[-1].end
         first = min((turn[0] for turn in self._turns if turn is not None), default=0)
-        alone = all(run.message == index for run in self._all_runs if run.start < first)
-        return (0, first) if end <= first and alone else (start, end)
+        owns_start = all(run.message == index for run in self._runs if run.start < first)
+        return (0, first) if end <= first and owns_start else (start, end)
 
 
 def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
@@ -252,12 +252,12 @@ def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
     role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])
-        if _kind(header[role]) != _kind(other[role]) or size == 1 < len(other):
+        if _piece_kind(header[role]) != _piece_kind(other[role]) or size == 1 < len(other):
             return len(header)
     elif not other:
         return len(header)
     return size + len([*takewhile(str.isspace, header[size:])])
 
 
-def _kind(piece: str) -> str:
+def _piece_kind(piece: str) -> str:
     return "tag" if len(piece) > 1 and piece[0] in "<[" else "word" if piece.isalnum() else piece

@@ -52,7 +52,7 @@ class TrackedText(str):
         self._runs, self._marks = runs, marks
         return self
 
-    def _cut(self, start: int, end: int) -> TrackedText:
+    def _slice(self, start: int, end: int) -> TrackedText:
         """Return characters `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
         runs = tuple(
             r._replace(
@@ -65,16 +65,16 @@ class TrackedText(str):
         )
         return TrackedText(str.__getitem__(self, slice(start, end)), runs)
 
-    def _in_order(self, parts: Iterable[str], gap: int = 0) -> list[str]:
+    def _slice_parts(self, parts: Iterable[str], gap: int = 0) -> list[str]:
         pieces: list[str] = []
         start = 0
         for part in parts:
             start = self.find(part, start)
-            pieces.append(self._cut(start, start + len(part)))
+            pieces.append(self._slice(start, start + len(part)))
             start += len(part) + gap
         return pieces
 
-    def _same_length(self, text: str) -> str:
+    def _track_same_length(self, text: str) -> str:
         return TrackedText(text, self._runs) if len(text) == len(self) else text
 
     def __str__(self) -> str:
@@ -90,30 +90,30 @@ class TrackedText(str):
         text = super().__getitem__(key)
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
-            return self._cut(start, max(start, stop)) if step == 1 else text
+            return self._slice(start, max(start, stop)) if step == 1 else text
         index = range(len(self))[key]
-        return self._cut(index, index + 1)
+        return self._slice(index, index + 1)
 
     def strip(self, chars: str | None = None) -> str:
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: str | None = None) -> str:
-        return self._cut(len(self) - len(super().lstrip(chars)), len(self))
+        return self._slice(len(self) - len(super().lstrip(chars)), len(self))
 
     def rstrip(self, chars: str | None = None) -> str:
-        return self._cut(0, len(super().rstrip(chars)))
+        return self._slice(0, len(super().rstrip(chars)))
 
     def removeprefix(self, prefix: str, /) -> str:
-        return self._cut(len(self) - len(super().removeprefix(prefix)), len(self))
+        return self._slice(len(self) - len(super().removeprefix(prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> str:
-        return self._cut(0, len(super().removesuffix(suffix)))
+        return self._slice(0, len(super().removesuffix(suffix)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._in_order(super().split(sep, maxsplit), len(sep or ""))
+        return self._slice_parts(super().split(sep, maxsplit), len(sep or ""))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._in_order(super().partition(sep))
+        first, middle, last = self._slice_parts(super().partition(sep))
         return first, middle, last
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
@@ -122,13 +122,13 @@ class TrackedText(str):
         return join_with(new, self.split(old, count))
 
     def lower(self) -> str:
-        return self._same_length(super().lower())
+        return self._track_same_length(super().lower())
 
     def upper(self) -> str:
-        return self._same_length(super().upper())
+        return self._track_same_length(super().upper())
 
     def capitalize(self) -> str:
-        return self._same_length(super().capitalize())
+        return self._track_same_length(super().capitalize())
 
 
 def concatenate(parts: Iterable[Any]) -> str:
@@ -184,7 +184,7 @@ def origin_of(value: Any) -> tuple[int, Path] | None:
     return (value._message, value._path) if is_container else None
 
 
-def json_types(value: Any, *, arrays: bool = False) -> Any:
+def to_json_types(value: Any, *, arrays: bool = False) -> Any:
     """Convert dataclasses and pydantic models to dicts, as Transformers does.
 
     Arrays become lists in tool calls only; elsewhere they can be images.
@@ -192,17 +192,17 @@ def json_types(value: Any, *, arrays: bool = False) -> Any:
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [json_types(item, arrays=arrays) for item in value]
+        return [to_json_types(item, arrays=arrays) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     elif callable(dump := getattr(value, "model_dump", None)):
-        return json_types(dump(), arrays=arrays)
+        return to_json_types(dump(), arrays=arrays)
     if not isinstance(value, Mapping):
         return value
-    return {k: json_types(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
+    return {k: to_json_types(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
 
 
-def tracked(value: Any, message: int, path: Path) -> Any:
+def track(value: Any, message: int, path: Path) -> Any:
     """Copy a value of JSON types with tracked strings."""
     if isinstance(value, str):
         text = str.__str__(value)
@@ -211,9 +211,9 @@ def tracked(value: Any, message: int, path: Path) -> Any:
         return value
     copy: TrackedObject | TrackedItems
     if isinstance(value, Mapping):
-        copy = TrackedObject({k: tracked(v, message, (*path, k)) for k, v in value.items()})
+        copy = TrackedObject({k: track(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
-        copy = TrackedItems(tracked(v, message, (*path, i)) for i, v in enumerate(value))
+        copy = TrackedItems(track(v, message, (*path, i)) for i, v in enumerate(value))
     else:  # an image or array: templates only test whether it exists
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path

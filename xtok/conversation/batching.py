@@ -104,20 +104,20 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     Returns:
         B samples without the mask; rows of arrays are views.
     """
-    kept = np.asarray(batch.get(mask))
-    if kept.ndim != 2 or not np.isin(kept, (0, 1)).all():
+    is_token = np.asarray(batch.get(mask))
+    if is_token.ndim != 2 or not np.isin(is_token, (0, 1)).all():
         raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
-    edges = np.diff(kept.astype(np.int8), axis=1, prepend=0, append=0)
+    edges = np.diff(is_token.astype(np.int8), axis=1, prepend=0, append=0)
     for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
         raise ValueError(f"{mask} has a hole in row {row}: padding is at one end")
-    starts, lengths = (edges == 1).argmax(axis=1), kept.astype(bool).sum(axis=1)
-    samples: list[dict[str, Any]] = [{} for _ in kept]
+    starts, lengths = (edges == 1).argmax(axis=1), is_token.astype(bool).sum(axis=1)
+    samples: list[dict[str, Any]] = [{} for _ in is_token]
     for name, rows in batch.items():
         if name == mask:
             continue
-        if len(rows) != len(kept):
-            raise ValueError(f"{name} has {len(rows)} rows, expected {len(kept)}, as {mask}")
-        is_padded = _is_padded(rows, kept.shape)
+        if len(rows) != len(is_token):
+            raise ValueError(f"{name} has {len(rows)} rows, expected {len(is_token)}, as {mask}")
+        is_padded = _is_padded(rows, is_token.shape)
         for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
             sample[name] = row[start : start + length] if is_padded else row
     return samples

@@ -13,7 +13,7 @@ import numpy as np
 from xtok._lib.parsing import parse_json_field
 from xtok._lib.rows import read_rows
 from xtok._lib.shards import Shard, format_of
-from xtok.conversation.leaves import ASIDE, unread_note
+from xtok.conversation.leaves import METADATA_KEYS, unread_note
 from xtok.conversation.rendering import Conversation, Renderer
 from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
@@ -30,7 +30,7 @@ _HINT += 'or {"messages": […], "tools": […]}'
 class ChatRecord(NamedTuple):
     """A conversation of a file: the arguments of `conversation.render`."""
 
-    where: object  # file and line or row, for errors
+    location: object  # file and line or row, for errors
     messages: list[Any]  # not empty; not validated
     tools: list[Any]
     variables: dict[str, Any]
@@ -51,9 +51,9 @@ class ChatRecord(NamedTuple):
         The runs of a teacher's conversation have the student's message indices.
         """
         renderer = Renderer(tokenizer, template, self.variables, self.tools, add_generation_prompt)
-        shown = renderer.conversation(self.messages)
-        shown = replace(shown, notes=(*self.notes, *shown.notes))
-        return shown if self.answers is None else shown.renumbered(self.answers)
+        conversation = renderer.conversation(self.messages)
+        conversation = replace(conversation, notes=(*self.notes, *conversation.notes))
+        return conversation if self.answers is None else conversation.renumber(self.answers)
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
@@ -71,13 +71,13 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     kind = "json" if kind == "text" else kind
     columns = (*_FIELDS, "teacher_messages")
     rows = read_rows(Shard(path, kind), hint=_HINT, columns=columns)
-    records = (chat_record(row.value, row.where) for row in rows)
+    records = (chat_record(row.value, row.location) for row in rows)
     if (first := next(records, None)) is None:
         raise _error(str(path), "the file contains no conversation")
     return chain([first], records)
 
 
-def read_row(row: Any, where: object) -> str | ChatRecord:
+def read_row(row: Any, location: object) -> str | ChatRecord:
     """Return the text or the conversation of a row. Null and NaN mean that a field is missing.
 
     Raises:
@@ -96,38 +96,38 @@ def read_row(row: Any, where: object) -> str | ChatRecord:
         problem = f"neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
-        return chat_record(arrays or list(row), where)
-    raise XtokError(f"{where}: {problem}", hint=ROW_HINT)
+        return chat_record(arrays or list(row), location)
+    raise XtokError(f"{location}: {problem}", hint=ROW_HINT)
 
 
 _FIELDS = {
     "messages": list, "tools": list, "documents": list, "system": str, "chat_template_kwargs": dict,
 }  # fmt: skip
-_KINDS = {list: "a list", dict: "an object", str: "a text"}
+_TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
-def chat_record(value: Any, where: object) -> ChatRecord:
+def chat_record(value: Any, location: object) -> ChatRecord:
     """Parse a conversation; see `read_conversations` for its fields.
 
     Raises:
-        XtokError: if it is invalid; names `where`.
+        XtokError: if it is invalid; names `location`.
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
-        raise _error(where, f"no messages, only: {listed(fields, 8) or 'nothing'}")
+        raise _error(location, f"no messages, only: {listed(fields, 8) or 'nothing'}")
     messages, tools, documents, system, variables = (
-        _field(fields, name, where) for name in _FIELDS
+        _read_field(fields, name, location) for name in _FIELDS
     )
     if not messages:
-        raise _error(where, "the list of messages is empty")
+        raise _error(location, "the list of messages is empty")
     if system.strip():
         messages = [{"role": "system", "content": system}, *messages]
     if documents and "documents" in variables:
-        raise _error(where, "documents is given twice, also in chat_template_kwargs")
+        raise _error(location, "documents is given twice, also in chat_template_kwargs")
     if documents:
         variables = {**variables, "documents": documents}
     return ChatRecord(
-        where=where,
+        location=location,
         messages=messages,
         tools=tools,
         variables=variables,
@@ -136,23 +136,23 @@ def chat_record(value: Any, where: object) -> ChatRecord:
     )
 
 
-def _field(fields: Mapping[str, Any], name: str, where: object) -> Any:
+def _read_field(fields: Mapping[str, Any], name: str, location: object) -> Any:
     kind, value = _FIELDS[name], fields.get(name)
     if is_missing(value):
         return kind()
     if isinstance(value, str) and kind is not str:  # many data sets store JSON as strings
-        value = parse_json_field(value, f"{where}: the value of {name!r}", _HINT)
+        value = parse_json_field(value, f"{location}: the value of {name!r}", _HINT)
     if not isinstance(value, kind):
-        raise _error(where, f"the value of {name!r} is not {_KINDS[kind]}")
+        raise _error(location, f"the value of {name!r} is not {_TYPE_NAMES[kind]}")
     return value
 
 
-def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> tuple[str, ...]:
+def unread_notes(fields: Mapping[str, Any], known: Iterable[str], owner: str) -> tuple[str, ...]:
     """Return a note for each ignored field of a row."""
-    read = {*read, *ASIDE}
-    unread = (k for k, value in fields.items() if k not in read and not is_missing(value))
-    return tuple(unread_note(key, what) for key in unread)
+    known = {*known, *METADATA_KEYS}
+    unread = (k for k, value in fields.items() if k not in known and not is_missing(value))
+    return tuple(unread_note(key, owner) for key in unread)
 
 
-def _error(where: object, problem: str) -> XtokError:
-    return XtokError(f"{where}: {problem}", hint=_HINT)
+def _error(location: object, problem: str) -> XtokError:
+    return XtokError(f"{location}: {problem}", hint=_HINT)

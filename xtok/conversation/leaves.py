@@ -21,22 +21,22 @@ from xtok.tokenizers.display import printable, quoted
 if TYPE_CHECKING:
     from xtok.conversation.rendering import Renderer
 
-ASIDE = frozenset([
+METADATA_KEYS = frozenset([
     "annotations", "category", "created", "created_at", "dataset", "date", "extra", "finish_reason",
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
 """Keys that describe a row or message and are never part of the text."""
-WEIGHTS = ("weight", "loss_mask", "train")
+WEIGHT_KEYS = ("weight", "loss_mask", "train")
 """Keys that include a message in training (1) or exclude it (0)."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
-_ACCOUNTED = {"role", *WEIGHTS, *ASIDE}
-_OF_RESULTS = {"name", "tool_call_id", *_ACCOUNTED}  # a result repeats the name and id of its call
-_STRUCTURE = ("type", "id", "index", "doc_id")
-_UNUSED = 730_000_000  # first of the numbers used as markers
+_KNOWN_KEYS = {"role", *WEIGHT_KEYS, *METADATA_KEYS}
+_RESULT_KEYS = {"name", "tool_call_id", *_KNOWN_KEYS}  # results repeat the name and id of calls
+_STRUCTURE_KEYS = ("type", "id", "index", "doc_id")
+_FIRST_MARKER = 730_000_000  # first of the numbers used as markers
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Inputs = Mapping[str, Any]
@@ -45,15 +45,15 @@ Inputs = Mapping[str, Any]
 
 def is_spoken(key: str) -> bool:
     """Whether a message key contains text of the role: content, calls or reasoning."""
-    return _SPOKEN.fullmatch(key) is not None and key not in ASIDE
+    return _SPOKEN.fullmatch(key) is not None and key not in METADATA_KEYS
 
 
-def unread_note(key: str, what: str) -> str:
+def unread_note(key: str, owner: str) -> str:
     """Return the note on a key that neither xtok nor a template uses."""
-    return f"the key {quoted(printable(key))} of {what} is ignored: nothing uses it"
+    return f"the key {quoted(printable(key))} of {owner} is ignored: nothing uses it"
 
 
-def answers_of(messages: Sequence[Message]) -> list[int]:
+def answer_indices(messages: Sequence[Message]) -> list[int]:
     """Return the indices of the assistant's messages, except messages of weight 0.
 
     Raises:
@@ -64,7 +64,7 @@ def answers_of(messages: Sequence[Message]) -> list[int]:
 
 
 def _is_trained_on(message: Message, index: int) -> bool:
-    values = [(name, message[name]) for name in WEIGHTS if not is_missing(message.get(name))]
+    values = [(name, message[name]) for name in WEIGHT_KEYS if not is_missing(message.get(name))]
     for name, value in values:
         if value not in (0, 1):
             raise XtokError(
@@ -88,75 +88,75 @@ def unread_leaves(
     """
     documents = renderer.variables.get("documents")
     inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
-    whole = _Written(renderer, inputs, rendering)
-    leaves_of = {
+    check = _LeafCheck(renderer, inputs, rendering)
+    leaves_by_message = {
         i: [*_leaves({key: x for key, x in message.items() if is_spoken(key)}, ("messages", i))]
         for i, message in [*enumerate(messages)][first:]
     }
-    whole.try_all([leaf for leaves in leaves_of.values() for leaf in leaves])
-    earlier: set[tuple[Any, ...]] = set()
-    for index, leaves in leaves_of.items():
-        yield from _of_message(whole, index, leaves, earlier)
+    check.try_all([leaf for leaves in leaves_by_message.values() for leaf in leaves])
+    omitted: set[tuple[Any, ...]] = set()
+    for index, leaves in leaves_by_message.items():
+        yield from _message_notes(check, index, leaves, omitted)
     for name in ("tools", "documents"):
         for index in range(len(inputs[name] or ())):
-            yield from _of_one_beside(whole, name, index)
-    yield from _unread(whole, messages)
-    yield from _results(whole, messages)
+            yield from _item_notes(check, name, index)
+    yield from _unread_key_notes(check, messages)
+    yield from _result_notes(check, messages)
 
 
-def _of_message(
-    whole: _Written, index: int, leaves: Sequence[_Leaf], earlier: set[tuple[Any, ...]]
+def _message_notes(
+    check: _LeafCheck, index: int, leaves: Sequence[_Leaf], omitted: set[tuple[Any, ...]]
 ) -> Iterator[str]:
-    messages = whole.inputs["messages"]
+    messages = check.inputs["messages"]
     message, is_last = messages[index], index + 1 == len(messages)
-    lost = [(leaf, part) for leaf in leaves if (part := whole.lost(leaf))]
-    is_known = all(leaf.kind(message) in earlier for leaf, _ in lost)
-    before = None if is_last or is_known else whole.up_to(index)
-    for leaf, part in lost:
-        if before is not None and not before.lost(leaf):
-            earlier.add(leaf.kind(message))
-        if leaf.kind(message) in earlier and not is_last:
+    lost_parts = [(leaf, part) for leaf in leaves if (part := check.lost_part(leaf))]
+    is_known = all(leaf.kind(message) in omitted for leaf, _ in lost_parts)
+    check_up_to = None if is_last or is_known else check.up_to(index)
+    for leaf, part in lost_parts:
+        if check_up_to is not None and not check_up_to.lost_part(leaf):
+            omitted.add(leaf.kind(message))
+        if leaf.kind(message) in omitted and not is_last:
             yield f"the template omits {leaf.path[2]} of earlier messages"
             continue
         tag = _TAG.search(part) if isinstance(leaf.value, str) else None
         if tag is None:
-            raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
+            raise _dropped_error(f"message {index}, the {message['role']}'s: ", leaf, part)
         if part[: tag.start()].strip():
-            where = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
-            yield f"the template cuts {where} and omits a part"
+            place = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
+            yield f"the template cuts {place} and omits a part"
         else:
             yield f"the template omits text marked with {printable(tag[0])}"
 
 
-def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
-    leaves = [*_leaves(whole.inputs[name][index], (name, index))]
+def _item_notes(check: _LeafCheck, name: str, index: int) -> Iterator[str]:
+    leaves = [*_leaves(check.inputs[name][index], (name, index))]
     by_key: dict[str, list[_Leaf]] = defaultdict(list)
     for leaf in leaves:
-        if not whole.has_trace(leaf):
+        if not check.has_trace(leaf):
             by_key[next(x for x in leaf.path[::-1] if isinstance(x, str))].append(leaf)
-    lost = {key: group for key, group in by_key.items() if not whole.depends_on(group)}
-    if lost and sum(map(len, lost.values())) == len(leaves):
-        raise _dropped("", leaves[0], str(leaves[0].value))
-    for key in lost:
+    lost_leaves = {key: group for key, group in by_key.items() if not check.depends_on(group)}
+    if lost_leaves and sum(map(len, lost_leaves.values())) == len(leaves):
+        raise _dropped_error("", leaves[0], str(leaves[0].value))
+    for key in lost_leaves:
         yield f"the template omits the key {quoted(printable(key))} of {name}"
 
 
-def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
+def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
     keys = [
         key
         for index, message in enumerate(messages)
         for key in message
-        if key not in (_OF_RESULTS if message["role"] == "tool" else _ACCOUNTED)
+        if key not in (_RESULT_KEYS if message["role"] == "tool" else _KNOWN_KEYS)
         and not is_spoken(key)
-        and ("messages", index, key) not in whole.tops
+        and ("messages", index, key) not in check.top_paths
     ]
-    if keys and whole.depends_without(keys):
-        keys = [key for key in keys if not whole.depends_without([key])]
+    if keys and check.depends_without(keys):
+        keys = [key for key in keys if not check.depends_without([key])]
     for key in dict.fromkeys(keys):
         yield unread_note(key, "messages")
 
 
-def _results(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
+def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
     """Yield notes on tool results without a call, or in a different order than the calls.
 
     Most templates write results without ids, so their order decides.
@@ -174,28 +174,28 @@ def _results(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
         elif calls and None not in calls:
             yield f"message {index}: no call has the tool_call_id {quoted(printable(str(call_id)))}"
     in_order = sorted(results, key=lambda index: results[index])
-    if in_order != [*results] and not _shows_calls(whole, messages, in_order):
+    if in_order != [*results] and not _shows_calls(check, messages, in_order):
         yield "tool results are in a different order than their calls, which the text does not show"
 
 
-def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
+def _shows_calls(check: _LeafCheck, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
     names = {index: messages[index].get("name") for index in in_order}
     leaves = [_Leaf(("messages", index, "name"), name) for index, name in names.items()]
-    if len({*names.values()}) == len(names) and all(map(whole.has_trace, leaves)):
+    if len({*names.values()}) == len(names) and all(map(check.has_trace, leaves)):
         return True
-    inputs = whole.inputs
+    inputs = check.inputs
     for index, other in zip(sorted(in_order), in_order, strict=True):
         path = ("messages", index, "tool_call_id")
-        inputs = _with(inputs, path, messages[other]["tool_call_id"])
-    return whole.depends(inputs)
+        inputs = _with_value(inputs, path, messages[other]["tool_call_id"])
+    return check.depends(inputs)
 
 
-def _dropped(where: str, leaf: _Leaf, part: str) -> ChatTemplateError:
-    description = f"its {leaf.name}" if where else leaf.name
+def _dropped_error(prefix: str, leaf: _Leaf, part: str) -> ChatTemplateError:
+    description = f"its {leaf.name}" if prefix else leaf.name
     if isinstance(leaf.value, str) and part != leaf.value:
         description = f"the part {quoted(printable(part.strip()))} of {description}"
     return ChatTemplateError(
-        f"{where}the template drops {description}",
+        f"{prefix}the template drops {description}",
         hint="use a template that writes it, with {option}, or remove it",
     )
 
@@ -215,80 +215,80 @@ class _Leaf(NamedTuple):
         return (message["role"], frozenset(message), *names)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"message {self.path[1]}: {self.name}" if self.path[0] == "messages" else self.name
 
 
 def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
-    if _is_part(path) and isinstance(value, Mapping) and "text" not in value:
+    if _is_content_part(path) and isinstance(value, Mapping) and "text" not in value:
         yield _Leaf(path, value)
     elif isinstance(value, (Mapping, list, tuple)):
-        for key, item in _items(value, path):
+        for key, item in _child_items(value, path):
             yield from _leaves(item, (*path, key))
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
-            f"{_Leaf(path, value).where} is a {type(value).__name__}, which is not a JSON type",
+            f"{_Leaf(path, value).location} is a {type(value).__name__}, which is not a JSON type",
             hint="use text, numbers, lists and objects; array.tolist() returns a list",
         )
     elif value is not None and str(value).strip():
         yield _Leaf(path, value)
 
 
-def _items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
+def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
     if not isinstance(value, Mapping):
         return enumerate(value)
-    if _is_part(path):
+    if _is_content_part(path):
         value = {key: item for key, item in value.items() if key == "text" or is_spoken(key)}
-    left_out = () if "arguments" in path else _STRUCTURE
+    left_out = () if "arguments" in path else _STRUCTURE_KEYS
     return ((key, item) for key, item in value.items() if key not in left_out)
 
 
-def _is_part(path: Path) -> bool:
+def _is_content_part(path: Path) -> bool:
     """Whether a path leads to a part of a message's content."""
     return path[2:3] == ("content",) and len(path) == 4
 
 
-class _Written:
+class _LeafCheck:
     def __init__(self, renderer: Renderer, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._renderer, self._text = inputs, renderer, rendering.text
-        self._tracked: dict[Path, list[tuple[int, int]]] = defaultdict(list)
-        for run in (*rendering.runs, *rendering.beside):
+        self._ranges: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+        for run in (*rendering.runs, *rendering.input_runs):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
-            self._tracked[path].append((run.offset, run.end - run.start))
-        self.tops = {path[:3] for path in self._tracked}
+            self._ranges[path].append((run.offset, run.end - run.start))
+        self.top_paths = {path[:3] for path in self._ranges}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
 
     def _render(self, inputs: Inputs) -> Rendering:
         variables = {**self._renderer.variables, "documents": inputs["documents"]}
         messages, tools = inputs["messages"], inputs["tools"]
-        return self._renderer.rendered(messages, tools=tools, variables=variables)
+        return self._renderer.render(messages, tools=tools, variables=variables)
 
-    def up_to(self, index: int) -> _Written | None:
+    def up_to(self, index: int) -> _LeafCheck | None:
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
-            return _Written(self._renderer, until, self._render(until))
+            return _LeafCheck(self._renderer, until, self._render(until))
         return None
 
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
         """Check all leaves without tracked characters in two renderings.
 
         The first uses a unique value for each leaf. If changing all remaining leaves at once does
-        not change the text, none of them matters. Otherwise `lost` checks them one by one.
+        not change the text, none of them matters. Otherwise `lost_part` checks them one by one.
         """
-        silent = [leaf for leaf in leaves if not self.has_trace(leaf)]
-        if len(silent) < 2:
+        untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
+        if len(untraced) < 2:
             return
-        self._is_written = dict.fromkeys(self._marked(silent), True)
-        others = [leaf for leaf in silent if leaf.path not in self._is_written]
-        if others and not self.depends_on(others):
-            self._is_written |= {leaf.path: False for leaf in others}
+        self._is_written = dict.fromkeys(self._marked_paths(untraced), True)
+        unmarked = [leaf for leaf in untraced if leaf.path not in self._is_written]
+        if unmarked and not self.depends_on(unmarked):
+            self._is_written |= {leaf.path: False for leaf in unmarked}
 
-    def _marked(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
+    def _marked_paths(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
         inputs, marks = self.inputs, {}
-        for number, leaf in enumerate(leaves, start=_UNUSED):
+        for number, leaf in enumerate(leaves, start=_FIRST_MARKER):
             if isinstance(leaf.value, (str, int, float)):
                 value = f"{leaf.value}{number}" if isinstance(leaf.value, str) else number
-                inputs, marks[leaf.path] = _with(inputs, leaf.path, value), str(number)
+                inputs, marks[leaf.path] = _with_value(inputs, leaf.path, value), str(number)
         with suppress(XtokError):
             text = self._render(inputs).text
             yield from (path for path, mark in marks.items() if mark in text)
@@ -296,38 +296,38 @@ class _Written:
     def has_trace(self, leaf: _Leaf) -> bool:
         """Whether the text has characters of a leaf, its container or its items."""
         size = len(leaf.path)
-        return any(path[:size] == leaf.path[: len(path)] for path in self._tracked)
+        return any(path[:size] == leaf.path[: len(path)] for path in self._ranges)
 
     def _is_within(self, path: Path) -> bool:
-        return any(path[:n] in self._tracked for n in range(1, len(path)))
+        return any(path[:n] in self._ranges for n in range(1, len(path)))
 
-    def lost(self, leaf: _Leaf) -> str:
+    def lost_part(self, leaf: _Leaf) -> str:
         """Return the first part of a leaf without effect on the text, or ""."""
         if not self.has_trace(leaf):
             is_written = self._is_written.get(leaf.path)
             is_written = self.depends_on([leaf]) if is_written is None else is_written
             return "" if is_written else str(leaf.value)
-        parts = sorted(self._tracked.get(leaf.path, ()))
+        parts = sorted(self._ranges.get(leaf.path, ()))
         if not parts or parts[0][0] < 0 or self._is_within(leaf.path):
             return ""
         end, value = 0, str(leaf.value)
         for offset, size in [*parts, (len(value), 0)]:
             part = value[end:offset]
-            if part.strip() and not self._has_part(leaf, end, part):
+            if part.strip() and not self._part_matters(leaf, end, part):
                 return part
             end = max(end, offset + size)
         return ""
 
-    def _has_part(self, leaf: _Leaf, start: int, part: str) -> bool:
+    def _part_matters(self, leaf: _Leaf, start: int, part: str) -> bool:
         if not _TAG.sub("", part).strip() and part.strip() in self._text:
             return True
         rest = leaf.value[:start] + leaf.value[start + len(part) :]
-        return self.depends(_with(self.inputs, leaf.path, rest))
+        return self.depends(_with_value(self.inputs, leaf.path, rest))
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         inputs = self.inputs
         for leaf in reversed(leaves):  # removing a part shifts the parts after it
-            inputs = _with(inputs, leaf.path, _altered(leaf.value))
+            inputs = _with_value(inputs, leaf.path, _alter(leaf.value))
         return self.depends(inputs)
 
     def depends_without(self, keys: Iterable[str]) -> bool:
@@ -341,7 +341,7 @@ class _Written:
             return True
 
 
-def _altered(value: Any) -> Any:
+def _alter(value: Any) -> Any:
     if isinstance(value, str):
         return f"{value}x"
     if isinstance(value, bool):
@@ -349,11 +349,11 @@ def _altered(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else None
 
 
-def _with(value: Any, path: Path, leaf: Any) -> Any:
+def _with_value(value: Any, path: Path, new: Any) -> Any:
     if not path:
-        return leaf
+        return new
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
-    copy[path[0]] = _with(value[path[0]], path[1:], leaf)
+    copy[path[0]] = _with_value(value[path[0]], path[1:], new)
     if copy[path[0]] is None:
         del copy[path[0]]
     return copy

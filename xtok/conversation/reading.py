@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CONTROL = 256  # the first symbol that is a control token; those below are bytes
 _ANY_CONTROL = re.compile(r"[^\x00-\xff]")
-_MOST_STEPS = 10_000
+_MAX_STEPS = 10_000
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -46,8 +46,8 @@ class ReadBack:
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
         """Render with another tokenizer; raises the errors of `render`."""
-        asks = self.add_generation_prompt
-        renderer = Renderer(tokenizer, template, self.variables, self.tools, asks)
+        has_prompt = self.add_generation_prompt
+        renderer = Renderer(tokenizer, template, self.variables, self.tools, has_prompt)
         return renderer.conversation(self.messages)
 
 
@@ -102,24 +102,24 @@ def read_back(
     is tried as well.
     """
     renderer = Renderer(tokenizer, template, variables or {})
-    tries = [renderer]
+    renderers = [renderer]
     if "enable_thinking" in renderer.source() and "enable_thinking" not in renderer.variables:
-        without = {**renderer.variables, "enable_thinking": False}
-        tries.append(replace(renderer, variables=without))
-    read = np.array(ids, np.int32)
-    text = _symbols(tokenizer, read)[0]
-    cut_off = None
-    for renderer in tries:
+        variables_without = {**renderer.variables, "enable_thinking": False}
+        renderers.append(replace(renderer, variables=variables_without))
+    id_array = np.array(ids, np.int32)
+    text = _symbols(tokenizer, id_array)[0]
+    truncated = None
+    for renderer in renderers:
         key = json.dumps(renderer.variables, sort_keys=True, default=str), date.today()
-        for steps, is_whole in _readings(_pieces(tokenizer, template, *key), text):
-            if cut_off is not None and not is_whole:
+        for steps, is_whole in _split(_find_pieces(tokenizer, template, *key), text):
+            if truncated is not None and not is_whole:
                 continue
             with suppress(_UnclearError):
-                proved = _proved(renderer, read, text, steps, is_whole)
-                if proved is not None and is_whole:
-                    return proved
-                cut_off = cut_off or proved
-    return cut_off
+                verified = _verify(renderer, id_array, text, steps, is_whole)
+                if verified is not None and is_whole:
+                    return verified
+                truncated = truncated or verified
+    return truncated
 
 
 # Ids as a string with one character for each byte and control token
@@ -132,7 +132,7 @@ def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray
     return "".join(parts), offsets_of([*map(len, parts)])
 
 
-def _words(symbols: str) -> str | None:
+def _decode_symbols(symbols: str) -> str | None:
     with suppress(UnicodeError):
         return symbols.encode("latin-1").decode()
     return None
@@ -141,85 +141,86 @@ def _words(symbols: str) -> str | None:
 # Template texts, from renderings of small conversations
 
 
-def _call(count: int, **more: Any) -> dict[str, Any]:
+def _call(count: int, **fields: Any) -> dict[str, Any]:
     function = {"name": "name", "arguments": {"zkey0": "words", "zkey1": "words"}}
     calls = [{"id": f"call0000{n}", "type": "function", "function": function} for n in range(count)]
-    return {"role": "assistant", "content": "", "tool_calls": calls, **more}
+    return {"role": "assistant", "content": "", "tool_calls": calls, **fields}
 
 
 def _tool(number: int) -> dict[str, Any]:
-    about = {"type": "object", "properties": {"key": {"type": "string"}}}
-    function = {"name": f"ztool{number}", "description": "words", "parameters": about}
+    parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
+    function = {"name": f"ztool{number}", "description": "words", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-def _conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+def _sample_conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     ask, answer = ({"role": role, "content": "words"} for role in ("user", "assistant"))
-    think = {**answer, "reasoning_content": "words"}
-    first, both = _call(1), _call(2)
-    spoken, thought = _call(1, content="words"), _call(1, reasoning_content="words")
-    reply = {"role": "tool", "name": "name", "tool_call_id": "call00000", "content": "words"}
-    bodies = [
-        [ask], [ask, answer], [ask, answer, ask], [ask, answer, ask, answer], [ask, think],
-        [ask, think, ask], [ask, think, ask, think], [ask, answer, ask, think],
-        [ask, first], [ask, thought], [ask, spoken], [ask, both],
-        [ask, first, reply], [ask, both, reply, reply], [ask, spoken, reply], [ask, thought, reply],
-        [ask, first, reply, answer], [ask, both, reply, reply, answer],
-        [ask, spoken, reply, answer], [ask, thought, reply, think],
-        [ask, first, reply, first, reply, answer], [ask, thought, reply, thought, reply, think],
-        [ask, first, reply, answer, ask, answer], [ask, answer, ask, first, reply, answer],
+    thought = {**answer, "reasoning_content": "words"}
+    call, two_calls = _call(1), _call(2)
+    text_call, thought_call = _call(1, content="words"), _call(1, reasoning_content="words")
+    result = {"role": "tool", "name": "name", "tool_call_id": "call00000", "content": "words"}
+    samples = [
+        [ask], [ask, answer], [ask, answer, ask], [ask, answer, ask, answer], [ask, thought],
+        [ask, thought, ask], [ask, thought, ask, thought], [ask, answer, ask, thought],
+        [ask, call], [ask, thought_call], [ask, text_call], [ask, two_calls], [ask, call, result],
+        [ask, two_calls, result, result], [ask, text_call, result], [ask, thought_call, result],
+        [ask, call, result, answer], [ask, two_calls, result, result, answer],
+        [ask, text_call, result, answer], [ask, thought_call, result, thought],
+        [ask, call, result, call, result, answer],
+        [ask, thought_call, result, thought_call, result, thought],
+        [ask, call, result, answer, ask, answer], [ask, answer, ask, call, result, answer],
     ]  # fmt: skip
-    for body in bodies:
-        is_short, calls = len(body) < 4, any("tool_calls" in message for message in body)
+    for sample in samples:
+        is_short, calls = len(sample) < 4, any("tool_calls" in message for message in sample)
         for start in ([], [{"role": "system", "content": "words"}])[: 1 + is_short]:
-            for count in (0, 1, 2, 3) if body == [ask] else (0, 2) if calls or is_short else (0,):
-                yield [*start, *body], [_tool(number) for number in range(count)]
+            for count in (0, 1, 2, 3) if sample == [ask] else (0, 2) if calls or is_short else (0,):
+                yield [*start, *sample], [_tool(number) for number in range(count)]
 
 
 @functools.lru_cache(maxsize=16)
-def _pieces(
+def _find_pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
     """Return the template texts after each slot, longest first. `day` is a cache key."""
-    behind: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
+    by_slot: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
     renderer = Renderer(tokenizer, template, json.loads(variables))
-    [ask], _ = next(_conversations())
+    [ask], _ = next(_sample_conversations())
     takes_text = False
     with suppress(XtokError):
-        takes_text = any("content" in run.path for run in renderer.rendered([ask]).runs)
+        takes_text = any("content" in run.path for run in renderer.render([ask]).runs)
     parts = [{"type": "text", "text": "words"}]
-    for messages, tools in _conversations():
+    for messages, tools in _sample_conversations():
         if not takes_text:
             messages = [{**message, "content": parts} for message in messages]
-        for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
+        for has_prompt in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
             with suppress(XtokError):  # templates can reject tools or system messages
-                chosen = replace(renderer, tools=tools, add_generation_prompt=asks)
-                for slot, piece in _pieces_of_rendering(chosen, messages):
-                    behind[slot][piece] = None
-    return {slot: sorted(pieces, key=lambda p: -len(p.symbols)) for slot, pieces in behind.items()}
+                variant = replace(renderer, tools=tools, add_generation_prompt=has_prompt)
+                for slot, piece in _rendering_pieces(variant, messages):
+                    by_slot[slot][piece] = None
+    return {slot: sorted(pieces, key=lambda p: -len(p.symbols)) for slot, pieces in by_slot.items()}
 
 
-def _pieces_of_rendering(
+def _rendering_pieces(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    rendering = renderer.rendered(messages)
+    rendering = renderer.render(messages)
     text, offset_of = _text_symbols(renderer.tokenizer, rendering.text)
     before, number, end = _START, 0, 0
-    items: tuple[int, ...] = ()
+    previous: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
-    for run in sorted(_values(rendering)):
+    for run in sorted(_rendered_values(rendering)):
         role = "tools" if run.message < 0 else messages[run.message]["role"]
         path = tuple("#" if isinstance(x, int) else x for x in run.path)
         slot = _Slot(role, path, is_json=run.offset < 0)
-        ahead = 0 if role in ("system", "tools") else run.message - first + 1 - number
-        own = tuple(x for x in run.path if isinstance(x, int))
-        if ahead in (0, 1):
-            piece = _Piece("", slot, ahead == 1, own != items and not ahead)
-            yield from _between(text, end, offset_of(run.start), before, piece)
-        before, items, end = slot, own, offset_of(run.end)
-        number += ahead
+        num_ahead = 0 if role in ("system", "tools") else run.message - first + 1 - number
+        indices = tuple(x for x in run.path if isinstance(x, int))
+        if num_ahead in (0, 1):
+            piece = _Piece("", slot, num_ahead == 1, indices != previous and not num_ahead)
+            yield from _gap_pieces(text, end, offset_of(run.start), before, piece)
+        before, previous, end = slot, indices, offset_of(run.end)
+        number += num_ahead
     last = _PROMPT if renderer.add_generation_prompt else _END
-    yield from _between(text, end, len(text), before, _Piece("", last, False, items != ()))
+    yield from _gap_pieces(text, end, len(text), before, _Piece("", last, False, previous != ()))
 
 
 def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
@@ -238,7 +239,7 @@ def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int],
     return symbols, offset_of
 
 
-def _between(
+def _gap_pieces(
     text: str, end: int, begin: int, before: _Slot, piece: _Piece
 ) -> Iterator[tuple[_Slot, _Piece]]:
     if min(end, begin) < 0:
@@ -251,25 +252,25 @@ def _between(
         yield before, piece._replace(symbols=symbols)
 
 
-def _values(rendering: Rendering) -> Iterator[Run]:
+def _rendered_values(rendering: Rendering) -> Iterator[Run]:
     """Yield the text of each value in messages and tools, with the path of its slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
         path = (*path[:-1], _VALUE) if path[-2:-1] == ("arguments",) else path
         yield run._replace(path=path)
-    yield from _keys(rendering.text, runs)
-    for run in rendering.beside:  # all tools, a tool or its function as JSON
+    yield from _rendered_keys(rendering.text, runs)
+    for run in rendering.input_runs:  # all tools, a tool or its function as JSON
         if run.offset < 0 and run.path[2:] in ((), ("function",)):
             yield run._replace(path=run.path[1:])
 
 
-def _keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
+def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
     starts = [run.start for run in runs]
     for mark in _MARKS.finditer(text):
         index = bisect_right(starts, mark.start())
-        within = index and mark.start() < runs[index - 1].end
-        if mark["key"] and not within and runs[index:] and "arguments" in runs[index].path:
+        is_value = index and mark.start() < runs[index - 1].end
+        if mark["key"] and not is_value and runs[index:] and "arguments" in runs[index].path:
             path = (*runs[index].path[:-1], _KEY)
             yield Run(mark.start(), mark.end(), runs[index].message, path, 0)
 
@@ -277,82 +278,82 @@ def _keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
 # Read ids with these pieces
 
 
-def _readings(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
+def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
     """Yield the ways to split a text into pieces, each with whether the text is complete."""
-    begins = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
-    longest = [piece for piece in begins if piece.symbols == begins[0].symbols]
-    todo: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
-    for _ in range(_MOST_STEPS):
-        if not todo:
+    candidates = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
+    longest = [piece for piece in candidates if piece.symbols == candidates[0].symbols]
+    stack: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
+    for _ in range(_MAX_STEPS):
+        if not stack:
             return
-        piece, start, before = todo.pop()
+        piece, start, before = stack.pop()
         if piece.slot in (_END, _PROMPT):
             if start == len(text):
                 yield (*before, (piece, None)), True
             continue
         control = _ANY_CONTROL.search(text, start)
         limit = control.start() if control else len(text)
-        ways = [*_ways_on(text, start, limit, piece.slot, pieces.get(piece.slot, ()))]
-        todo += _best_ways(ways, text, piece, before)
-        if not ways and not piece.slot.is_json:
-            for stop in _cut(text, start, limit, pieces.get(piece.slot, ())):
-                yield (*before, (piece, _words(text[start:stop]))), False
+        next_steps = [*_next_steps(text, start, limit, piece.slot, pieces.get(piece.slot, ()))]
+        stack += _best_steps(next_steps, text, piece, before)
+        if not next_steps and not piece.slot.is_json:
+            for stop in _truncation_stops(text, start, limit, pieces.get(piece.slot, ())):
+                yield (*before, (piece, _decode_symbols(text[start:stop]))), False
 
 
-def _best_ways(
-    ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
+def _best_steps(
+    candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
     """Yield the next steps, best last: the end of the text, or the longest next piece.
 
     A shorter piece could read an unsupported call as an answer.
     """
-    best = min(((stop, -len(following.symbols)) for stop, following, _ in ways), default=None)
-    ending = []
-    for stop, following, value in ways:
-        way = following, stop + len(following.symbols), (*before, (piece, value))
+    best = min(((stop, -len(following.symbols)) for stop, following, _ in candidates), default=None)
+    final_steps = []
+    for stop, following, value in candidates:
+        step = following, stop + len(following.symbols), (*before, (piece, value))
         if following.slot in (_END, _PROMPT):
-            ending += [way] if way[1] == len(text) else []
+            final_steps += [step] if step[1] == len(text) else []
         elif (stop, -len(following.symbols)) == best:
-            yield way
-    yield from ending
+            yield step
+    yield from final_steps
 
 
-def _ways_on(
-    text: str, start: int, limit: int, slot: _Slot, behind: Sequence[_Piece]
+def _next_steps(
+    text: str, start: int, limit: int, slot: _Slot, pieces: Sequence[_Piece]
 ) -> Iterator[tuple[int, _Piece, Any]]:
-    for piece in behind:
+    for piece in pieces:
         if slot.is_json:
-            value, stop = _json(text, start, limit)
+            value, stop = _decode_json(text, start, limit)
         else:
             stop = text.find(piece.symbols, start)
-            value = _words(text[start:stop]) if 0 <= stop <= limit else None
+            value = _decode_symbols(text[start:stop]) if 0 <= stop <= limit else None
         if slot.path[-1:] in (("name",), (_KEY,)) and not _NAME.fullmatch(str(value)):
             continue
         if value is not None and text.startswith(piece.symbols, stop):
             yield stop, piece, value
 
 
-def _cut(text: str, start: int, limit: int, behind: Sequence[_Piece]) -> Iterator[int]:
+def _truncation_stops(text: str, start: int, limit: int, pieces: Sequence[_Piece]) -> Iterator[int]:
     # Sampled text, for example, lacks the line break after the end of a turn.
-    for piece in behind:
+    for piece in pieces:
         control = _ANY_CONTROL.search(piece.symbols)
         if control and limit < len(text):
             stop = limit - control.start()
             if stop >= start and piece.symbols.startswith(text[stop:]):
                 yield stop
-    if limit == len(text) and any(_ANY_CONTROL.search(piece.symbols) for piece in behind):
+    if limit == len(text) and any(_ANY_CONTROL.search(piece.symbols) for piece in pieces):
         yield limit
 
 
-def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
-    words = _words(text[start:limit])
+def _decode_json(text: str, start: int, limit: int) -> tuple[Any, int]:
+    words = _decode_symbols(text[start:limit])
     with suppress(ValueError):
         value, stop = json.JSONDecoder().raw_decode(words or "")
         return value, start + len((words or "")[:stop].encode())
     return None, start
 
 
-def _conversation_of(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+def _build_conversation(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
     system: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
@@ -363,18 +364,18 @@ def _conversation_of(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[str
             tools += value if not path else [function if path[1:] else value]
         elif role == "system":
             system.append({"role": role})
-            _put(system[0], path, value, is_item=True)
+            _store(system[0], path, value, is_item=True)
         elif path:
             if piece.is_next:
                 messages.append({"role": role, "content": ""})
             if path[-1] == _VALUE:
                 call = messages[-1]["tool_calls"][-1]["function"]
-                value = _typed(value, tools, call["name"], [*call["arguments"]][-1])
-            _put(messages[-1], path, value, is_item=piece.is_item)
+                value = _parse_argument(value, tools, call["name"], [*call["arguments"]][-1])
+            _store(messages[-1], path, value, is_item=piece.is_item)
     return system + messages, tools, steps[-1][0].slot == _PROMPT
 
 
-def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
+def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
     parsed: Any = value
     with suppress(ValueError):
         parsed = parse_json(value)
@@ -388,7 +389,7 @@ def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> 
     return value
 
 
-def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
+def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
     """Store a value at a path; `#` is the last list item or a new one."""
     if len(path) == 1:
         message[path[0]] = value
@@ -404,32 +405,32 @@ def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: b
     container[value if last == _KEY else [*container][-1] if last == _VALUE else last] = value
 
 
-def _proved(
+def _verify(
     renderer: Renderer, ids: NDArray[np.int32], text: str, steps: _Steps, is_whole: bool
 ) -> ReadBack | None:
-    messages, tools, asks = _conversation_of(steps)
+    messages, tools, has_prompt = _build_conversation(steps)
     tokenizer, size = renderer.tokenizer, len(ids)
-    renderer = replace(renderer, tools=tools or None, add_generation_prompt=asks)
+    renderer = replace(renderer, tools=tools or None, add_generation_prompt=has_prompt)
     try:
-        rendering = renderer.rendered(messages)
-        again, bounds, _ = tokenizer.encode(rendering.text)
+        rendering = renderer.render(messages)
+        new_ids, bounds, _ = tokenizer.encode(rendering.text)
     except XtokError:
         return None
-    symbols, begins = _symbols(tokenizer, again)
+    symbols, begins = _symbols(tokenizer, new_ids)
     if not symbols.startswith(text) or (is_whole and symbols != text):
         return None
-    if not np.array_equal(again[:size], ids):
+    if not np.array_equal(new_ids[:size], ids):
         # The same bytes in other tokens.
-        again = np.concatenate([ids, again[np.searchsorted(begins, len(text)) :]])
-        spelled = [tokenizer.table.named_tokens[i] for i in again.tolist()]
+        new_ids = np.concatenate([ids, new_ids[np.searchsorted(begins, len(text)) :]])
+        spelled = [tokenizer.table.named_tokens[i] for i in new_ids.tolist()]
         if b"".join(spelled) != rendering.text.encode():
             return None
         bounds = offsets_of([*map(len, spelled)])
-    chat = Targets(renderer, messages, rendering, (again, bounds)).conversation()
+    conversation = Targets(renderer, messages, rendering, (new_ids, bounds)).conversation()
     return ReadBack(
         messages=messages,
         tools=tools or None,
         variables=dict(renderer.variables),
-        add_generation_prompt=asks,
-        conversation=chat.first(size),
+        add_generation_prompt=has_prompt,
+        conversation=conversation.first(size),
     )

@@ -2,7 +2,7 @@ r"""Render a conversation once, encode it once, and mark the assistant's tokens.
 
 Steps, and the data between them:
 
-1. `_prepared` converts messages, tools and documents to JSON types.
+1. `_prepare` converts messages, tools and documents to JSON types.
 2. `templates.render_template` returns a `Rendering`: the text, its runs (characters that come from
    a string of a message) and its turns (characters that the template wrote in its loop).
 3. `leaves.unread_leaves` raises an error for each value that the template drops.
@@ -15,12 +15,12 @@ Steps, and the data between them:
 
 The runs do not answer every question. Then the conversation is rendered with one change:
 
-- Is `5` written? Not if the text is the same with 6. A number has no run (`_Written.depends_on`).
+- Is `5` written? Not if the text is the same with 6. A number has no run (`_LeafCheck.depends_on`).
 - Where does the header end? After the generation prompt, which a rendering of a short conversation
   shows (`_prompt_after`). Without one, the header of another role shows it (`written_header`).
 - Where does an answer end if its turn contains a tool's result? Where the rendering up to this
-  answer differs (`_up_to`).
-- Is the role `model` the assistant's? Yes if the text is the same with `assistant` (`_prepared`).
+  answer differs (`_text_up_to`).
+- Is the role `model` the assistant's? Yes if the text is the same with `assistant` (`_prepare`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation._spans import MessageSpan, Span, Spans, written_header
-from xtok.conversation._tracking import Run, json_types
+from xtok.conversation._tracking import Run, to_json_types
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.leaves import WEIGHTS, answers_of, unread_leaves
+from xtok.conversation.leaves import WEIGHT_KEYS, answer_indices, unread_leaves
 from xtok.conversation.template_files import TEMPLATE_HINT, template_source
 from xtok.conversation.templates import (
     Message,
     Rendering,
+    date_variables,
     message_dicts,
-    names_beside_date,
-    names_read,
     render_template,
+    template_variables,
     tool_schemas,
 )
 from xtok.errors import ChatTemplateError, XtokError
@@ -75,31 +75,31 @@ class Renderer:
     tokenizer: Tokenizer
     template: str | Path | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    tools: Any = None  # after `_prepared`, a list of JSON schemas
+    tools: Any = None  # after `_prepare`, a list of JSON schemas
     add_generation_prompt: bool = False
 
-    def chosen(self) -> str | PromptFormat:
+    def resolve_template(self) -> str | PromptFormat:
         """Return Jinja source or a prompt format, as `find_template`."""
         return find_template(self.tokenizer, self.template, tools=bool(self.tools))
 
     def source(self) -> str:
         """Return the Jinja source of the template or format."""
-        chosen = self.chosen()
-        return chosen.template if isinstance(chosen, PromptFormat) else chosen
+        template = self.resolve_template()
+        return template.template if isinstance(template, PromptFormat) else template
 
     def conversation(self, messages: Any) -> Conversation:
         """Render and encode messages, and check that no value is dropped; see `render`."""
-        renderer, messages = _prepared(self, messages)
-        rendering = renderer.rendered(messages)
-        notes = [*unread_leaves(renderer, messages, rendering), *_unread(renderer)]
+        renderer, messages = _prepare(self, messages)
+        rendering = renderer.render(messages)
+        notes = [*unread_leaves(renderer, messages, rendering), *_variable_notes(renderer)]
         chat = Targets(renderer, messages, rendering).conversation()
         return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
-    def rendered(self, messages: Sequence[Message], **changes: Any) -> Rendering:
+    def render(self, messages: Sequence[Message], **changes: Any) -> Rendering:
         """Render messages without encoding; `changes` replace options."""
         if changes:
-            return replace(self, **changes).rendered(messages)
-        tokenizer, template, source = self.tokenizer, self.chosen(), "the chat template"
+            return replace(self, **changes).render(messages)
+        tokenizer, template, source = self.tokenizer, self.resolve_template(), "the chat template"
         names: dict[str, Any] = dict(tokenizer.special_token_names)
         if isinstance(template, PromptFormat):
             template.check(messages, tokenizer)
@@ -151,9 +151,9 @@ class Conversation:
         ids, mask = self.ids[:size], self.assistant_mask[:size]
         return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
 
-    def renumbered(self, numbers: Mapping[int, int]) -> Conversation:
+    def renumber(self, new_indices: Mapping[int, int]) -> Conversation:
         """Replace message indices in runs; other messages get negative indices."""
-        runs = (r._replace(message=numbers.get(r.message, -2 - r.message)) for r in self.runs)
+        runs = (r._replace(message=new_indices.get(r.message, -2 - r.message)) for r in self.runs)
         return replace(self, runs=tuple(runs))
 
 
@@ -192,33 +192,33 @@ def render(
 _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
-def _prepared(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
+def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
     """Convert messages, tools and the variables `tools` and `documents` to JSON types.
 
     A role becomes the assistant's if the template writes both in the same way.
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
-    if named := sorted(arguments & variables.keys()):
-        problem = f"the template's variables contain {named[0]}, which is also an argument"
+    if clashes := sorted(arguments & variables.keys()):
+        problem = f"the template's variables contain {clashes[0]}, which is also an argument"
         raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
-        variables["documents"] = json_types(variables["documents"])
+        variables["documents"] = to_json_types(variables["documents"])
     renderer = replace(renderer, tools=tools, variables=variables)
     chat = message_dicts(messages)
     for role in dict.fromkeys(m["role"] for m in chat if m["role"] not in _KNOWN_ROLES):
         renamed = [m | {"role": "assistant"} if m["role"] == role else m for m in chat]
         with suppress(XtokError):
-            if renderer.rendered(chat).text == renderer.rendered(renamed).text:
+            if renderer.render(chat).text == renderer.render(renamed).text:
                 chat = renamed
     return renderer, chat
 
 
-def _unread(renderer: Renderer) -> Iterator[str]:
+def _variable_notes(renderer: Renderer) -> Iterator[str]:
     source = renderer.source()
     for name, value in renderer.variables.items():
-        if name != "documents" and name not in names_read(source):
+        if name != "documents" and name not in template_variables(source):
             yield f"the variable {name} is ignored: the template does not use it"
         elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
             yield f"the variable {name} is the text {quoted(value)}, which counts as true"
@@ -238,14 +238,14 @@ class Targets:
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
-        self._ends = (*table.roles.get("eos", ()), *table.roles.get("turn_end", ()))
+        self._end_ids = (*table.roles.get("eos", ()), *table.roles.get("turn_end", ()))
         self._control = np.isin(self._ids, list(table.control_names))
         self._spans = Spans(rendering, self._bounds, self._control)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        self._answers = answers_of(messages)
+        self._answers = answer_indices(messages)
         self._headers = self._find_headers(assistant)
-        self._blocks = self._kept_blocks([i for i in assistant if i not in self._answers])
-        self._stretches = [*self._find()]  # in characters
+        self._blocks = self._answer_blocks([i for i in assistant if i not in self._answers])
+        self._target_chars = [*self._find_targets()]  # in characters
         self._mask = self._make_mask()
 
     def conversation(self) -> Conversation:
@@ -255,39 +255,39 @@ class Targets:
             ids=self._ids,
             bounds=self._bounds,
             assistant_mask=self._mask,
-            message_spans=tuple(self._spans.of_message(i, m) for i, m in enumerate(self._messages)),
+            message_spans=tuple(self._spans.locate(i, m) for i, m in enumerate(self._messages)),
             runs=self._rendering.runs,
             notes=tuple(dict.fromkeys(self._notes())),
         )
 
-    def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
-        if (blocks := self._rendering.generated) is None:
+    def _answer_blocks(self, untrained: Sequence[int]) -> list[tuple[int, int]] | None:
+        if (blocks := self._rendering.generation_blocks) is None:
             return None
-        turns = [*filter(None, map(self._spans.whole, left_out))]
+        turns = [*filter(None, map(self._spans.whole, untrained))]
         return [b for b in blocks if not any(start <= b[0] < end for start, end in turns)]
 
-    def _find(self) -> Iterator[tuple[int, int]]:
+    def _find_targets(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
             for index in reversed(self._answers):  # templates can omit earlier thoughts
-                yield from self._spans.targets(index, self._headers[index][0], self._up_to)
+                yield from self._spans.targets(index, self._headers[index][0], self._text_up_to)
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
-                start = self._spans.after_prompt(index, start, header)
+                start = self._spans.skip_header(index, start, header)
             if start < end:
                 yield start, end
 
-    def _up_to(self, index: int) -> str:
+    def _text_up_to(self, index: int) -> str:
         with suppress(XtokError):
             until = self._messages[: index + 1]
-            return self._renderer.rendered(until, add_generation_prompt=False).text
+            return self._renderer.render(until, add_generation_prompt=False).text
         return ""
 
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
-        for start, end in self._stretches:
+        for start, end in self._target_chars:
             first, stop = self._spans.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
-            mask[first : self._with_end(stop)] = True
+            mask[first : self._include_eos(stop)] = True
         for run in self._rendering.runs:  # templates can write one message within another
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
                 mask[slice(*self._spans.span(run.start, run.end).tokens)] = False
@@ -298,7 +298,7 @@ class Targets:
         first, stop = span.tokens
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
-    def _with_end(self, stop: int) -> int:
+    def _include_eos(self, stop: int) -> int:
         """Include an eos token that follows the turn, after optional white space.
 
         GLM 4.5 ends a turn with the first token of the next turn.
@@ -307,9 +307,9 @@ class Targets:
             return stop
         rest = self._bytes[self._bounds[stop] :]
         offset = self._bounds[stop] + len(rest) - len(rest.lstrip())
-        behind = int(np.searchsorted(self._bounds, offset))
-        is_whole = behind < len(self._ids) and self._bounds[behind] == offset
-        return behind + 1 if is_whole and self._ids[behind] in self._ends else stop
+        end_index = int(np.searchsorted(self._bounds, offset))
+        is_whole = end_index < len(self._ids) and self._bounds[end_index] == offset
+        return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else stop
 
     def end_of_turn(self, start: int, stop: int) -> int | None:
         """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
@@ -321,21 +321,21 @@ class Targets:
         return None
 
     def _notes(self) -> Iterator[str]:
-        yield from self._not_targets()
-        if any(self._begins_in_prompt(*stretch) for stretch in self._stretches):
+        yield from self._role_notes()
+        if any(self._begins_in_prompt(*stretch) for stretch in self._target_chars):
             yield BEGINS_IN_PROMPT
-        yield from self._without_prompt() if self._blocks is None else ()
-        if not {start for start, _ in self._blocks or ()} <= {a for a, _ in self._stretches}:
+        yield from self._prompt_notes() if self._blocks is None else ()
+        if not {start for start, _ in self._blocks or ()} <= {a for a, _ in self._target_chars}:
             yield BLOCK_IN_PROMPT
-        if any(map(self._is_left_out, self._answers)):
+        if any(map(self._has_no_targets, self._answers)):
             yield NO_TARGETS if self._blocks is None else NOT_GENERATED
         if self._rendering.is_dated:
-            yield self._note_on_date()
+            yield self._date_note()
         edges = np.flatnonzero(np.diff(self._mask, prepend=False, append=False)).reshape(-1, 2)
         if any(self.end_of_turn(*edge) is None for edge in edges.tolist()):
             yield NO_END_OF_TURN
 
-    def _without_prompt(self) -> Iterator[str]:
+    def _prompt_notes(self) -> Iterator[str]:
         for index in self._answers:
             header, is_prompt = self._headers[index]
             if is_prompt and (rest := self._spans.missing_prompt(index, header)):
@@ -344,11 +344,11 @@ class Targets:
                     "does not write this before an answer"
                 )
 
-    def _is_left_out(self, answer: int) -> bool:
+    def _has_no_targets(self, answer: int) -> bool:
         begin, stop = self._spans.whole(answer) or (0, len(self._rendering.text))
-        return not any(begin < end and start < stop for start, end in self._stretches)
+        return not any(begin < end and start < stop for start, end in self._target_chars)
 
-    def _not_targets(self) -> Iterator[str]:
+    def _role_notes(self) -> Iterator[str]:
         if not self._answers and not self._renderer.add_generation_prompt:
             yield NO_ANSWERS
         for message in self._messages:
@@ -357,15 +357,15 @@ class Targets:
                 yield (
                     f"messages of the role {role} are not targets: they differ from the assistant's"
                 )
-            for name in WEIGHTS if role != "assistant" else ():
+            for name in WEIGHT_KEYS if role != "assistant" else ():
                 if message.get(name):
                     yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
 
-    def _note_on_date(self) -> str:
-        for name in names_beside_date(self._renderer.source()):
+    def _date_note(self) -> str:
+        for name in date_variables(self._renderer.source()):
             variables = {**self._renderer.variables, name: "1 January 2026"}
             with suppress(XtokError):
-                if not self._renderer.rendered(self._messages, variables=variables).is_dated:
+                if not self._renderer.render(self._messages, variables=variables).is_dated:
                     return (
                         f"{_DATED}: set the variable {name} to get the same ids every day (in a "
                         "file: in each conversation's chat_template_kwargs)"
@@ -374,34 +374,34 @@ class Targets:
 
     def _find_headers(self, assistant: Sequence[int]) -> dict[int, tuple[str, bool]]:
         """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
-        before = {i: self._messages[max(0, i - 1)] for i in assistant}
+        previous = {i: self._messages[max(0, i - 1)] for i in assistant}
         prompts: dict[str, str] = {}  # by the role of the message before the answer
         if self._renderer.add_generation_prompt:
             prompts[self._messages[-1]["role"]] = self._rendering.generation_prompt
-        for message in (*before.values(), *_PROBE) if before else ():
+        for message in (*previous.values(), *_PROBE) if previous else ():
             if message["role"] not in prompts:
                 prompts[message["role"]] = self._prompt_after(message)
-        if before and not any(prompts.values()):  # the template has no generation prompt
-            return dict.fromkeys(before, (self._written_header(), False))
-        return {index: (prompts[message["role"]], True) for index, message in before.items()}
+        if previous and not any(prompts.values()):  # the template has no generation prompt
+            return dict.fromkeys(previous, (self._written_header(), False))
+        return {index: (prompts[message["role"]], True) for index, message in previous.items()}
 
     def _prompt_after(self, message: Message) -> str:
         probes: list[Sequence[Message]] = []
         if message["role"] not in ("assistant", "system", "user"):
             result = {**message, "content": "x"}
             # DeepSeek's templates accept arguments as JSON strings only
-            probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")]
+            probes = [[*_make_call(result, arguments), result] for arguments in (None, "{}")]
         for probe in (*probes, _PROBE):
             with suppress(XtokError):
-                shown = self._renderer.rendered(probe, tools=None, add_generation_prompt=True)
-                return shown.generation_prompt
+                rendering = self._renderer.render(probe, tools=None, add_generation_prompt=True)
+                return rendering.generation_prompt
         return ""
 
     def _written_header(self) -> str:
         probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
         with suppress(XtokError):
-            shown = self._renderer.rendered(probe, tools=None, add_generation_prompt=False)
-            return written_header(shown, probe)
+            rendering = self._renderer.render(probe, tools=None, add_generation_prompt=False)
+            return written_header(rendering, probe)
         return written_header(self._rendering, self._messages)
 
 
@@ -439,41 +439,41 @@ def tool_suffix(
     if not messages:
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
-        messages = [*_calling(messages[0]), *messages]
+        messages = [*_make_call(messages[0]), *messages]
     renderer = Renderer(tokenizer, template, variables or {}, tools, add_generation_prompt=True)
-    renderer, messages = _prepared(renderer, messages)
-    rendering = renderer.rendered(messages)
+    renderer, messages = _prepare(renderer, messages)
+    rendering = renderer.render(messages)
     targets = Targets(renderer, messages, rendering)
-    chat = targets.conversation()
+    conversation = targets.conversation()
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     list(unread_leaves(renderer, messages, rendering, last + 1))  # raises if a value is dropped
-    answer, *others = _turns_from(chat, last)
+    answer, *others = _turn_spans(conversation, last)
     begin, end = answer.tokens
     stop = min([end, *(other.tokens[0] for other in others)])
-    written = begin + np.flatnonzero(chat.assistant_mask[begin:end])
-    if (written >= stop).any():
-        raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
-    if len(written):
+    target_indices = begin + np.flatnonzero(conversation.assistant_mask[begin:end])
+    if (target_indices >= stop).any():
+        raise _suffix_error(f"message {last}, the assistant's, goes on after the tools' messages")
+    if len(target_indices):
         # Some training templates include the line break after the end of a turn.
-        position = targets.end_of_turn(begin, written[-1] + 1)
+        position = targets.end_of_turn(begin, target_indices[-1] + 1)
         if position is not None:
-            return chat.ids[position + 1 :]
+            return conversation.ids[position + 1 :]
     # Without an end-of-turn token, the model wrote the whole turn.
-    if chat.bounds[end] == answer.bytes[1] and stop == end:
-        return chat.ids[stop:]
-    raise _no_suffix(f"message {last}, the assistant's, does not end with a token")
+    if conversation.bounds[end] == answer.bytes[1] and stop == end:
+        return conversation.ids[stop:]
+    raise _suffix_error(f"message {last}, the assistant's, does not end with a token")
 
 
-def _turns_from(chat: Conversation, first: int) -> list[Span]:
+def _turn_spans(conversation: Conversation, first: int) -> list[Span]:
     turns: list[Span] = []
-    for i, span in enumerate(chat.message_spans[first:], start=first):
+    for i, span in enumerate(conversation.message_spans[first:], start=first):
         if span.whole is None:
-            raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
+            raise _suffix_error(f"message {i}, the {span.role}'s, is not in the text")
         turns.append(span.whole)
     return turns
 
 
-def _no_suffix(problem: str) -> ChatTemplateError:
+def _suffix_error(problem: str) -> ChatTemplateError:
     return ChatTemplateError(
         problem, hint="use a template with tools and end-of-turn tokens, with {option}"
     )
@@ -495,19 +495,19 @@ def is_prefix_preserving(
     """
     renderer = Renderer(tokenizer, template, variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
-    call = _calling(tool)
+    call = _make_call(tool)
     try:
-        before = renderer.rendered(call).text
+        before = renderer.render(call).text
     except XtokError:  # DeepSeek's templates accept arguments as JSON strings only
-        call = _calling(tool, called_with="{}")
-        before = renderer.rendered(call).text
-    after = renderer.rendered([*call, tool], add_generation_prompt=True).text
+        call = _make_call(tool, arguments="{}")
+        before = renderer.render(call).text
+    after = renderer.render([*call, tool], add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
 
-def _calling(message: Message, called_with: str | None = None) -> list[dict[str, Any]]:
-    function = {"name": message.get("name", "tool"), "arguments": called_with or {}}
+def _make_call(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
+    function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
     call_id = message.get("tool_call_id", "000000000")  # Mistral requires nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -38,13 +38,13 @@ def template_source(template: str | Path) -> str:
     else:
         name = "the chat template"
     if _JSON.match(text):
-        text = _of_json(text, name)
+        text = _template_from_json(text, name)
     if not _JINJA.search(text):
         raise _error(f"{name} contains no Jinja expression, such as {{{{ messages }}}}")
     return text
 
 
-def _of_json(text: str, name: str) -> str:
+def _template_from_json(text: str, name: str) -> str:
     try:
         document = parse_json(text, allow_nan=True)
     except ValueError as error:

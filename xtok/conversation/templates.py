@@ -36,9 +36,9 @@ from xtok.conversation._tracking import (
     TrackedText,
     concatenate,
     join_with,
-    json_types,
     origin_of,
-    tracked,
+    to_json_types,
+    track,
 )
 from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import quoted
@@ -55,11 +55,11 @@ class Rendering(NamedTuple):
 
     text: str
     runs: tuple[Run, ...]  # characters from messages, in order
-    beside: tuple[Run, ...]  # characters from `tools` and `documents`
+    input_runs: tuple[Run, ...]  # characters from `tools` and `documents`
     turns: tuple[tuple[int, int] | None, ...]  # output of the loop over messages
     generation_prompt: str  # text after the last message
     # Text in `{% generation %}` blocks; None if the template has no blocks.
-    generated: tuple[tuple[int, int], ...] | None
+    generation_blocks: tuple[tuple[int, int], ...] | None
     is_dated: bool  # whether the template uses the date
 
 
@@ -96,10 +96,10 @@ def render_template(
             "strftime_now": strftime_now,
             **variables,
             "messages": [
-                _with_names(tracked(message, i, ())) for i, message in enumerate(messages)
+                _add_reasoning_names(track(message, i, ())) for i, message in enumerate(messages)
             ],
-            "tools": tracked(tools, -1, ("tools",)) or None,
-            "documents": tracked(documents, -1, ("documents",)),
+            "tools": track(tools, -1, ("tools",)) or None,
+            "documents": track(documents, -1, ("documents",)),
             "add_generation_prompt": add_generation_prompt,
         }
     )
@@ -109,19 +109,19 @@ def render_template(
     # Templates can cause any Python error, for example by adding None to a string.
     except Exception as error:
         index = context.message
-        where = f" at message {index}, the {messages[index]['role']}'s" if index >= 0 else ""
+        location = f" at message {index}, the {messages[index]['role']}'s" if index >= 0 else ""
         raise ChatTemplateError(
-            f"{source} raises{where}: {str(error) or type(error).__name__}",
+            f"{source} raises{location}: {str(error) or type(error).__name__}",
             hint="change the messages, or use another template with {option}",
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     _require_utf8(text, source)
-    result = _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
-    return result if is_training else result._replace(generated=None)
+    result = _make_rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
+    return result if is_training else result._replace(generation_blocks=None)
 
 
 @functools.lru_cache(maxsize=32)
-def names_beside_date(template: str) -> tuple[str, ...]:
+def date_variables(template: str) -> tuple[str, ...]:
     """Return the variables that replace today's date in a template."""
     names: dict[str, None] = {}
     for condition in _SANDBOX.parse(template).find_all((nodes.If, nodes.CondExpr)):
@@ -133,12 +133,12 @@ def names_beside_date(template: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def names_read(template: str) -> frozenset[str]:
+def template_variables(template: str) -> frozenset[str]:
     """Return the names of a template's variables."""
     return frozenset(meta.find_undeclared_variables(_SANDBOX.parse(template)))
 
 
-def has_generation(template: str) -> bool:
+def has_generation_blocks(template: str) -> bool:
     """Whether a template has `{% generation %}` blocks around answers."""
     return _compile(template, "the chat template")[1]
 
@@ -156,7 +156,7 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
         if _is_deep(value):
             problem = f"message {i} is nested more than {_MAX_DEPTH} deep"
             raise XtokError(problem, hint="give its content as text, or as a list of parts")
-        message = json_types(value)
+        message = to_json_types(value)
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role.isprintable():
             raise XtokError(
@@ -167,15 +167,15 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
     return chat
 
 
-def _is_deep(value: Any, left: int = _MAX_DEPTH) -> bool:
-    """Whether a value contains more than `left` levels of lists and objects."""
+def _is_deep(value: Any, levels: int = _MAX_DEPTH) -> bool:
+    """Whether a value contains more than `levels` levels of lists and objects."""
     if not isinstance(value, _NESTING):
         return False
     items = value.values() if isinstance(value, Mapping) else value
-    return not left or any(_is_deep(item, left - 1) for item in items)
+    return not levels or any(_is_deep(item, levels - 1) for item in items)
 
 
-def _with_names(message: TrackedObject) -> TrackedObject:
+def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
@@ -197,26 +197,26 @@ def tool_schemas(tools: Any) -> list[Any] | None:
     if isinstance(tools, str):  # data sets with different schemas store JSON
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
     if not isinstance(tools, (list, tuple)):
-        raise _no_tools(tools)
-    return [_tool(tool) for tool in tools] or None
+        raise _tools_error(tools)
+    return [_tool_schema(tool) for tool in tools] or None
 
 
-def _tool(tool: Any) -> Any:
+def _tool_schema(tool: Any) -> Any:
     if isinstance(tool, str):
         tool = parse_json_field(tool, "a tool", _TOOLS_HINT)
     if isfunction(tool) or ismethod(tool):
         from transformers.utils.chat_template_utils import get_json_schema
 
         return get_json_schema(tool)
-    if not isinstance(tool := json_types(tool), dict):
-        raise _no_tools(tool)
+    if not isinstance(tool := to_json_types(tool), dict):
+        raise _tools_error(tool)
     return tool
 
 
 _TOOLS_HINT = 'write them as [{"type": "function", "function": {"name": …}}, …]'
 
 
-def _no_tools(value: Any) -> XtokError:
+def _tools_error(value: Any) -> XtokError:
     problem = f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}"
     return XtokError(problem, hint=_TOOLS_HINT)
 
@@ -230,29 +230,29 @@ def _require_utf8(text: TrackedText, source: str) -> None:
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
-        at = [r.message for r in text._runs if r.start <= error.start < r.end and r.message >= 0]
-        culprit = f"message {at[0]}" if at else source
+        hits = [r.message for r in text._runs if r.start <= error.start < r.end and r.message >= 0]
+        culprit = f"message {hits[0]}" if hits else source
         raise XtokError(
             f"{culprit} contains {text[error.start]!a}, half of a surrogate pair",
             hint="write the whole pair, or the character itself",
         ) from error
 
 
-def _rendering(
+def _make_rendering(
     text: TrackedText, count: int, add_generation_prompt: bool, *, is_dated: bool
 ) -> Rendering:
-    untracked = str.__str__(text)
-    prompts = _between(text._marks, "prompt", "prompted") if add_generation_prompt else []
+    plain_text = str.__str__(text)
+    prompts = _positions_between(text._marks, "prompt", "prompted") if add_generation_prompt else []
     runs = tuple(run for run in text._runs if run.message >= 0)
-    turns, last = _turns(text._marks, count, prompts[-1][0] if prompts else len(untracked), runs)
+    turns, last = _turns(text._marks, count, prompts[-1][0] if prompts else len(plain_text), runs)
     last = max(last, *(run.end for run in runs[-1:]), 0)
     return Rendering(
-        text=untracked,
+        text=plain_text,
         runs=runs,
-        beside=tuple(run for run in text._runs if run.message < 0),
+        input_runs=tuple(run for run in text._runs if run.message < 0),
         turns=turns,
-        generation_prompt=untracked[slice(*prompts[-1])] if prompts else untracked[last:],
-        generated=tuple(_between(text._marks, "generation", "generated")),
+        generation_prompt=plain_text[slice(*prompts[-1])] if prompts else plain_text[last:],
+        generation_blocks=tuple(_positions_between(text._marks, "generation", "generated")),
         is_dated=is_dated,
     )
 
@@ -262,50 +262,50 @@ def _turns(
 ) -> tuple[tuple[tuple[int, int] | None, ...], int]:
     turns: list[tuple[int, int] | None] = [None] * count
     last = 0
-    opened: list[Mark] = []
-    open_of = Counter[int]()  # number of open marks per loop
-    unnamed: list[tuple[int, int]] = []  # output of loops over other values
+    open_marks: list[Mark] = []
+    num_open = Counter[int]()  # number of open marks per loop
+    other_outputs: list[tuple[int, int]] = []  # output of loops over other values
     for mark in marks:
         # Close open marks of the loop; `continue` and `break` skip their `leave` marks.
-        while mark.loop and open_of[mark.loop]:
-            turn = opened.pop()
-            open_of[turn.loop] -= 1
+        while mark.loop and num_open[mark.loop]:
+            turn = open_marks.pop()
+            num_open[turn.loop] -= 1
             start, end = turn.position, min(mark.position, limit)
             last = max(last, mark.position)
             if turn.message < 0:
-                unnamed.append((start, end))
+                other_outputs.append((start, end))
                 continue
             longest = turns[turn.message] or (0, 0)
             if end - start > longest[1] - longest[0]:  # ignore loops without output
                 turns[turn.message] = (start, end)
         if mark.kind == "enter":
-            opened.append(mark)
-            open_of[mark.loop] += 1
-    _add_turns(turns, runs, unnamed)
+            open_marks.append(mark)
+            num_open[mark.loop] += 1
+    _add_turns(turns, runs, other_outputs)
     return tuple(turns), last
 
 
 def _add_turns(
-    turns: list[tuple[int, int] | None], runs: Sequence[Run], written: Sequence[tuple[int, int]]
+    turns: list[tuple[int, int] | None], runs: Sequence[Run], outputs: Sequence[tuple[int, int]]
 ) -> None:
     """Add turns from the output of loops over numbers or groups of messages.
 
     The last message in an iteration ends with it. A single message also starts with it.
     """
     starts = [run.start for run in runs]
-    ways: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
-    for start, end in written:
-        inside = runs[bisect_left(starts, start) : bisect_left(starts, end)]
-        messages = [index for index, _ in groupby(run.message for run in inside)]
+    turn_candidates: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
+    for start, end in outputs:
+        runs_inside = runs[bisect_left(starts, start) : bisect_left(starts, end)]
+        messages = [index for index, _ in groupby(run.message for run in runs_inside)]
         if messages and all(turns[index] is None for index in messages):
-            first = next(run.start for run in inside if run.message == messages[-1])
+            first = next(run.start for run in runs_inside if run.message == messages[-1])
             turn = (start if len(messages) == 1 else first, end)
-            ways.setdefault(messages[-1], []).append((len(messages), start - end, turn))
-    for index, candidates in ways.items():
+            turn_candidates.setdefault(messages[-1], []).append((len(messages), start - end, turn))
+    for index, candidates in turn_candidates.items():
         turns[index] = min(candidates)[2]
 
 
-def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
+def _positions_between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
     stretches: list[tuple[int, int]] = []
     position = -1
     for mark in marks:

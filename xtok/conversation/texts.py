@@ -27,7 +27,7 @@ MAX_CHARACTERS = 1 << 20
 BATCH_CHARACTERS = 1 << 20
 """Approximate number of characters of a batch."""
 
-LITTLE_TEXT = 1_000_000
+SHORT_TEXT_BYTES = 1_000_000
 """Below this size in bytes, measurements and counted maps are unreliable."""
 
 _TEXT_FILES_HINT = (
@@ -61,9 +61,9 @@ def text_shards(patterns: Paths) -> list[Shard]:
     return [shard for path in find_texts(patterns) for shard in shards(path)]
 
 
-def little_text(num_bytes: int) -> list[str]:
+def short_text_notes(num_bytes: int) -> list[str]:
     """Return a note if a text is too short for reliable counts."""
-    if num_bytes >= LITTLE_TEXT:
+    if num_bytes >= SHORT_TEXT_BYTES:
         return []
     return [f"only {num_bytes:,} bytes of text: below 1 MB, counts of rare tokens are unreliable"]
 
@@ -71,7 +71,7 @@ def little_text(num_bytes: int) -> list[str]:
 def check_texts(patterns: Paths, field: str) -> None:
     """Check, before any work, that the files exist and that the first row has the field."""
     for path in find_texts(patterns)[:1]:
-        next(_documents(shards(path)[0], field), None)
+        next(_read_documents(shards(path)[0], field), None)
 
 
 def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextBatch]:
@@ -84,23 +84,23 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextB
         XtokError: if the text is not UTF-8, or a row is not an object with the field, a string.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
-    before = 0
+    consumed_before = 0
     for shard in shards:
         file = shard.path.name if names[shard.path.name] == 1 else str(shard.path)
         texts: list[str] = []
         size = consumed = 0
-        for text, so_far in _documents(shard, field):
+        for text, so_far in _read_documents(shard, field):
             texts.append(text)
-            size, consumed = size + len(text), before + min(so_far, shard.size)
+            size, consumed = size + len(text), consumed_before + min(so_far, shard.size)
             if size >= BATCH_CHARACTERS:
                 yield TextBatch(texts, file, consumed)
                 texts, size = [], 0
         if texts:
             yield TextBatch(texts, file, consumed)
-        before += shard.size
+        consumed_before += shard.size
 
 
-def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
+def _read_documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
     with reading(shard.path):
         if shard.format == "text":
             yield from _plain_documents(shard)
@@ -108,10 +108,10 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
             for row in read_rows(
                 shard, hint=_OBJECTS_HINT, parameter="field", columns={field, "messages"}
             ):
-                text, read = _document(row, field), max(0, row.read - shard.start)
+                text, num_read = _read_document(row, field), max(0, row.read - shard.start)
                 if text is not None:
                     for start in range(0, len(text) or 1, MAX_CHARACTERS):
-                        yield text[start : start + MAX_CHARACTERS], read
+                        yield text[start : start + MAX_CHARACTERS], num_read
 
 
 def read_samples(
@@ -129,13 +129,13 @@ def read_samples(
             else:
                 for shard in shards(path):
                     rows = read_rows(shard, hint=_SAMPLES_HINT, columns=columns)
-                    yield from ((row.where, row.value) for row in rows)
+                    yield from ((row.location, row.value) for row in rows)
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
     documents = (text for text, _ in _plain_documents(Shard(path, "text")))
-    lines_of = (line for text in documents for line in re.findall(r".*\n|.+", text))
-    for is_text, group in groupby(lines_of, lambda line: bool(line.strip())):
+    text_lines = (line for text in documents for line in re.findall(r".*\n|.+", text))
+    for is_text, group in groupby(text_lines, lambda line: bool(line.strip())):
         if is_text:
             yield "".join(group).rstrip("\r\n")
 
@@ -155,12 +155,12 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
                 document.clear()
 
 
-def _document(row: FileRow, field: str) -> str | None:
+def _read_document(row: FileRow, field: str) -> str | None:
     value = row.value
     if isinstance(value, dict) and "messages" in value and value.get(field) is None:
-        text: str | None = "\n".join(_message_texts(chat_record(value, row.where).messages))
-    elif problem := _problem_of(value, field):
-        raise XtokError(f"{row.where}: {problem}", hint=_OBJECTS_HINT, parameter="field")
+        text: str | None = "\n".join(_message_texts(chat_record(value, row.location).messages))
+    elif problem := _find_problem(value, field):
+        raise XtokError(f"{row.location}: {problem}", hint=_OBJECTS_HINT, parameter="field")
     else:
         text = value[field]
     if text is not None:
@@ -180,7 +180,7 @@ def _message_texts(messages: Sequence[Any]) -> Iterator[str]:
 _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object"}
 
 
-def _problem_of(value: Any, field: str) -> str:
+def _find_problem(value: Any, field: str) -> str:
     if not isinstance(value, dict):
         return "not a JSON object"
     if field not in value:

@@ -16,8 +16,8 @@ from xtok._lib.parquet import parquet_writer
 from xtok._lib.progress import Progress, silent
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.conversation.rendering import find_template
-from xtok.conversation.teacher_side import teachers_chats
-from xtok.errors import OutputError, naming_row
+from xtok.conversation.teacher_side import teacher_chats
+from xtok.errors import OutputError, at_location
 from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.tokenizers.display import safe_json
 
@@ -34,7 +34,7 @@ class RenderedFile:
     notes: dict[str, int]  # each with its number of conversations
 
 
-def check_rendered(output: str | Path, file: str | Path) -> Path:
+def check_render_output(output: str | Path, file: str | Path) -> Path:
     """Check the output path of `render_file`, before any work: it must differ from the input."""
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
@@ -69,7 +69,7 @@ def render_file(
     """
     if isinstance(chats, str | Path):
         file, chats = Path(chats), read_conversations(Path(chats))
-        output = check_rendered(output, file) if isinstance(output, str | Path) else output
+        output = check_render_output(output, file) if isinstance(output, str | Path) else output
     tokenizer = load_tokenizer(model)
     find_template(tokenizer, template)
     counts = Counter(conversations=0, tokens=0, targets=0, teacher_differs=0, extra_tokens=0)
@@ -77,19 +77,19 @@ def render_file(
 
     def rows() -> Iterator[dict[str, Any]]:
         for chat in chats:
-            with naming_row(chat.where):
-                rendered = chat.render(
+            with at_location(chat.location):
+                conversation = chat.render(
                     tokenizer, template, add_generation_prompt=add_generation_prompt
                 )
-                sides = [s for s in teachers_chats(chat, None) if s.answers is not None][:1]
-                read = [side.render(tokenizer, template) for side in sides]
-            num_targets = int(rendered.assistant_mask.sum())
-            counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
-            extra_tokens = sum(len(r.ids) - len(rendered.ids) for r in read)
-            counts.update(teacher_differs=len(read), extra_tokens=extra_tokens)
-            notes.update(rendered.notes)
-            advance(len(rendered.ids))
-            yield rendered.record()
+                sides = [s for s in teacher_chats(chat, None) if s.answers is not None][:1]
+                teacher_sides = [side.render(tokenizer, template) for side in sides]
+            num_targets = int(conversation.assistant_mask.sum())
+            counts.update(conversations=1, tokens=len(conversation.ids), targets=num_targets)
+            extra_tokens = sum(len(r.ids) - len(conversation.ids) for r in teacher_sides)
+            counts.update(teacher_differs=len(teacher_sides), extra_tokens=extra_tokens)
+            notes.update(conversation.notes)
+            advance(len(conversation.ids))
+            yield conversation.record()
 
     with progress("render", 0) as advance:
         lines = (safe_json(json.dumps(r, ensure_ascii=False)).encode() + b"\n" for r in rows())

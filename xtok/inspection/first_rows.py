@@ -20,9 +20,9 @@ from xtok.alignment.sequences import filled
 from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, find_template
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.formats import PromptFormat
-from xtok.conversation.leaves import WEIGHTS
-from xtok.conversation.teacher_side import SideText, teachers_chats
-from xtok.conversation.templates import has_generation, is_missing
+from xtok.conversation.leaves import WEIGHT_KEYS
+from xtok.conversation.teacher_side import SideText, teacher_chats
+from xtok.conversation.templates import has_generation_blocks, is_missing
 from xtok.conversation.texts import check_texts, read_samples
 from xtok.errors import XtokError, naming_template
 from xtok.inspection.results import Check, Result
@@ -113,7 +113,7 @@ def _by_library(
             chat.messages,
             chat_template=None if template is None else chosen,
             return_dict=True,
-            return_assistant_tokens_mask=has_generation(str(chosen)),
+            return_assistant_tokens_mask=has_generation_blocks(str(chosen)),
             **{"tools": chat.tools or None, **chat.variables},
         )
     except Exception as error:  # of the template, or for data that Transformers does not support
@@ -133,7 +133,7 @@ def _chat_differences(
         return
     masks = np.array(theirs.get("assistant_masks", ours), np.bool_)
     may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*shown.notes} or any(
-        name in message for message in chat.messages for name in WEIGHTS
+        name in message for message in chat.messages for name in WEIGHT_KEYS
     )
     if (ours & ~masks).any() if may_lack else (ours != masks).any():
         both = ids_apart(shown.ids[ours].tolist(), shown.ids[masks].tolist())
@@ -230,14 +230,14 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]
         XtokError: if a file cannot be read, or a row has neither the field nor `messages`.
     """
     rows: list[SideText | ChatRecord] = []
-    for where, value in islice(read_samples(texts), NUM_ROWS):
+    for location, value in islice(read_samples(texts), NUM_ROWS):
         text = value.get(field) if isinstance(value, Mapping) else value
         if isinstance(text, str):
             rows.append(SideText(text))
         elif isinstance(value, Mapping) and "messages" not in value:
             check_texts(texts, field)  # the error names the fields of the file; skips nulls
         else:
-            rows.append(chat_record(value, where))
+            rows.append(chat_record(value, location))
     return rows
 
 
@@ -284,7 +284,7 @@ def _teachers_own(
         if is_missing(chat.teacher_messages):
             continue
         try:
-            sides = chat, *teachers_chats(chat, 1)
+            sides = chat, *teacher_chats(chat, 1)
             sizes.append([len(side.render(teacher, template).ids) for side in sides])
         except XtokError as error:
             yield Check(name, "warning", error.message)

@@ -13,9 +13,9 @@ from xtok._lib.ragged import num_common, offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
-from xtok.conversation.teacher_side import substituted, teacher_differs
+from xtok.conversation.teacher_side import match_answers, replace_messages
 from xtok.conversation.templates import message_dicts
-from xtok.errors import naming_row
+from xtok.errors import at_location
 from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
@@ -52,18 +52,18 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     ids = [rows.topk.token_ids[a:b] for a, b in pairwise(rows.topk.bounds.tolist())]
     whole, parts = rows.values("text"), rows.values("student_text")
     texts, spans = dict[int, SharedText](), dict[int, slice]()
-    columns = zip(rows.row_names, _chats(rows), whole, parts, strict=True)
-    for i, (where, chat, text, part) in enumerate(columns):
+    columns = zip(rows.locations, _chats(rows), whole, parts, strict=True)
+    for i, (location, chat, text, part) in enumerate(columns):
         if part is not None:
-            _check_student_text(part, text, where)
+            _check_student_text(part, text, location)
         if chat is not None:
             texts[i] = _of_chat(translator, ids[i], chat)
-        elif text is not None and (span := _text_in(translator, ids[i], text, where)):
+        elif text is not None and (span := _text_in(translator, ids[i], text, location)):
             spans[i] = span
         if part is not None and i not in spans:
             other = "messages" if chat else "control tokens in its text"
             problem = f"student_text is not supported together with {other}"
-            raise cache_error(where, problem, "remove student_text")
+            raise cache_error(location, problem, "remove student_text")
     of_student = [whole[i] if parts[i] is None else parts[i] for i in spans]
     encoded = translator.student.encode_batch(of_student)
     for (i, span), student_ids in zip(spans.items(), encoded, strict=True):
@@ -74,7 +74,7 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
 
 
 def _text_in(
-    translator: Translator, ids: NDArray[np.int32], text: str, where: object
+    translator: Translator, ids: NDArray[np.int32], text: str, location: object
 ) -> slice | None:
     """Return the ids of the text, without control tokens around it; None if it contains some.
 
@@ -99,7 +99,7 @@ def _text_in(
     same = num_common(b"".join(spelled[inner]), data)
     problem = f"its ids do not spell its text: they differ from byte {same} on"
     hint = f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}"
-    raise cache_error(where, problem, hint)
+    raise cache_error(location, problem, hint)
 
 
 def _of_text(
@@ -139,7 +139,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
-        raise cache_error(sides[1].where, problem, "; ".join([hint, *_notes_of(theirs)]))
+        raise cache_error(sides[1].location, problem, "; ".join([hint, *_notes_of(theirs)]))
     spans = written_alike(ours, theirs.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
@@ -192,7 +192,7 @@ Sides = tuple[ChatRecord, ChatRecord]
 """A conversation in the versions of the student and the teacher."""
 
 
-def _check_student_text(part: str, text: str | None, where: object) -> None:
+def _check_student_text(part: str, text: str | None, location: object) -> None:
     if text is not None and text.endswith(part):
         return
     reason = "the row has no text"
@@ -200,34 +200,34 @@ def _check_student_text(part: str, text: str | None, where: object) -> None:
         own, whole = part.encode()[::-1], text.encode()[::-1]
         reason = f"byte {len(own) - 1 - num_common(own, whole)} differs"
     problem = f"its student_text is not the end of its text: {reason}"
-    raise cache_error(where, problem, "store the end of the teacher's text as student_text")
+    raise cache_error(location, problem, "store the end of the teacher's text as student_text")
 
 
 def _chats(rows: Documents) -> list[Sides | None]:
     names = "messages", "tools", "documents", "system", "chat_template_kwargs"
     columns = map(rows.values, (*names, "student_messages"))
     return [
-        _sides(dict(zip(names, fields, strict=True)), own, where)
-        for where, *fields, own in zip(rows.row_names, *columns, strict=True)
+        _sides(dict(zip(names, fields, strict=True)), own, location)
+        for location, *fields, own in zip(rows.locations, *columns, strict=True)
     ]
 
 
-def _sides(fields: dict[str, Any], own: Any, where: object) -> Sides | None:
+def _sides(fields: dict[str, Any], own: Any, location: object) -> Sides | None:
     if fields["messages"] is None:
         if own is not None:
             problem = "it has student_messages, but no messages for the teacher"
-            raise cache_error(where, problem, "add messages, or remove student_messages")
+            raise cache_error(location, problem, "add messages, or remove student_messages")
         return None
-    student = teacher = chat_record(fields, where)
+    student = teacher = chat_record(fields, location)
     if own is not None:
-        student = substituted(teacher, own, "student_messages")
-        teacher = teacher_differs(student, teacher, ("student_messages", "messages"))
+        student = replace_messages(teacher, own, "student_messages")
+        teacher = match_answers(student, teacher, ("student_messages", "messages"))
     return student, teacher
 
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
     chats = []
-    with naming_row(sides[1].where):
+    with at_location(sides[1].location):
         for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):
             asks = message_dicts(side.messages)[-1]["role"] != "assistant"
             chats.append(side.render(tokenizer, template, add_generation_prompt=asks))

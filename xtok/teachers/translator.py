@@ -266,7 +266,7 @@ class Translator:
         numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
         other = back.render(tokenizer, template)
         whole = other.message_spans[0].whole
-        return other.renumbered(numbers), slice(*whole.tokens) if whole else slice(0, 0)
+        return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, after a context for the teacher alone.

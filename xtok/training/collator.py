@@ -22,7 +22,7 @@ from xtok.alignment.aligner import (
 )
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation.files import ChatRecord
-from xtok.conversation.teacher_side import SideText, for_each_teacher, prompt_of, require_used
+from xtok.conversation.teacher_side import SideText, check_fields, drop_answer, teacher_values
 from xtok.errors import naming_template
 from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import listed
@@ -219,7 +219,7 @@ class DistillationCollator:
         if values is not None and len(values) != num_rows:
             raise ValueError(f"{len(values)} {name} for {num_rows} rows")
         return [
-            for_each_teacher(value, len(self.teachers), name, f"row {n}")
+            teacher_values(value, len(self.teachers), name, f"row {n}")
             for n, value in enumerate(values or [None] * num_rows)
         ]
 
@@ -227,7 +227,7 @@ class DistillationCollator:
         if (count := len(self.teachers)) != 1:
             raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
-            require_used(row, f"sample {n}", "input_ids")
+            check_fields(row, f"sample {n}", "input_ids")
         theirs, realized = zip(*map(scored_row, rows), strict=True)
         parts = [parts_of(row.ids, row.is_target) for row in theirs]
         ours = [
@@ -292,7 +292,7 @@ class DistillationCollator:
         if isinstance(prompt, str):
             return teacher.encode_batch([prompt])[0]
         with naming_template("teacher_templates"):
-            shown = prompt_of(prompt).render(
+            shown = drop_answer(prompt).render(
                 teacher, self.teacher_templates[number], add_generation_prompt=True
             )
         return [*map(int, shown.ids)]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
-from xtok.conversation import Conversation, json_types
+from xtok.conversation import Conversation, to_json_types
 from xtok.conversation.files import ChatRecord, read_row, unread_notes
-from xtok.conversation.teacher_side import SideText, for_each_teacher, require_used, teachers_chats
+from xtok.conversation.teacher_side import SideText, check_fields, teacher_chats, teacher_values
 from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable, TokenType
@@ -80,20 +80,20 @@ class SampleRow(NamedTuple):
         return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
-def read_sample(sample: Sample, where: str, num_teachers: int) -> list[SideText | ChatRecord]:
+def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
     """Return a text, or a conversation, as the student and each teacher read it."""
-    sample = json_types(sample)  # of objects, too
+    sample = to_json_types(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
-    text = read_row(sample, where)
-    require_used(fields, where, "text" if isinstance(text, str) else "messages")
+    text = read_row(sample, location)
+    check_fields(fields, location, "text" if isinstance(text, str) else "messages")
     if isinstance(text, str):
         for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
             warnings.warn(note, stacklevel=4)
-        contexts = for_each_teacher(
-            fields.get("teacher_context"), num_teachers, "teacher_context", where
+        contexts = teacher_values(
+            fields.get("teacher_context"), num_teachers, "teacher_context", location
         )
         return [SideText(text), *(SideText(text, context or "") for context in contexts)]
-    return [text, *teachers_chats(text, num_teachers)]
+    return [text, *teacher_chats(text, num_teachers)]
 
 
 def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:

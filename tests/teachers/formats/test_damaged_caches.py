@@ -328,7 +328,7 @@ def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path
     cache = open_cache(path)
     [shard] = cache.shards
     pieces = [rows for rows, _ in read_cache(cache, shard, 100)]
-    assert [len(rows.row_names) for rows in pieces] == [100] * 10
+    assert [len(rows.locations) for rows in pieces] == [100] * 10
 
 
 FLIPS = """

@@ -29,7 +29,7 @@ from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.kernels import chunk_losses
 from xtok.building.counting.smoothing import EPSILON
 from xtok.config import Target
-from xtok.conversation.texts import TextBatch, find_texts, little_text, read_batches
+from xtok.conversation.texts import TextBatch, find_texts, read_batches, short_text_notes
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.tokenizers import Tokenizer
@@ -202,7 +202,7 @@ class PairText:
     def notes(self) -> list[str]:
         """Notes on the quality of the counts: little text, or text that was left out."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
-        return [*little_text(self.totals.num_bytes), *left_out]
+        return [*short_text_notes(self.totals.num_bytes), *left_out]
 
     def require_starts(self) -> None:
         """Raise an `XtokError` if the text has no shared token boundary."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing
-from xtok.conversation.texts import little_text
+from xtok.conversation.texts import short_text_notes
 from xtok.tokenizers.display import percent, quoted, shorten
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _on_text(text: TextFacts) -> Table:
         "Uncertainty: conditional entropy of the other side's token at a shared boundary, the "
         "least that a map in this direction can reach. Leak: share of boundaries with different "
         "events."
-        + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
+        + "".join(f" {note[:1].upper()}{note[1:]}." for note in short_text_notes(text.num_bytes))
     )
     forward, backward = text.conditional_entropy
     kept = f"{percent(text.event_kept)} of the bits"

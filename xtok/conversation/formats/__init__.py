@@ -93,12 +93,12 @@ _CONSTANT = re.compile(r"\{%- set (roles|needs|pad_tokens|image_placeholders) = 
 _ALIASES = {"qwen2p0": "chatml", "qwen2p5": "chatml", "llama3p1": "llama3", "llama3p2": "llama3"}
 
 
-def _read(name: str) -> PromptFormat:
+def _load(name: str) -> PromptFormat:
     template = (Path(__file__).parent / f"{_ALIASES.get(name, name)}.jinja").read_text("utf-8")
     values = {name: literal_eval(value) for name, value in _CONSTANT.findall(template)}
     return PromptFormat(name=name, template=template, **values)
 
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
-FORMATS: Mapping[str, PromptFormat] = {name: _read(name) for name in sorted((*_FILES, *_ALIASES))}
+FORMATS: Mapping[str, PromptFormat] = {name: _load(name) for name in sorted((*_FILES, *_ALIASES))}
 """The formats by file name, and by Megatron-LM's names."""

@@ -46,7 +46,7 @@ def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
-    for answer in _answers(first.value, first.where):
+    for answer in _answers(first.value, first.location):
         about = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
         if "prompt_logprobs" in answer:
             return "vllm", about
@@ -70,10 +70,10 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
     pending: list[Documents] = []
     size, done = 0, shard.start
     for line in _lines(shard):
-        for answer in _answers(line.value, line.where):
-            topk, columns = read(answer, line.where), _columns(answer, kind, line.where)
-            mask = _mask(answer, len(topk.token_ids), line.where)
-            pending.append(Documents(topk, columns, [line.where], mask))
+        for answer in _answers(line.value, line.location):
+            topk, columns = read(answer, line.location), _columns(answer, kind, line.location)
+            mask = _mask(answer, len(topk.token_ids), line.location)
+            pending.append(Documents(topk, columns, [line.location], mask))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
             yield _joined(pending), line.read - done
@@ -86,12 +86,12 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
     return json_lines(shard, hint="give one JSON object per line", strict=True)
 
 
-def _answers(value: Any, where: LineOffset) -> Iterator[dict[str, Any]]:
+def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
     """Yield a line's responses, one per choice: a line holds one response, or a list."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
-            raise cache_error(where, f"{json.dumps(item)} is not a response", _RETRY_HINT)
-        _require_no_error(item, where)
+            raise cache_error(location, f"{json.dumps(item)} is not a response", _RETRY_HINT)
+        _require_no_error(item, location)
         choices = item.get("choices")
         choices = [x for x in choices if isinstance(x, dict)] if isinstance(choices, list) else []
         choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
@@ -120,15 +120,15 @@ def _item(prompt: Any, number: int) -> Any:
     return prompt[number] if number < len(prompt) else None
 
 
-def _require_no_error(value: Mapping[str, Any], where: LineOffset) -> None:
+def _require_no_error(value: Mapping[str, Any], location: LineOffset) -> None:
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
         message = error.get("message", error) if isinstance(error, dict) else error
-        raise cache_error(where, f"the response is an error: {message!s:.300}", _RETRY_HINT)
+        raise cache_error(location, f"the response is an error: {message!s:.300}", _RETRY_HINT)
 
 
 def _columns(
-    answer: Mapping[str, Any], kind: CacheKind, where: LineOffset
+    answer: Mapping[str, Any], kind: CacheKind, location: LineOffset
 ) -> dict[str, str | None]:
     """Return the other fields as strings, so that all rows have the same schema."""
     others = {name: value for name, value in answer.items() if name not in FIELDS}
@@ -142,11 +142,11 @@ def _columns(
             for name, value in others.items()
         }
     except RecursionError as error:
-        raise cache_error(where, "the fields are nested too deeply", _RETRY_HINT) from error
+        raise cache_error(location, "the fields are nested too deeply", _RETRY_HINT) from error
 
 
 def _mask(
-    answer: Mapping[str, Any], num_tokens: int, where: LineOffset
+    answer: Mapping[str, Any], num_tokens: int, location: LineOffset
 ) -> NDArray[np.bool_] | None:
     """Return the training targets: from `loss_mask`, otherwise from `labels`, if present."""
     name = "labels" if answer.get("loss_mask") is None else "loss_mask"
@@ -154,21 +154,21 @@ def _mask(
     if stored is None:
         return None
     if not isinstance(stored, list):
-        raise cache_error(where, f"{name} is not a list")
+        raise cache_error(location, f"{name} is not a list")
     if len(stored) != num_tokens:
         problem = f"{name} has {len(stored)} values, expected one for each of {num_tokens} tokens"
-        raise cache_error(where, problem)
+        raise cache_error(location, problem)
     dtype = np.int64 if name == "labels" else np.bool_
-    values = json_numbers(stored, name, dtype, where, [np.array([0, num_tokens])])
+    values = json_numbers(stored, name, dtype, location, [np.array([0, num_tokens])])
     return values != -100 if name == "labels" else values
 
 
 def _joined(answers: Sequence[Documents]) -> Documents:
     """Join documents; their columns are strings, and become arrays."""
-    row_names = [name for answer in answers for name in answer.row_names]
-    arrow = need("pyarrow", row_names[0])
+    locations = [name for answer in answers for name in answer.locations]
+    arrow = need("pyarrow", locations[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
     has_mask = any(answer.loss_mask is not None for answer in answers)
     mask = np.concatenate([answer.targets for answer in answers]) if has_mask else None
-    return Documents(joined([answer.topk for answer in answers]), columns, row_names, mask)
+    return Documents(joined([answer.topk for answer in answers]), columns, locations, mask)

@@ -157,7 +157,7 @@ def _require(
     if wrong.any():
         index = int(np.argmax(wrong))
         problem = f"{problem.format(values[index])}, but {metadata}"
-        raise cache_error(documents.where(index), problem, hint)
+        raise cache_error(documents.location(index), problem, hint)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
@@ -226,11 +226,11 @@ def read_cache(
             return
         table = ParquetTable(shard.path)
         for group in range(table.num_row_groups)[shard.start : shard.stop]:
-            for row_names, batch in table.batches([group], max_values=candidates):
+            for locations, batch in table.batches([group], max_values=candidates):
                 if cache.kind == "neutral":
-                    rows = neutral.read(batch, row_names)
+                    rows = neutral.read(batch, locations)
                 else:
-                    rows = distillkit.read(batch, row_names, cache.config, cache.is_projected)
+                    rows = distillkit.read(batch, locations, cache.config, cache.is_projected)
                 yield rows, shard.size * len(batch) // max(1, table.num_rows(group))
 
 

@@ -82,14 +82,14 @@ def check_predictions(
     if is_unknown.any():
         n = int(np.argmax(is_unknown))
         hint = "pass the model that made these ids"
-        raise cache_error(documents.where(n), f"the id {ids[n]} {problem}", hint)
+        raise cache_error(documents.location(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:
         topk = checked(topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=name)
     except PredictionError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
-        where = documents.row_names[row] if error.is_document else documents.where(error.row)
-        raise cache_error(where, error.problem, error.hint) from error
+        location = documents.locations[row] if error.is_document else documents.location(error.row)
+        raise cache_error(location, error.problem, error.hint) from error
     rest = topk.rest_logprob.copy()
     rest[~topk.valid | renormalized] = np.nan
     rest[has_all] = -np.inf

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.topk import TopK, candidates_of
-from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, where_of
+from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, locate
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
@@ -32,16 +32,16 @@ class CacheColumns:
 
     Args:
         batch: a pyarrow record batch.
-        row_names: file and row of each document, for errors; row numbers by default.
+        locations: file and row of each document, for errors; row numbers by default.
     """
 
-    def __init__(self, batch: Any, row_names: Sequence[object] = ()) -> None:
-        self.batch, self.row_names = batch, row_names or [f"row {i}" for i in range(len(batch))]
+    def __init__(self, batch: Any, locations: Sequence[object] = ()) -> None:
+        self.batch, self.locations = batch, locations or [f"row {i}" for i in range(len(batch))]
         [self.bounds], self.token_ids = self.flat_lists("input_ids", 1, np.int32)
         is_null = batch.column("input_ids").is_null().to_numpy(zero_copy_only=False)
         if is_null.any():
-            where = self.row_names[int(np.argmax(is_null))]
-            raise cache_error(where, "it has no input_ids")
+            location = self.locations[int(np.argmax(is_null))]
+            raise cache_error(location, "it has no input_ids")
 
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
@@ -60,11 +60,11 @@ class CacheColumns:
             if not (types.is_list(array.type) or types.is_fixed_size_list(array.type)):
                 kind = f"{'lists of ' * len(levels)}{array.type}"
                 problem = f"{name} has {kind}, expected {'lists of ' * depth}numbers"
-                raise cache_error(self.row_names[0], problem)
+                raise cache_error(self.locations[0], problem)
             sizes = pyarrow.compute.list_value_length(array).fill_null(0)
             levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
             array = array.flatten()
-        return levels, flat_numbers(array, name, dtype, self.row_names, levels, optional=optional)
+        return levels, flat_numbers(array, name, dtype, self.locations, levels, optional=optional)
 
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
         """Return an optional column with a value per token, or None.
@@ -102,21 +102,19 @@ class CacheColumns:
             differs = np.flatnonzero(sizes[0] != sizes[1])
             if len(differs):
                 index = int(differs[0])
-                where = (
-                    where_of(index, self.row_names, ours[:depth])
-                    if depth
-                    else self.row_names[index]
+                location = (
+                    locate(index, self.locations, ours[:depth]) if depth else self.locations[index]
                 )
                 size, other = sizes[:, index]
                 problem = f"{size} {names[0]}, but {other} {names[1]}"
-                raise cache_error(where, problem)
+                raise cache_error(location, problem)
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the loss mask and the columns to copy."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
             mask = labels != -100
-        documents = Documents(topk, self._others(), self.row_names, mask)
+        documents = Documents(topk, self._others(), self.locations, mask)
         kept = self.per_token("attention_mask", np.bool_, absent=True)
         return documents if kept is None else documents.at_tokens(kept)
 
@@ -129,12 +127,12 @@ class CacheColumns:
             kind = others.schema.field("text").type
             if str(kind) not in ("string", "null"):
                 problem = f"the column text has the type {kind}, expected string"
-                raise cache_error(self.row_names[0], problem, "drop or convert the column")
+                raise cache_error(self.locations[0], problem, "drop or convert the column")
         try:
             others.validate(full=True)
         except pyarrow.ArrowInvalid as error:
             problem = f"this row or one of the next {len(others)} is damaged: {error}"
-            raise cache_error(self.row_names[0], problem) from error
+            raise cache_error(self.locations[0], problem) from error
         return dict(zip(others.schema.names, others.columns, strict=True))
 
 

@@ -36,7 +36,7 @@ Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 
 
 def read(
-    batch: Any, row_names: Sequence[object], config: Compression | None, is_projected: bool
+    batch: Any, locations: Sequence[object], config: Compression | None, is_projected: bool
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 
@@ -47,7 +47,7 @@ def read(
         XtokError: if a document with N tokens does not have N − 1 rows, or their width differs from
             the config.
     """
-    columns = CacheColumns(batch, row_names)
+    columns = CacheColumns(batch, locations)
     if is_plain(batch.schema.names):
         rows, starts, ids, logprobs = columns.candidates("token_ids", "top_values")
     else:
@@ -57,7 +57,7 @@ def read(
         columns.check_lengths([rows], values[0][:1], names)
         assert config is not None  # `open_cache` requires it
         both = [(bounds[1], data) for bounds, data in (packed, values)]
-        matrix, of_matrix = decompressed_rows(both[0], both[1], config, row_names[0])
+        matrix, of_matrix = decompressed_rows(both[0], both[1], config, locations[0])
         starts = np.arange(len(matrix) + 1) * matrix.shape[1]
         ids, logprobs = matrix.ravel(), of_matrix.ravel()
     bounds, token_ids = columns.bounds, columns.token_ids
@@ -67,7 +67,7 @@ def read(
     widest = int(np.diff(starts).max(initial=0))
     if config is not None and len(ids) and widest != config.k:
         problem = f"its rows have {widest} candidates, but {CONFIG} has k: {config.k}"
-        raise cache_error(row_names[0], problem, _AGAIN_HINT)
+        raise cache_error(locations[0], problem, _AGAIN_HINT)
     position = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
     row = np.repeat(rows[:-1], lengths) + position - 1  # token i takes row i − 1 of its document
     row[position == 0] = -1
@@ -188,7 +188,7 @@ def config_for(vocab_size: int, width: int) -> str:
 
 
 def decompressed_rows(
-    ids: Packed, logprobs: Packed, config: Compression, where: object
+    ids: Packed, logprobs: Packed, config: Compression, location: object
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return ids and log-probabilities `[rows, k]`, like `LogprobCompressor`.
 
@@ -197,14 +197,14 @@ def decompressed_rows(
     sum.
 
     Raises:
-        XtokError: if the length of rows does not match the config, at `where`.
+        XtokError: if the length of rows does not match the config, at `location`.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1
     if not num_rows:
         return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
     bits = int(np.ceil(np.log2(np.float32(config.d))))
-    packed, rest = _Bytes(ids, where), _Bytes(logprobs, where)
+    packed, rest = _Bytes(ids, location), _Bytes(logprobs, location)
     candidates = packed.integers(k, bits).astype(np.int32)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
@@ -234,23 +234,23 @@ def decompressed_rows(
 
 
 class _Bytes:
-    def __init__(self, packed: Packed, where: object) -> None:
+    def __init__(self, packed: Packed, location: object) -> None:
         starts, data = packed
-        self.where, num_rows = where, len(starts) - 1
+        self.location, num_rows = location, len(starts) - 1
         width = len(data) // max(1, num_rows)
         if (np.diff(starts) != width).any():
-            raise cache_error(where, "its compressed rows differ in length", _AGAIN_HINT)
+            raise cache_error(location, "its compressed rows differ in length", _AGAIN_HINT)
         self.rest = data.reshape(num_rows, width)
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         if self.rest.shape[1] < num_bytes:
-            raise cache_error(self.where, f"its rows are too short for {CONFIG}", _AGAIN_HINT)
+            raise cache_error(self.location, f"its rows are too short for {CONFIG}", _AGAIN_HINT)
         taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
         return taken
 
     def check_end(self) -> None:
         if self.rest.shape[1]:
-            raise cache_error(self.where, f"its rows are too long for {CONFIG}", _AGAIN_HINT)
+            raise cache_error(self.location, f"its rows are too long for {CONFIG}", _AGAIN_HINT)
 
     def integers(self, count: int, bits: int) -> NDArray[np.int64]:
         digits = np.unpackbits(self.take((bits * count + 7) // 8), axis=1)[:, : bits * count]

@@ -30,7 +30,7 @@ class Documents(NamedTuple):
 
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays, a value per document
-    row_names: Sequence[object]  # file and row of each document, for errors
+    locations: Sequence[object]  # file and row of each document, for errors
     loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; all if None
 
     @property
@@ -39,9 +39,9 @@ class Documents(NamedTuple):
         mask = self.loss_mask
         return np.ones(len(self.topk.token_ids), np.bool_) if mask is None else mask
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the location of a token, for errors."""
-        return where_of(index, self.row_names, [self.topk.bounds])
+        return locate(index, self.locations, [self.topk.bounds])
 
     def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
         """Remove all other tokens, which are padding, bool `[N]`.
@@ -60,11 +60,11 @@ class Documents(NamedTuple):
     def values(self, name: str) -> list[Any]:
         """Return a column as a list, with None in each row if it is missing."""
         if name not in self.columns:
-            return [None] * len(self.row_names)
-        return python_values(self.columns[name], self.row_names)
+            return [None] * len(self.locations)
+        return python_values(self.columns[name], self.locations)
 
 
-def where_of(index: int, row_names: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
+def locate(index: int, locations: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
     """Return the document and the token of a flat value, for errors.
 
     `bounds` contains the bounds of the documents, then of the lists within.
@@ -73,9 +73,9 @@ def where_of(index: int, row_names: Sequence[object], bounds: Sequence[NDArray[n
     for level in reversed(inner):
         index = int(np.searchsorted(level, index, side="right")) - 1
     row = int(np.searchsorted(document, index, side="right")) - 1
-    return f"{row_names[row]}, position {index - int(document[row])}"
+    return f"{locations[row]}, position {index - int(document[row])}"
 
 
-def cache_error(where: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
+def cache_error(location: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
     """Return an error with its location in the cache."""
-    return XtokError(f"{where}: {problem}", hint=hint)
+    return XtokError(f"{location}: {problem}", hint=hint)

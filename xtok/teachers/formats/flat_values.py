@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK
-from xtok.teachers.formats.documents import cache_error, where_of
+from xtok.teachers.formats.documents import cache_error, locate
 from xtok.tokenizers.display import shorten
 
 Bounds = NDArray[np.int64]
@@ -27,7 +27,7 @@ _JSON_TYPES = {np.float32: {int, float}, np.bool_: {int, bool}}
 
 
 def json_document(
-    token_ids: Any, rows: Sequence[JsonRow], where: object, hint: str, own: Sequence[Any] = ()
+    token_ids: Any, rows: Sequence[JsonRow], location: object, hint: str, own: Sequence[Any] = ()
 ) -> TopK:
     """Return a document's predictions from the rows of a response, where null stands for −∞.
 
@@ -39,44 +39,44 @@ def json_document(
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
-        raise cache_error(where, f"{count} prompt_token_ids for {len(rows)} rows", hint)
+        raise cache_error(location, f"{count} prompt_token_ids for {len(rows)} rows", hint)
     bounds, starts = np.array([0, len(rows)]), offsets_of([*map(len, rows)])
     candidates = [*chain.from_iterable(rows)]
     ids, logprobs = [i for i, _ in candidates], [logprob for _, logprob in candidates]
     unknown = np.full(len(rows), np.nan, np.float32)
 
     def log_probabilities(values: Sequence[Any], *within: Bounds) -> NDArray[Any]:
-        return json_numbers(without_null(values), "log-probabilities", np.float32, where, within)
+        return json_numbers(without_null(values), "log-probabilities", np.float32, location, within)
 
     return TopK(
-        json_numbers(token_ids, "prompt_token_ids", np.int32, where, [bounds]), bounds, starts,
-        json_numbers(ids, "candidates", np.int32, where, [bounds, starts]),
+        json_numbers(token_ids, "prompt_token_ids", np.int32, location, [bounds]), bounds, starts,
+        json_numbers(ids, "candidates", np.int32, location, [bounds, starts]),
         log_probabilities(logprobs, bounds, starts),
         unknown, log_probabilities(own, bounds) if own else unknown,
     )  # fmt: skip
 
 
 def json_numbers(
-    values: Sequence[Any], name: str, dtype: type, where: object, bounds: Sequence[Bounds]
+    values: Sequence[Any], name: str, dtype: type, location: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
     """Convert a flat list from JSON to a NumPy type without loss, like `flat_numbers`."""
     types = {*map(type, values)} - _JSON_TYPES.get(dtype, {int})
     if types:
         index = next(n for n, value in enumerate(values) if type(value) in types)
         problem = f"{name} contains {shorten(json.dumps(values[index]))}, expected {_words(dtype)}"
-        raise cache_error(where_of(index, [where], bounds), problem)
+        raise cache_error(locate(index, [location], bounds), problem)
     try:
-        return _converted(np.array(values), name, dtype, [where], bounds)
+        return _converted(np.array(values), name, dtype, [location], bounds)
     except OverflowError as error:
         problem = f"{name} contains a number with too many digits"
-        raise cache_error(where, problem) from error
+        raise cache_error(location, problem) from error
 
 
 def flat_numbers(
     array: Any,
     name: str,
     dtype: type,
-    row_names: Sequence[object],
+    locations: Sequence[object],
     bounds: Sequence[Bounds],
     *,
     optional: bool = False,
@@ -97,18 +97,18 @@ def flat_numbers(
     supported += {np.bool_: [types.is_boolean], np.float32: [types.is_floating]}.get(dtype, [])
     if not any(is_type(array.type) for is_type in supported):
         problem = f"{name} has the type {array.type}, expected {_words(dtype)}"
-        raise cache_error(row_names[0], problem)
+        raise cache_error(locations[0], problem)
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise cache_error(where_of(index, row_names, bounds), f"{name} contains null")
-    return _converted(array.to_numpy(zero_copy_only=False), name, dtype, row_names, bounds)
+        raise cache_error(locate(index, locations, bounds), f"{name} contains null")
+    return _converted(array.to_numpy(zero_copy_only=False), name, dtype, locations, bounds)
 
 
 def _converted(
     values: NDArray[Any],
     name: str,
     dtype: type,
-    row_names: Sequence[object],
+    locations: Sequence[object],
     bounds: Sequence[Bounds],
 ) -> NDArray[Any]:
     if dtype is not np.float32:
@@ -118,7 +118,7 @@ def _converted(
             index = int(np.argmax(is_wrong))
             shown = shorten(str(values[index]))
             problem = f"{name} contains {shown}, expected {limits[0]}..{limits[1]}"
-            raise cache_error(where_of(index, row_names, bounds), problem)
+            raise cache_error(locate(index, locations, bounds), problem)
     with np.errstate(over="ignore"):  # infinite values are errors later
         return np.asarray(values.astype(dtype, copy=False))
 

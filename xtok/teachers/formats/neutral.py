@@ -20,9 +20,9 @@ COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
 """Columns that identify the format."""
 
 
-def read(batch: Any, row_names: Sequence[object] = ()) -> Documents:
+def read(batch: Any, locations: Sequence[object] = ()) -> Documents:
     """Return the documents of a record batch, without validation."""
-    columns = CacheColumns(batch, row_names)
+    columns = CacheColumns(batch, locations)
     rows, starts, ids, logprobs = columns.candidates("topk_ids", "topk_logprobs")
     columns.check_lengths([columns.bounds], [rows], ("tokens", "topk_ids"))
     unknown = np.full(len(columns.token_ids), np.nan, np.float32)

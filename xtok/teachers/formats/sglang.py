@@ -25,7 +25,7 @@ TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
 _HINT = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server"
 
 
-def read(answer: Mapping[str, Any], where: object) -> TopK:
+def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
     Also reads flat lists, as JSON or base64 (`return_flat_raw_top_logprobs`).
@@ -42,12 +42,12 @@ def read(answer: Mapping[str, Any], where: object) -> TopK:
     except MALFORMED as error:
         names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
         problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout"
-        raise cache_error(where, f"{problem}; meta_info has: {names}", _HINT) from error
+        raise cache_error(location, f"{problem}; meta_info has: {names}", _HINT) from error
     size = meta.get("prompt_tokens")
     if isinstance(size, int) and size > len(tokens):
         problem = f"contains only the last {len(tokens)} of {size} prompt tokens"
-        raise cache_error(where, problem, _HINT)
-    return json_document(tokens, rows, where, _HINT, of_tokens)
+        raise cache_error(location, problem, _HINT)
+    return json_document(tokens, rows, location, _HINT, of_tokens)
 
 
 def _row(own: Any, top: Any) -> JsonRow:

@@ -26,7 +26,7 @@ TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 _HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server"
 
 
-def read(answer: Mapping[str, Any], where: object) -> TopK:
+def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
     Also reads plain numbers by id, as of older servers, and flat lists (`FlatLogprobs`).
@@ -36,14 +36,14 @@ def read(answer: Mapping[str, Any], where: object) -> TopK:
     """
     stored = answer.get("prompt_logprobs")
     if not isinstance(stored, list | dict):
-        raise cache_error(where, "the response has no prompt_logprobs", _HINT)
+        raise cache_error(location, "the response has no prompt_logprobs", _HINT)
     rows = list[JsonRow]()
     try:
         rows.extend(_rows(stored))
     except MALFORMED as error:
-        position = f"{where}, position {len(rows)}"
+        position = f"{location}, position {len(rows)}"
         raise cache_error(position, "prompt_logprobs is not in vLLM's format", _HINT) from error
-    return json_document(answer["prompt_token_ids"], rows, where, _HINT)
+    return json_document(answer["prompt_token_ids"], rows, location, _HINT)
 
 
 def _rows(stored: Any) -> Iterator[JsonRow]:

@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from xtok.conversation.files import chat_record
 from xtok.conversation.teacher_side import (
     TEACHER_FIELDS,
-    for_each_teacher,
-    require_used,
-    teachers_chat,
+    check_fields,
+    teacher_chat,
+    teacher_values,
 )
 from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
@@ -166,20 +166,20 @@ def _with_teacher_side(collate: Any, examples: Sequence[dict[str, Any]]) -> dict
     return {**collate(examples), _TEACHER_SIDE: sides}
 
 
-def _teacher_side(example: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _teacher_side(example: Mapping[str, Any], location: str) -> dict[str, Any]:
     prompt, completion = _prompt_and_answer(example)
     is_chat = bool(prompt) and not isinstance(prompt, str)
     names = [name for name in _NAMES if example.get(name)]
     if len(names) > 1:
-        problem = f"{where}: both teacher_messages and teacher_prompt are set"
+        problem = f"{location}: both teacher_messages and teacher_prompt are set"
         raise XtokError(problem, hint="keep one of them")
     if names:
-        [prompt] = for_each_teacher(example[names[0]], 1, "teacher_messages", where)
+        [prompt] = teacher_values(example[names[0]], 1, "teacher_messages", location)
         if is_chat:
-            prompt = _prompt_for_chat(prompt, completion, names[0], where)
+            prompt = _prompt_for_chat(prompt, completion, names[0], location)
         is_chat = not isinstance(prompt, str)
     if is_chat:
-        require_used(example, where, "messages")
+        check_fields(example, location, "messages")
         prompt = {"messages": prompt, "chat_template_kwargs": example.get("chat_template_kwargs")}
     return {
         "teacher_messages": prompt if is_chat or names else None,
@@ -195,11 +195,11 @@ def _prompt_and_answer(example: Mapping[str, Any]) -> tuple[Any, Any]:
     return messages[:end], messages[end : end + 1]
 
 
-def _prompt_for_chat(prompt: Any, completion: Any, name: str, where: str) -> list[Any]:
+def _prompt_for_chat(prompt: Any, completion: Any, name: str, location: str) -> list[Any]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if prompt[-1]["role"] != "assistant":
         return list(prompt)
     end = len(prompt) - len(completion)
-    teachers_chat(chat_record({"messages": completion}, where), prompt[end:], name)
+    teacher_chat(chat_record({"messages": completion}, location), prompt[end:], name)
     return list(prompt[:end])
