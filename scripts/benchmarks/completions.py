@@ -91,12 +91,12 @@ def chunks_of(pair: Pair, texts: list[tuple[str, str]], sides: list[Side]) -> li
             tokens.append(tokens_in("text", of_token, size, int(size.sum()), of_row, 1 << 40))
         events = index.events(*tokens)
         of: list[dict[int, int]] = [{} for _ in range(total)]
-        chunks = events.others[events.chunk]
+        chunks = events.groups[events.chunk]
         cells = (chunks.tolist(), events.student.tolist(), events.teacher.tolist())
         for c, s, t in zip(*cells, strict=True):
             of[c][t] = s
         is_counted = np.zeros(total, np.bool_)
-        is_counted[torch.cat([events.singles, events.others]).numpy()] = True
+        is_counted[torch.cat([events.singles, events.groups]).numpy()] = True
         starts, sizes = ([getattr(x, n).tolist() for x in tokens] for n in ("starts", "sizes"))
         for c, counted in enumerate(is_counted):
             (i, m), (j, n) = ((starts[side][c], sizes[side][c]) for side in (0, 1))

@@ -25,7 +25,7 @@ from xtok import losses
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_heads, logits_of
-from xtok.training.losses.chunks import chunked, number_chunks
+from xtok.training.losses.chunks import number_chunks, wrap_logits
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -150,7 +150,7 @@ def _ways(
         chunks = number_chunks(aligned, (False, True))
         plans = [
             plan_cross_entropy(student, targets),
-            plan_event_kl(chunked(student, teacher, chunks), index, config=config),
+            plan_event_kl(wrap_logits(student, teacher, chunks), index, config=config),
         ]  # fmt: skip
         return one_pass(student, plans, (1.0, 1.0))[0]
 

@@ -72,8 +72,8 @@ def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     student, teacher, targets = sides(2)
     expected = alm(student, teacher, targets, ALIGNED)
     inside = targets[1] >= 0
-    picked = teacher.log_softmax(-1).gather(2, targets[1].clamp(min=0)[..., None])[..., 0]
-    stored = torch.where(inside, picked, torch.nan)  # caches have none for prompts
+    logprobs = teacher.log_softmax(-1).gather(2, targets[1].clamp(min=0)[..., None])[..., 0]
+    stored = torch.where(inside, logprobs, torch.nan)  # caches have none for prompts
     nothing = torch.full_like(targets[1], -100)
     loss = alm(student, None, (targets[0], nothing), ALIGNED, teacher_logprobs=stored)
     torch.testing.assert_close(loss, expected)

@@ -544,14 +544,14 @@ def test_findings_of_all_processes_have_their_ranks(capsys: pytest.CaptureFixtur
         Audit([("ok", "loss 3.00"), ("skipped", "ids"), ("note", "a note")]),
         Audit([("ok", "loss 4.00"), ("warning", "a fault"), ("warning", "another")]),
     ]
-    joined = Audit.of_processes(audits)
+    joined = Audit.from_processes(audits)
     assert joined.differences == ["process 0, 2: a fault", "process 2: another"]
     assert joined.line == "first batch: loss 2.00; not determined: process 0, 1: ids: 2 differences"
     with pytest.warns(UserWarning, match="first batch: process") as warned:
         joined.report()
     assert len(warned) == 2
     assert capsys.readouterr().err == f"{joined.line}\nnote: first batch: process 1: a note\n"
-    assert Audit.of_processes(audits[1:2]) is audits[1]
+    assert Audit.from_processes(audits[1:2]) is audits[1]
 
 
 def test_gradients_of_a_reentrant_checkpoint_are_not_determined(bench: Bench) -> None:

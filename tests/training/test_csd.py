@@ -95,9 +95,9 @@ def test_tokens_with_equal_spellings_share_the_lowest_id() -> None:
     index = spelling_index(spelling_map(*both))
     assert index.student_partner.tolist() == [1, -1, -1, -1, -1]
     assert index.teacher_partner.tolist() == [-1, 0, -1]
-    node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), 1)
-    counts = index.of_student.counts(node)
-    number, tokens, pieces = index.of_student.first_of(node, counts, int(counts.sum()))
+    node = index.student_trie.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), 1)
+    counts = index.student_trie.counts(node)
+    number, tokens, pieces = index.student_trie.expand(node, counts, int(counts.sum()))
     assert (number.tolist(), tokens.tolist(), pieces.tolist()) == ([0, 0], [2, 4], [1, 0])
 
 
@@ -262,7 +262,7 @@ def test_rows_without_a_chunk() -> None:
 def test_index_moves_to_a_device() -> None:
     moved: SpellingIndex = INDEX.to("cpu")
     assert moved.widths == (V_S, V_T)
-    assert moved.of_student.keys.tolist() == INDEX.of_student.keys.tolist()
+    assert moved.student_trie.keys.tolist() == INDEX.student_trie.keys.tolist()
 
 
 @pytest.mark.parametrize(

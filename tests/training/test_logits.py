@@ -31,7 +31,7 @@ from xtok.training.losses import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.chunks import both_tokens, chunked, number_chunks
+from xtok.training.losses.chunks import both_tokens, number_chunks, wrap_logits
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -254,7 +254,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
     chunks = number_chunks(aligned, (False, True))
     results = []
     for student in (whole(ours, **options), Counted(*ours, **options)):
-        both = chunked(student, teacher, chunks)
+        both = wrap_logits(student, teacher, chunks)
         total, parts = one_pass(
             student,
             [

@@ -17,7 +17,7 @@ from xtok.inspection.first_rows import alignment_findings, compare_side, token_i
 from xtok.inspection.results import Level, Result
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
-from xtok.training.heads import Head, evaluating, rng_restored, router_loss, run, takes, unwrapped
+from xtok.training.heads import Head, accepts, evaluating, rng_restored, router_loss, run, unwrapped
 from xtok.training.losses.logits import as_logits
 from xtok.training.rows import IGNORED
 from xtok.training.samples import SampleRow
@@ -51,7 +51,7 @@ class Audit:
 
     def messages(self, level: Level) -> list[str]:
         """Return the messages of one level."""
-        return [message for of_message, message in self.findings if of_message == level]
+        return [message for found_level, message in self.findings if found_level == level]
 
     @property
     def differences(self) -> list[str]:
@@ -63,18 +63,18 @@ class Audit:
         """Summary: the values, the undetermined points, and the number of differences."""
         skipped, number = self.messages("skipped"), len(self.differences)
         missing = f"; not determined: {', '.join(skipped)}" if skipped else ""
-        result = f"{number} differences" if number > 1 else "1 difference" * number
+        count = f"{number} differences" if number > 1 else "1 difference" * number
         return (
             f"first batch: {', '.join(self.messages('ok'))}{missing}: "
-            f"{result or 'no differences from the libraries'}"
+            f"{count or 'no differences from the libraries'}"
         )
 
     @classmethod
-    def of_processes(cls, audits: Sequence[Audit]) -> Audit:
+    def from_processes(cls, audits: Sequence[Audit]) -> Audit:
         """Join the findings of all processes, each with its ranks; the values are rank 0's."""
         ranks: dict[Result, list[int]] = {}
-        for rank, own in enumerate(audits):
-            for finding in own.findings:
+        for rank, process_audit in enumerate(audits):
+            for finding in process_audit.findings:
                 ranks.setdefault(finding, []).append(rank)
         joined = [
             (level, message if level == "ok" else f"process {listed(found_by)}: {message}")
@@ -146,7 +146,7 @@ class _AuditedSide:
         return self.model if _is_sharded(inner) else inner
 
     @property
-    def trained(self) -> dict[str, Tensor]:
+    def trainable(self) -> dict[str, Tensor]:
         return {n: p for n, p in unwrapped(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, index: int = 1) -> float:
@@ -158,24 +158,24 @@ class _AuditedSide:
         return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
 
     @torch.no_grad()
-    def read(self, num_rows: int) -> Tensor:
+    def measure(self, num_rows: int) -> Tensor:
         """Run the model on the first rows; keep the sums, and return −log p of each target."""
         start = int((self.batch["attention_mask"] != 0).any(0).int().argmax())
-        part = _part(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
+        part = _crop(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
         logits = as_logits(run(self.model, part, self.head).logits)
         ids, targets = part["input_ids"], part["targets"]
         tokens = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
         [positions] = (targets.flatten() >= 0).nonzero(as_tuple=True)
         parts = [torch.zeros(3, 0, device=ids.device)]
-        for at in positions.split(block_length(logits, logits.shape[-1])):
-            log_p = logits.at(at, torch.float32).log_softmax(-1)
-            losses = [log_p.gather(1, x.flatten()[at, None]) for x in tokens]
+        for indices in positions.split(block_length(logits, logits.shape[-1])):
+            log_p = logits.at(indices, torch.float32).log_softmax(-1)
+            losses = [log_p.gather(1, x.flatten()[indices, None]) for x in tokens]
             parts.append(-torch.cat(losses, 1).t())
-        lost = torch.cat(parts, 1)
-        self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
+        nats = torch.cat(parts, 1)
+        self.nats, self.count = nats.sum(1, dtype=torch.float64).tolist(), nats.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
         self.bytes = int(part["target_bytes"].sum()) if "target_bytes" in part else 0
-        return lost[1]
+        return nats[1]
 
     def window(self) -> dict[str, Any]:
         """Return some tokens of the first row with targets.
@@ -184,13 +184,13 @@ class _AuditedSide:
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
         row, position = targets[0] if targets else (0, 0)
-        window = _part(self.batch, slice(row, row + 1), slice(position, position + FEWEST_TOKENS))
+        window = _crop(self.batch, slice(row, row + 1), slice(position, position + FEWEST_TOKENS))
         window["labels"] = window["labels"].clone()
         window["labels"][:, 0] = IGNORED
         return {**window, "targets": shifted_targets(window)}
 
 
-def _part(side: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
+def _crop(side: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
     names = "input_ids", "attention_mask", "labels", "targets", "target_bytes", "position_ids"
     return {name: side[name][rows, positions] for name in names if name in side}
 
@@ -229,8 +229,8 @@ def _row_findings(
     for side, template in zip(sides, templates, strict=False):
         tokenizer, samples = side.tokenizer, side.batch.get("samples")
         rows = None if samples is None else samples.rows
-        both = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
-        ids = [row[mask != 0].tolist() for row, mask in both]
+        pairs = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
+        ids = [row[mask != 0].tolist() for row, mask in pairs]
         if samples is not None:
             report = compare_side(tokenizer, samples.sources, template=template, rows=ids)
             name = tokenizer.vocabulary.model_id
@@ -269,38 +269,38 @@ def _label_problems(
     Without `rows`, an end of a turn or text should be a target if it follows a target.
     """
     name = side.name
-    ids, labels, kept = (side.batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
-    is_target, kept = labels != IGNORED, kept != 0
+    ids, labels, is_token = (side.batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
+    is_target, is_token = labels != IGNORED, is_token != 0
     end_ids = token_ids(side.tokenizer, "eos", "turn_end")
     is_end = torch.isin(ids, torch.tensor(end_ids, dtype=torch.int64))
     has_end = bool((is_target & is_end).any())
     expected = is_target.clone()
     if rows is not None:
-        num_cut = _set_targets(expected, kept, rows, max_length, end_ids)
+        num_cut = _set_targets(expected, is_token, rows, max_length, end_ids)
         if num_cut and not has_end:
             yield f"max_length {max_length} cuts all ends of {num_cut} of {len(ids)} rows of {name}"
     elif not has_end:
-        expected |= is_end & kept & nn.functional.pad(is_target[:, :-1], (1, 0))
+        expected |= is_end & is_token & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
         yield f"{name} has no target: nothing is learned from this batch"
     if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
         yield f"the targets of {name} are not its labels, shifted by one position"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not its ids"),
-        (is_target & ~kept, "targets of {} are padding"),
+        (is_target & ~is_token, "targets of {} are padding"),
         (expected & ~is_target & is_end, "ends of turns or texts are no targets of {}"),
         (expected & ~is_target & ~is_end, "tokens of answers are no targets of {}"),
-        (is_target & ~expected & kept, "targets of {} are in no answer"),
+        (is_target & ~expected & is_token, "targets of {} are in no answer"),
     ):
         for row, position in is_wrong.nonzero().tolist()[:1]:
             values = f"label {int(labels[row, position])}, id {int(ids[row, position])}"
-            wrong = f"{int(is_wrong.sum())} {problem.format(name)}"
-            yield f"{wrong}, as in row {row}, token {position}: {values}"
+            problem_count = f"{int(is_wrong.sum())} {problem.format(name)}"
+            yield f"{problem_count}, as in row {row}, token {position}: {values}"
 
 
 def _set_targets(
     expected: Tensor,
-    kept: Tensor,
+    is_token: Tensor,
     rows: Sequence[SampleRow],
     max_length: int | None,
     end_ids: Sequence[int],
@@ -308,9 +308,9 @@ def _set_targets(
     """Set the targets of some texts, bool `[B, T]`; count the rows that lose all their ends."""
     num_cut = 0
     for number, row in enumerate(rows):
-        positions = row.kept(max_length)
-        if int(kept[number].sum()) == len(positions):
-            expected[number, kept[number]] = torch.from_numpy(row.is_target[positions])
+        positions = row.keep(max_length)
+        if int(is_token[number].sum()) == len(positions):
+            expected[number, is_token[number]] = torch.from_numpy(row.is_target[positions])
         ends = np.isin(row.ids, end_ids) & row.is_target
         num_cut += bool(ends.any() and not ends[positions].any())
     return num_cut
@@ -319,35 +319,35 @@ def _set_targets(
 def _student_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
     inner, window = side.inner, side.window()
     with torch.set_grad_enabled(not _is_sharded(inner)):
-        labels = {"labels": window["labels"]} if takes(inner, "labels") else {}
+        labels = {"labels": window["labels"]} if accepts(inner, "labels") else {}
         outputs = run(inner, window, **labels)
         yield from _gradient_findings(side, outputs)
     yield from _loss_findings(inner, outputs, window["targets"])
     with evaluating([side.model]):
-        side.read(num_rows)
+        side.measure(num_rows)
     if side.count:
         yield "ok", f"loss {side.nats[1] / side.count:.2f}"
     yield from _warnings(_uniform_problems(side))
 
 
 def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
-    if not student.trained:
+    if not student.trainable:
         yield "warning", "no parameter of the student is trained: requires_grad is False"
     if _is_sharded(student.inner):
         yield "skipped", "which parameters get a gradient (they are sharded)"
         return
     loss = getattr(outputs, "loss", None)
-    reached = _reached(outputs.logits if loss is None else loss)
+    reached = _reached_leaves(outputs.logits if loss is None else loss)
     if reached is None:
         yield "skipped", "which parameters get a gradient (checkpointing hides them)"
         return
     # Experts that no token chose have no part in the loss.
-    trained = {n: p for n, p in student.trained.items() if ".experts." not in n}
-    if left := [name for name, p in trained.items() if _memory(p) not in reached]:
+    parameters = {n: p for n, p in student.trainable.items() if ".experts." not in n}
+    if unreached := [name for name, p in parameters.items() if _memory(p) not in reached]:
         yield (
             "warning",
-            f"{len(left)} of {len(student.trained)} trainable tensors of the student get no "
-            f"gradient: {listed(left)}",
+            f"{len(unreached)} of {len(student.trainable)} trainable tensors of the student get no "
+            f"gradient: {listed(unreached)}",
         )
 
 
@@ -357,16 +357,16 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
         yield "skipped", "the student's own loss (its forward returns none)"
         return
     logits = outputs.logits.detach()[is_target].float()
-    ours = float(nn.functional.cross_entropy(logits, targets[is_target]))
+    computed_loss = float(nn.functional.cross_entropy(logits, targets[is_target]))
     router = router_loss(model, outputs)
-    ours += 0.0 if router is None else float(router.detach())
-    own, eps = float(loss.detach()), torch.finfo(loss.dtype).eps
-    if not abs(ours - own) <= (1e-4 + 4 * eps) * max(1.0, abs(own)):
+    computed_loss += 0.0 if router is None else float(router.detach())
+    model_loss, eps = float(loss.detach()), torch.finfo(loss.dtype).eps
+    if not abs(computed_loss - model_loss) <= (1e-4 + 4 * eps) * max(1.0, abs(model_loss)):
         name = "cross-entropy" if router is None else "cross-entropy and router loss"
         yield (
             "warning",
-            f"the student's own loss, of forward(labels=…), is {own:.4f}, but its {name} is "
-            f"{ours:.4f}: the trainer does not train the difference",
+            f"the student's own loss, of forward(labels=…), is {model_loss:.4f}, but its {name} is "
+            f"{computed_loss:.4f}: the trainer does not train the difference",
         )
 
 
@@ -385,19 +385,19 @@ def _is_sharded(model: nn.Module) -> bool:
     return in_pieces or any("FullySharded" in type(m).__name__ for m in model.modules())
 
 
-def _reached(output: Tensor) -> set[int] | None:
+def _reached_leaves(output: Tensor) -> set[int] | None:
     """Return the leaves that a tensor has gradients for, as `_memory`; None if they are hidden."""
-    nodes, seen, leaves = [output.grad_fn], set(), set()
+    nodes, visited, leaves = [output.grad_fn], set(), set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if "Checkpoint" in node.name():  # reentrant
             return None
         if hasattr(node, "variable"):
             leaves.add(_memory(node.variable))
-        nodes += [before for before, _ in node.next_functions]
+        nodes += [function for function, _ in node.next_functions]
     return leaves
 
 
@@ -412,21 +412,21 @@ def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[R
 
     A student's base model as the teacher contains the adapters' parameters without using them.
     """
-    trained = {n: _memory(p) for n, p in student.trained.items()}
-    theirs = {_memory(p): p for p in teacher.model.parameters()}
-    both = {n: theirs[x] for n, x in trained.items() if x in theirs}
-    if not both:
+    memory = {n: _memory(p) for n, p in student.trainable.items()}
+    teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}
+    shared = {n: teacher_parameters[x] for n, x in memory.items() if x in teacher_parameters}
+    if not shared:
         return
     with torch.set_grad_enabled(not _is_sharded(teacher.inner)):
         logits = run(teacher.inner, teacher.window()).logits
-    reached = _reached(logits)
+    reached = _reached_leaves(logits)
     if logits.grad_fn is None or reached is None:
         yield "skipped", f"whether {teacher.name} uses the student's trained tensors"
-    elif used := [n for n, p in both.items() if not p.requires_grad or _memory(p) in reached]:
+    elif names := [n for n, p in shared.items() if not p.requires_grad or _memory(p) in reached]:
         yield (
             "warning",
-            f"{teacher.name} has {len(used)} of the student's {len(trained)} trainable tensors, "
-            f"and changes as they train: {listed(used)}; give it a copy if it should not",
+            f"{teacher.name} has {len(names)} of the student's {len(memory)} trainable tensors, "
+            f"and changes as they train: {listed(names)}; give it a copy if it should not",
         )
 
 
@@ -434,12 +434,12 @@ def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
         yield f"{name} is in training mode: call its eval()"
-    first, second = side.read(num_rows), side.read(num_rows)
+    first, second = side.measure(num_rows), side.measure(num_rows)
     # The first parameter of a quantized model can have an integer dtype.
     eps = next(torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point())
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
-        results = " and ".join(f"{float(lost.mean()):.5f}" for lost in (first, second))
+        results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
         yield f"{name} has two results for one batch, {results}: dropout?"
     yield from _uniform_problems(side)
     for index, neighbor in ((0, "before"), (2, "after")):
@@ -454,16 +454,16 @@ def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
 def _bits_findings(
     student: _AuditedSide, teacher: _AuditedSide, *, is_judged: bool
 ) -> Iterator[Result]:
-    name, theirs, ours = teacher.name, teacher.bits(), student.bits()
+    name, bits, student_bits = teacher.name, teacher.bits(), student.bits()
     if teacher.bytes < FEWEST_BYTES:
         yield "skipped", f"the bits per byte of {name} ({teacher.bytes} bytes)"
         return
-    of_student = "" if math.isnan(ours) else f" (the student {ours:.2f})"
-    yield "ok", f"{name} {theirs:.2f} bits per byte{of_student}"
-    if is_judged and theirs > BEHIND * ours:
+    comparison = "" if math.isnan(student_bits) else f" (the student {student_bits:.2f})"
+    yield "ok", f"{name} {bits:.2f} bits per byte{comparison}"
+    if is_judged and bits > BEHIND * student_bits:
         yield (
-            "warning" if theirs > FAR_BEHIND * ours else "note",
-            f"{name} needs {theirs:.2f} bits per byte, and the student only {ours:.2f}: this "
+            "warning" if bits > FAR_BEHIND * student_bits else "note",
+            f"{name} needs {bits:.2f} bits per byte, and the student only {student_bits:.2f}: this "
             "teacher will probably cost quality; train on text alone, or with a teacher that "
             "predicts this text better",
         )

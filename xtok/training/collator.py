@@ -28,7 +28,7 @@ from xtok.tokenizers import Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import NumberedAlignment
-from xtok.training.rows import IGNORED, changed, check_length, stack, to_device
+from xtok.training.rows import IGNORED, check_length, map_tensors, stack, to_device
 from xtok.training.samples import (
     Part,
     Sample,
@@ -36,10 +36,10 @@ from xtok.training.samples import (
     align_rows,
     align_targets,
     covered_bytes,
-    parts_of,
+    join_parts,
     read_sample,
-    row_of,
-    scored_row,
+    read_scored_row,
+    split_parts,
 )
 
 
@@ -140,18 +140,18 @@ class DistillationCollator:
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
             return self._logprob_batch(rows)
-        read = [read_sample(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
-        of_student, *of_teachers = map(list, zip(*read, strict=True))
-        ours = self.rows(0, of_student)
-        if any(row.is_target.any() and not row.is_target[: self.max_length].any() for row in ours):
+        sides = [read_sample(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
+        student_samples, *teacher_samples = map(list, zip(*sides, strict=True))
+        student = self.rows(0, student_samples)
+        if any(r.is_target.any() and not r.is_target[: self.max_length].any() for r in student):
             note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
             warnings.warn(note, stacklevel=2)
-        batch = _pad(ours, self.student, self.max_length)
-        batch |= {"samples": Samples(of_student, ours), "teachers": []}
-        for number, texts in enumerate(of_teachers):
-            theirs = self.rows(number + 1, texts)
-            side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
-            batch["teachers"].append({**side, "samples": Samples(texts, theirs)})
+        batch = _pad(student, self.student, self.max_length)
+        batch |= {"samples": Samples(student_samples, student), "teachers": []}
+        for number, texts in enumerate(teacher_samples):
+            teacher = self.rows(number + 1, texts)
+            side = self._teacher_side(number, teacher, self._align(number, student, teacher), batch)
+            batch["teachers"].append({**side, "samples": Samples(texts, teacher)})
         return batch
 
     def from_student_ids(
@@ -188,32 +188,32 @@ class DistillationCollator:
                 f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
                 f"{list(labels.shape)} are not all [B, T]"
             )
-        prompts = self._for_each_teacher("teacher_messages", teacher_messages, shape[0])
-        contexts = self._for_each_teacher("teacher_context", teacher_context, shape[0])
+        prompts = self._values_by_teacher("teacher_messages", teacher_messages, shape[0])
+        contexts = self._values_by_teacher("teacher_context", teacher_context, shape[0])
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
-        wanted = (mask != 0) & (target != IGNORED)
+        target_mask = (mask != 0) & (target != IGNORED)
         rows = [
-            parts_of(row[keep], is_target[keep])
-            for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
+            split_parts(row[keep], is_target[keep])
+            for row, keep, is_target in zip(ids, mask != 0, target_mask, strict=True)
         ]
         batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         batch |= {"labels": labels, "teachers": []}
         for number in range(len(self.teachers)):
-            theirs = [
+            teacher_rows = [
                 self._teacher_row(number, parts, prompts[n][number], contexts[n][number])
-                for n, parts in enumerate(_spelled(self._retokenizers[number], rows))
+                for n, parts in enumerate(_respell(self._retokenizers[number], rows))
             ]
             alignments = [
-                align_targets(self.aligners[number], row_of(parts), row, self.max_length)
-                for parts, row in zip(rows, theirs, strict=True)
+                align_targets(self.aligners[number], join_parts(parts), row, self.max_length)
+                for parts, row in zip(rows, teacher_rows, strict=True)
             ]
-            batch["teachers"].append(self._side(number, theirs, alignments, batch))
+            batch["teachers"].append(self._teacher_side(number, teacher_rows, alignments, batch))
         if (mask[:, :1] == 0).any():
             positions = (attention_mask != 0).long().cumsum(1) - 1
             batch["position_ids"] = positions.clamp(min=0)
         return batch
 
-    def _for_each_teacher(
+    def _values_by_teacher(
         self, name: str, values: Sequence[Any] | None, num_rows: int
     ) -> list[list[Any]]:
         if values is not None and len(values) != num_rows:
@@ -228,28 +228,28 @@ class DistillationCollator:
             raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
             check_fields(row, f"sample {n}", "input_ids")
-        theirs, realized = zip(*map(scored_row, rows), strict=True)
-        parts = [parts_of(row.ids, row.is_target) for row in theirs]
-        ours = [
-            row_of(self._with_bos(self.student, of_row, is_target=True))
-            for of_row in _spelled(Retokenizer(self.pairs[0].reversed), parts)
+        teacher, realized = zip(*map(read_scored_row, rows), strict=True)
+        parts = [split_parts(row.ids, row.is_target) for row in teacher]
+        student = [
+            join_parts(self._with_bos(self.student, row_parts, is_target=True))
+            for row_parts in _respell(Retokenizer(self.pairs[0].reversed), parts)
         ]
-        batch = _pad(ours, self.student, self.max_length)
-        side = self._side(0, theirs, self._aligned(0, ours, theirs), batch)
+        batch = _pad(student, self.student, self.max_length)
+        side = self._teacher_side(0, teacher, self._align(0, student, teacher), batch)
         side["realized_logprob"] = stack([row[: self.max_length] for row in realized], np.nan)
         return {**batch, "teachers": [side]}
 
-    def _side(
+    def _teacher_side(
         self,
         number: int,
         rows: Sequence[SampleRow],
         alignments: Sequence[FlatAlignment],
         batch: Mapping[str, Any],
     ) -> dict[str, Any]:
-        self._warn_of_cuts(self.teachers[number], rows)
+        self._warn_if_cut(self.teachers[number], rows)
         side = _pad(rows, self.teachers[number], self.max_length)
-        kept = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side))
-        arrays = vars(FlatAlignment.joined(alignments).padded(*kept))
+        masks = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side))
+        arrays = vars(FlatAlignment.joined(alignments).padded(*masks))
         alignment = PaddedAlignment(**{n: torch.from_numpy(x) for n, x in arrays.items()})
         side["alignment"] = alignment
         has_targets = bool((batch["labels"] != IGNORED).any())
@@ -259,13 +259,13 @@ class DistillationCollator:
             warnings.warn(note, stacklevel=3)
         return side
 
-    def _aligned(
-        self, number: int, ours: Sequence[SampleRow], theirs: Sequence[SampleRow]
+    def _align(
+        self, number: int, student: Sequence[SampleRow], teacher: Sequence[SampleRow]
     ) -> list[FlatAlignment]:
         aligner, tokenizers = self.aligners[number], self.pairs[number].tokenizers
         return [
             align_rows(aligner, tokenizers, rows, self.max_length)
-            for rows in zip(ours, theirs, strict=True)
+            for rows in zip(student, teacher, strict=True)
         ]
 
     def _teacher_row(
@@ -277,10 +277,10 @@ class DistillationCollator:
             parts = [(self._prompt_ids(number, prompt), False), *answers]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
-        row = row_of(parts).after_bos(teacher.table)
+        row = join_parts(parts).after_bos(teacher.table)
         if prompt is not None:
             row = row.without_prompt()
-        return row.behind(teacher.encode(context).ids) if context else row
+        return row.insert_context(teacher.encode(context).ids) if context else row
 
     def _with_bos(self, tokenizer: Tokenizer, parts: list[Part], *, is_target: bool) -> list[Part]:
         first = next((ids for ids, _ in parts if ids), [])
@@ -292,10 +292,10 @@ class DistillationCollator:
         if isinstance(prompt, str):
             return teacher.encode_batch([prompt])[0]
         with naming_template("teacher_templates"):
-            shown = drop_answer(prompt).render(
+            conversation = drop_answer(prompt).render(
                 teacher, self.teacher_templates[number], add_generation_prompt=True
             )
-        return [*map(int, shown.ids)]
+        return [*map(int, conversation.ids)]
 
     def rows(self, number: int, samples: Sequence[SideText | ChatRecord]) -> list[SampleRow]:
         """Return uncut rows for the student (number 0) or the nth teacher."""
@@ -315,13 +315,13 @@ class DistillationCollator:
                     ids, np.ones(len(ids), np.bool_), text=sample.text, num_before=len(begin),
                     own_bos=int(bool({*inner[:1]} & {*tokenizer.table.roles.get("bos", ())})),
                 )  # fmt: skip
-                rows.append(row.behind(next(contexts)))
+                rows.append(row.insert_context(next(contexts)))
             else:
                 with naming_template(name):
-                    shown = sample.render(tokenizer, template)
-                for note in shown.notes:
+                    chat = sample.render(tokenizer, template)
+                for note in chat.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
-                row = SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
+                row = SampleRow(chat.ids.astype(np.int64), chat.assistant_mask, chat)
                 if sample.answers is not None:
                     row = row.after_bos(tokenizer.table).without_prompt()
                 rows.append(row)
@@ -339,31 +339,31 @@ class DistillationCollator:
         tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
         sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
         rows = side["samples"].rows if "samples" in side else ()
-        for sizes_of_row, row in zip(sizes, rows, strict=False):
-            covered = covered_bytes(tokenizer, row)[row.kept(self.max_length)][1:]
-            covered = covered[: len(sizes_of_row)]
-            sizes_of_row[: len(covered)] = torch.from_numpy(covered)
+        for row_sizes, row in zip(sizes, rows, strict=False):
+            covered = covered_bytes(tokenizer, row)[row.keep(self.max_length)][1:]
+            covered = covered[: len(row_sizes)]
+            row_sizes[: len(covered)] = torch.from_numpy(covered)
         return sizes.masked_fill(targets < 0, 0)
 
-    def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
-        end, short = self.max_length, []
+    def _warn_if_cut(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
+        end, cut_rows = self.max_length, []
         for number, row in enumerate(rows):
             if row.num_alone and end is not None and len(row.ids) > end:
                 has_room = len(row.ids) - row.num_alone < end
-                short.append(f"sample {number}" + " (to nothing)" * (not has_room))
-        if short:
+                cut_rows.append(f"sample {number}" + " (to nothing)" * (not has_room))
+        if cut_rows:
             name = teacher.vocabulary.model_id
             note = f"max_length {end} cuts the additional text of {name} from the left"
-            warnings.warn(f"{note}: {listed(short)}", stacklevel=4)
+            warnings.warn(f"{note}: {listed(cut_rows)}", stacklevel=4)
 
 
 def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     """Return the first rows of a collator's batch, before `prepare`."""
-    part: dict[str, Any] = changed(batch, lambda tensor: tensor[:num_rows])
+    part: dict[str, Any] = map_tensors(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):
         if "samples" in side:
-            kept = side["samples"]
-            side["samples"] = Samples(kept.sources[:num_rows], kept.rows[:num_rows])
+            samples = side["samples"]
+            side["samples"] = Samples(samples.sources[:num_rows], samples.rows[:num_rows])
     return part
 
 
@@ -374,8 +374,8 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     Each teacher gets `shifted`, the result of `shift_to_predictions`, and with `realized_logprob`
     also `teacher_logprobs`, of the predicted tokens. `stored` predictions stay the same.
     """
-    whole, *teachers = ({**side} for side in (batch, *batch["teachers"]))
-    for side in (whole, *teachers):
+    student, *teachers = ({**side} for side in (batch, *batch["teachers"]))
+    for side in (student, *teachers):
         if "labels" in side:
             side["targets"] = shifted_targets(side)
         if "alignment" in side:
@@ -383,7 +383,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
             side["shifted"] = NumberedAlignment(**vars(shifted))
         if "realized_logprob" in side:
             side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
-    return to_device({**whole, "teachers": teachers}, device)
+    return to_device({**student, "teachers": teachers}, device)
 
 
 def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:
@@ -407,20 +407,20 @@ class _TokenizerFile(NamedTuple):
             sys.stderr.write(f"note: {folder} contains no tokenizer: load {name} with the model\n")
 
 
-def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:
+def _respell(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:
     parts = [(ids, not index) for row in rows for index, (ids, _) in enumerate(row)]
     begins = [begins for _, begins in parts]
-    spelled = iter(retokenizer([ids for ids, _ in parts], begins=begins))
-    return [[(next(spelled), is_target) for _, is_target in row] for row in rows]
+    new_ids = iter(retokenizer([ids for ids, _ in parts], begins=begins))
+    return [[(next(new_ids), is_target) for _, is_target in row] for row in rows]
 
 
 def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
     roles = tokenizer.table.roles
     pad_id = next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
-    kept = [(row, row.kept(end)) for row in rows]
-    labels = [np.where(row.is_target, row.ids, IGNORED)[positions] for row, positions in kept]
+    pairs = [(row, row.keep(end)) for row in rows]
+    labels = [np.where(row.is_target, row.ids, IGNORED)[positions] for row, positions in pairs]
     return {
-        "input_ids": stack([row.ids[positions] for row, positions in kept], pad_id),
-        "attention_mask": stack([np.ones(len(positions), np.int64) for _, positions in kept], 0),
+        "input_ids": stack([row.ids[positions] for row, positions in pairs], pad_id),
+        "attention_mask": stack([np.ones(len(positions), np.int64) for _, positions in pairs], 0),
         "labels": stack(labels, IGNORED),
     }

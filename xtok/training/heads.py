@@ -53,7 +53,7 @@ class Head:
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
         """Return the logits of hidden states `[B, T, d]`; `autocast` is the decoder's."""
-        hidden, weight, bias = self._whole(hidden)
+        hidden, weight, bias = self._gathered(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
         if autocast is None:
@@ -61,7 +61,7 @@ class Head:
         with torch.autocast(hidden.device.type, autocast, enabled=autocast is not None):
             return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
-    def _whole(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         linear = self.linear
         if self.shards is not None:
             self.shards.unshard()  # FSDP2 reshards after the gradient or in the next run
@@ -91,8 +91,8 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     """
     options |= {name: side[name] for name in ("input_ids", "attention_mask")}
     options["use_cache"] = False
-    taken: list[tuple[Tensor, torch.dtype | None]] = []
-    if "position_ids" in side and takes(model, "position_ids"):
+    calls: list[tuple[Tensor, torch.dtype | None]] = []
+    if "position_ids" in side and accepts(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
     if head is None:
         outputs = model(**options)
@@ -102,15 +102,15 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
         inner = unwrapped(model)
 
         def add_hidden(outputs: Any, _: Tensor) -> Any:
-            outputs.hidden_states = taken[0][:1]
+            outputs.hidden_states = calls[0][:1]
             return outputs
 
         with ExitStack() as hooks:
-            hooks.enter_context(_hook(head.decoder, lambda _, x: taken.append((x, _autocast(x)))))
+            hooks.enter_context(_hook(head.decoder, lambda _, x: calls.append((x, _autocast(x)))))
             for module in {inner, _base(inner)}:  # PEFT calls only the base's forward
                 hooks.enter_context(_hook(module, add_hidden, first=True))
             outputs = model(**options, logits_to_keep=1)
-        [(_, autocast)] = taken
+        [(_, autocast)] = calls
         outputs.logits = head.logits(outputs.hidden_states[0], autocast)
     if problem := _other_positions(outputs.logits, side["input_ids"]):
         raise XtokError(f"{_name(model)} has {problem}", hint=SOFT_PROMPT_HINT)
@@ -139,8 +139,8 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
     if coefficient is None:
         inner = _base(unwrapped(model))
         sources = inner, inner.config.get_text_config()
-        named = [getattr(source, name, None) for source in sources for name in ROUTER_COEFFICIENTS]
-        coefficient = next((value for value in named if value is not None), 0.0)
+        values = [getattr(source, name, None) for source in sources for name in ROUTER_COEFFICIENTS]
+        coefficient = next((value for value in values if value is not None), 0.0)
     return coefficient * loss
 
 
@@ -183,12 +183,12 @@ def find_heads(
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
     notes, in_blocks = list[str](), list[str]()
-    for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+    for number, (model, side, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
         require_id_rows(model, side, number)
         if model is None or wanted is False:
             continue
         result: Head | str = "its loss requires whole distributions"
-        if takes:
+        if allowed:
             result = why_whole_logits(model) or find_head(model, side["input_ids"])
         if isinstance(result, Head):
             heads[number] = result
@@ -230,7 +230,7 @@ def why_whole_logits(model: Any) -> str | None:
         return "torch.compile hides its hidden states"
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):
         return f"{name} is not a decoder of Transformers"
-    if not takes(inner, "logits_to_keep"):
+    if not accepts(inner, "logits_to_keep"):
         return f"the forward of {name} has no logits_to_keep"
     decoder = linear = None
     with suppress(AttributeError, NotImplementedError):
@@ -243,7 +243,7 @@ def why_whole_logits(model: Any) -> str | None:
     return _weight_problem(linear.weight) if _shards(inner, linear) is None else None
 
 
-def takes(model: Any, argument: str) -> bool:
+def accepts(model: Any, argument: str) -> bool:
     """Whether the forward of a model, inside any wrapper, has this argument."""
     return argument in inspect.signature(type(_base(unwrapped(model))).forward).parameters
 
@@ -274,27 +274,27 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     """
     inner = unwrapped(model)
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
-    taken: list[tuple[Tensor, torch.dtype | None]] = []
+    calls: list[tuple[Tensor, torch.dtype | None]] = []
 
-    def scaled(output: Any, hidden: Tensor) -> Any:
-        if not _other_positions(hidden, few):
+    def scale_hidden(output: Any, hidden: Tensor) -> Any:
+        if not _other_positions(hidden, probe_ids):
             largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
             probes = torch.tensor(PROBES, device=hidden.device)
             factors = torch.where(probes > 0, probes / largest.clamp(min=1e-6), 1.0)
             hidden = (hidden * factors[..., None]).to(hidden.dtype)
-        taken.append((hidden, _autocast(hidden)))
+        calls.append((hidden, _autocast(hidden)))
         if isinstance(output, tuple):
             return (hidden, *output[1:])
         output.last_hidden_state = hidden
         return output
 
-    few = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
-    with rng_restored(ids.device), _hook(decoder, scaled):
-        expected = inner(input_ids=few, use_cache=False).logits[0]
-    if len(taken) != 1:
-        return f"its decoder runs {len(taken)} times for one batch"
-    [(hidden, autocast)] = taken
-    if problem := _other_positions(hidden, few):
+    probe_ids = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
+    with rng_restored(ids.device), _hook(decoder, scale_hidden):
+        expected = inner(input_ids=probe_ids, use_cache=False).logits[0]
+    if len(calls) != 1:
+        return f"its decoder runs {len(calls)} times for one batch"
+    [(hidden, autocast)] = calls
+    if problem := _other_positions(hidden, probe_ids):
         return f"{_name(model)} has {problem}"
     positions = torch.arange(len(PROBES), device=ids.device)
     for head in _candidates(inner, decoder, linear):
@@ -316,7 +316,7 @@ def _candidates(inner: Any, decoder: nn.Module, linear: Any) -> list[Head]:
     factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
     caps = [None, *(cap for cap in softcaps if cap)]
     bias, shards = getattr(_base(inner), "final_logits_bias", None), _shards(inner, linear)
-    return [Head(decoder, linear, bias, *both, shards) for both in product(factors, caps)]
+    return [Head(decoder, linear, bias, f, c, shards) for f, c in product(factors, caps)]
 
 
 def _other_positions(outputs: Any, ids: Tensor) -> str | None:
@@ -324,22 +324,22 @@ def _other_positions(outputs: Any, ids: Tensor) -> str | None:
     return None if positions == shape else f"positions {positions} for ids {shape}"
 
 
-def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    if ours.shape != expected.shape:
+def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    if actual.shape != expected.shape:
         return False
     eps = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
-    ours, expected = ours.float(), expected.float()
+    actual, expected = actual.float(), expected.float()
     rounding = max(1e-4, 4 * eps) * expected.abs().amax(-1, keepdim=True)
-    return bool(((ours - expected).abs() <= rounding).all())
+    return bool(((actual - expected).abs() <= rounding).all())
 
 
 @contextmanager
 def _hook(
-    module: nn.Module, call: Callable[[Any, Tensor], Any], *, first: bool = False
+    module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
     """Call a function with a module's output and its first part; a result replaces the output."""
     handle = module.register_forward_hook(
-        lambda _, args, output: call(output, output[0]), prepend=first
+        lambda _, args, output: function(output, output[0]), prepend=first
     )
     try:
         yield

@@ -88,13 +88,13 @@ class ProjectionModule(nn.Module):
             nothing = torch.zeros(num_rows, device=logits.device)
             # Above a logit of 17, float32 rounds the sigmoid to 1: nothing is left for the others.
             slot = torch.where(self.is_slot, torch.sigmoid(logits).clamp(max=1 - 2**-24), 0.0)
-            left = 1 - nothing.index_add(0, self.student_ids, slot)
-            others = logits.masked_fill(self.is_slot, -torch.inf)
+            remaining = 1 - nothing.index_add(0, self.student_ids, slot)
+            other_logits = logits.masked_fill(self.is_slot, -torch.inf)
             largest = torch.full_like(nothing, -torch.inf)
-            largest = largest.scatter_reduce(0, self.student_ids, others.detach(), "amax")
-            powers = (others - largest[self.student_ids]).exp()
+            largest = largest.scatter_reduce(0, self.student_ids, other_logits.detach(), "amax")
+            powers = (other_logits - largest[self.student_ids]).exp()
             sums = nothing.index_add(0, self.student_ids, powers)
-            shares = powers / sums[self.student_ids] * left[self.student_ids]
+            shares = powers / sums[self.student_ids] * remaining[self.student_ids]
             return torch.where(self.is_slot, slot, shares)
 
     def forward(self, student_probs: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import chunks_in
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.cross_entropy import plan_cross_entropy, weights_of
+from xtok.training.losses.cross_entropy import loss_weights, plan_cross_entropy
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, loss_spec, make_loss, unused_map
@@ -73,8 +73,8 @@ class Objective:
     @property
     def takes_hidden(self) -> list[bool]:
         """Whether the losses support `HiddenLogits` of the student, then of each teacher."""
-        of_teachers = [loss.takes_hidden for loss in self.losses]
-        return [all(of_teachers), *of_teachers]
+        per_teacher = [loss.takes_hidden for loss in self.losses]
+        return [all(per_teacher), *per_teacher]
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
         """Count the terms of each mean: targets, then the chunks of each teacher's loss.
@@ -87,8 +87,8 @@ class Objective:
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
         counts = [loss.count(batch, side) for loss, side in sides]
-        of_losses = torch.tensor(counts, dtype=torch.int64, device=num_targets.device)
-        return torch.cat([num_targets[None], of_losses])
+        loss_counts = torch.tensor(counts, dtype=torch.int64, device=num_targets.device)
+        return torch.cat([num_targets[None], loss_counts])
 
     def terms(
         self,
@@ -118,15 +118,15 @@ class Objective:
         inputs = student_logits, sides, batch, shares
         if self.combine.dynamic_scaling and whole is None:
             with torch.no_grad():
-                whole = self._weighed(*inputs, (1.0, 1.0))[1:]
-        weights = weights_of(self.combine, *(whole or (shares[0], shares[0])))
-        loss, distillation, cross_entropy = self._weighed(*inputs, weights)
-        inside = batch["targets"] >= 0
-        covered = [(_covered(side) & inside).sum() for side in batch["teachers"]]
+                whole = self._weighted_sum(*inputs, (1.0, 1.0))[1:]
+        weights = loss_weights(self.combine, *(whole or (shares[0], shares[0])))
+        loss, distillation, cross_entropy = self._weighted_sum(*inputs, weights)
+        is_target = batch["targets"] >= 0
+        covered = [(_covered(side) & is_target).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
         coverage = coverage * (shares[0] / count[0].clamp(min=1))
-        own = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
-        return LossTerms(loss + own, cross_entropy, distillation, coverage, own.detach())
+        aux = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
+        return LossTerms(loss + aux, cross_entropy, distillation, coverage, aux.detach())
 
     def means(
         self, student: AnyLogits, teachers: Sequence[AnyLogits | None], batch: Mapping[str, Any]
@@ -137,7 +137,7 @@ class Objective:
         plans += [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
         return torch.stack(one_pass(student, plans, [0.0] * len(plans))[1])
 
-    def _weighed(
+    def _weighted_sum(
         self,
         student_logits: AnyLogits,
         sides: Sequence[tuple[BatchLoss, Any, Mapping[str, Any]]],
@@ -146,21 +146,21 @@ class Objective:
         weights: tuple[Tensor | float, Tensor | float],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
-        of_distillation, of_cross_entropy = weights
+        distillation_weight, cross_entropy_weight = weights
         plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
-        of_teachers = zip(shares[1:], self.weight_by_teacher, strict=True)
-        of_plans = [share * weight for share, weight in of_teachers]
-        factors = [share * of_distillation for share in of_plans]
+        teacher_shares = zip(shares[1:], self.weight_by_teacher, strict=True)
+        plan_shares = [share * weight for share, weight in teacher_shares]
+        factors = [share * distillation_weight for share in plan_shares]
         zero = torch.zeros_like(shares[0])
-        if of_cross_entropy:
+        if cross_entropy_weight:
             plans.append(plan_cross_entropy(student_logits, batch["targets"]))
-            of_plans.append(shares[0])
-            factors.append(shares[0] * of_cross_entropy)
+            plan_shares.append(shares[0])
+            factors.append(shares[0] * cross_entropy_weight)
         if not plans:
             return zero, zero, zero
         total, means = one_pass(student_logits, plans, factors)
-        parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
-        cross_entropy = parts.pop() if of_cross_entropy else zero
+        parts = [mean * share for mean, share in zip(means, plan_shares, strict=True)]
+        cross_entropy = parts.pop() if cross_entropy_weight else zero
         return total, sum(parts, zero), cross_entropy
 
 
@@ -200,17 +200,17 @@ def make_objective(
     names = _per_teacher("losses", losses, len(pairs))
     maps = _per_teacher("maps", map, len(pairs))
     configs = _per_teacher("configs", config, len(pairs))
-    takers = [x for x in names if not isinstance(x, BatchLoss) and loss_spec(x).map]
-    if not takers and any(x is not None for x in maps):
+    mapped_losses = [x for x in names if not isinstance(x, BatchLoss) and loss_spec(x).map]
+    if not mapped_losses and any(x is not None for x in maps):
         raise unused_map(names[0] if isinstance(names[0], str) else "a BatchLoss")
-    of_teachers = []
-    for pair, loss, of_loss, options in zip(pairs, names, maps, configs, strict=True):
+    teacher_losses = []
+    for pair, loss, loss_map, options in zip(pairs, names, maps, configs, strict=True):
         if not isinstance(loss, BatchLoss):
             _check_sides(loss, pair)
-            loss = make_loss(loss, map=_bound(loss, of_loss, pair, device), config=options)
-        of_teachers.append(loss)
+            loss = make_loss(loss, map=_bind(loss, loss_map, pair, device), config=options)
+        teacher_losses.append(loss)
     return Objective(
-        losses=of_teachers, teacher_weights=teacher_weights, combine=combine or CombineConfig()
+        losses=teacher_losses, teacher_weights=teacher_weights, combine=combine or CombineConfig()
     )
 
 
@@ -237,9 +237,9 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
         )
 
 
-def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str) -> Any:
-    required = loss_spec(name).map
-    if required is None or pair is None:
+def _bind(name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str) -> Any:
+    map_spec = loss_spec(name).map
+    if map_spec is None or pair is None:
         return None
     if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
@@ -247,9 +247,9 @@ def _bound(name: LossName, any_map: Any, pair: Pair | None, device: torch.device
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )
-    any_map = required.file_type.of(any_map)
-    of_file = any_map.map if isinstance(any_map, ProjectionModule) else any_map
-    if not isinstance(of_file, required.file_type):
+    any_map = map_spec.file_type.of(any_map)
+    stored_map = any_map.map if isinstance(any_map, ProjectionModule) else any_map
+    if not isinstance(stored_map, map_spec.file_type):
         return None
-    bind_map(of_file, pair)
-    return required.on_device(any_map).to(device)
+    bind_map(stored_map, pair)
+    return map_spec.on_device(any_map).to(device)

@@ -19,7 +19,7 @@ IGNORED = -100
 """The label of tokens that are not targets, as in PyTorch's cross-entropy."""
 
 
-def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the existing columns of a row among `names`, checked for one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
@@ -42,7 +42,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
     return ids.astype(np.int64)
 
 
-def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
+def read_flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
     """Return a column of flags; a missing column is all True."""
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
@@ -57,23 +57,23 @@ def check_length(max_length: int | None) -> None:
         raise ValueError(f"max_length is {max_length}, expected at least 1")
 
 
-def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a function to all tensors in dicts, lists, named tuples and dataclasses."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: changed(x, change) for name, x in value.items()}
+        return {name: map_tensors(x, change) for name, x in value.items()}
     if isinstance(value, list) or hasattr(value, "_make"):
-        return getattr(value, "_make", list)(changed(x, change) for x in value)
+        return getattr(value, "_make", list)(map_tensors(x, change) for x in value)
     if is_dataclass(value) and any(isinstance(x, torch.Tensor) for x in vars(value).values()):
         value = copy(value)
-        vars(value).update(changed(vars(value), change))
+        vars(value).update(map_tensors(vars(value), change))
     return value
 
 
 def to_device(value: _T, device: torch.device | str) -> _T:
     """Return a value with all its tensors on a device."""
-    moved: _T = changed(value, lambda tensor: tensor.to(device, non_blocking=True))
+    moved: _T = map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
     return moved
 
 

@@ -19,7 +19,7 @@ from xtok.conversation.teacher_side import SideText, check_fields, teacher_chats
 from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable, TokenType
-from xtok.training.rows import columns_of, flags, read_ids
+from xtok.training.rows import checked_columns, read_flags, read_ids
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -48,14 +48,14 @@ class SampleRow(NamedTuple):
         """Position of the tokens that only the teacher reads."""
         return self.num_before + self.own_bos
 
-    def behind(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
+    def insert_context(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
         """Insert tokens that only the teacher reads."""
-        at, size = self.begin, len(context)
+        begin, size = self.begin, len(context)
         return self._replace(
-            ids=np.insert(self.ids, at, context),
-            is_target=np.insert(self.is_target, at, [False] * size),
+            ids=np.insert(self.ids, begin, context),
+            is_target=np.insert(self.is_target, begin, [False] * size),
             num_alone=self.num_alone + size,
-            stops=self.stops + size * (self.stops > at),
+            stops=self.stops + size * (self.stops > begin),
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
@@ -70,14 +70,14 @@ class SampleRow(NamedTuple):
         first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
-    def kept(self, end: int | None) -> NDArray[np.int64]:
+    def keep(self, end: int | None) -> NDArray[np.int64]:
         """Return the positions within a maximum length, int64.
 
         The tokens of the teacher alone are cut first, from the left, then the row from the right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
-        cut = slice(self.begin, self.begin + excess)
-        return np.delete(np.arange(len(self.ids)), cut)[:end]
+        excluded = slice(self.begin, self.begin + excess)
+        return np.delete(np.arange(len(self.ids)), excluded)[:end]
 
 
 def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
@@ -96,10 +96,10 @@ def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideTe
     return [text, *teacher_chats(text, num_teachers)]
 
 
-def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
+def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
     """Return a teacher's row, and the log-probabilities of its tokens, NaN if unknown."""
     ids = read_ids(row["input_ids"], "input_ids")
-    columns = columns_of(row, ("realized_logprob", "loss_mask"))
+    columns = checked_columns(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
         raise ValueError(
             "a row with input_ids has no realized_logprob: give text or messages, or "
@@ -111,25 +111,25 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
         raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
     if (wrong := exceeds(realized, 0)).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, expected at most 0")
-    is_target = flags(columns, "loss_mask", len(ids))
+    is_target = read_flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
     return SampleRow(ids, is_target), realized
 
 
-def parts_of(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
+def split_parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     """Split a row where targets begin and end."""
     starts = np.flatnonzero(np.diff(is_target, prepend=~is_target[:1]))
     bounds = pairwise([*starts, len(ids)])
     return [(ids[start:stop].tolist(), bool(is_target[start])) for start, stop in bounds]
 
 
-def row_of(parts: Sequence[Part]) -> SampleRow:
+def join_parts(parts: Sequence[Part]) -> SampleRow:
     """Join parts to a row."""
     ids = [i for part, _ in parts for i in part]
-    flags = [flag for part, flag in parts for _ in part]
+    mask = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
     return SampleRow(
-        np.array(ids, np.int64), np.array(flags, np.bool_), stops=ends[[flag for _, flag in parts]]
+        np.array(ids, np.int64), np.array(mask, np.bool_), stops=ends[[flag for _, flag in parts]]
     )
 
 
@@ -140,44 +140,47 @@ def align_rows(
     end: int | None,
 ) -> FlatAlignment:
     """Align two whole rows, cut them at `end`, and keep the chunks that consist of targets."""
-    ours, theirs = rows
-    if ours.conversation is None or theirs.conversation is None:
-        alone = theirs.begin + np.arange(theirs.num_alone)
-        shared = theirs._replace(ids=np.delete(theirs.ids, alone))
-        alignment = _align_texts(aligner, tokenizers, ours, shared)
-        chunk = np.insert(alignment.teacher_chunk_id, theirs.begin, [-1] * len(alone))
+    student, teacher = rows
+    if student.conversation is None or teacher.conversation is None:
+        teacher_only = teacher.begin + np.arange(teacher.num_alone)
+        shared = teacher._replace(ids=np.delete(teacher.ids, teacher_only))
+        alignment = _align_texts(aligner, tokenizers, student, shared)
+        chunk = np.insert(alignment.teacher_chunk_id, teacher.begin, [-1] * len(teacher_only))
         alignment = replace(alignment, teacher_chunk_id=chunk)
     else:
-        alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
-    return _cut(alignment, rows, (end, end))
+        alignment = align_rendered(aligner, student.conversation, teacher.conversation)
+    return _cut_alignment(alignment, rows, (end, end))
 
 
 def _align_texts(
-    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
+    aligner: TokenAligner,
+    sides: tuple[Tokenizer, Tokenizer],
+    student: SampleRow,
+    teacher: SampleRow,
 ) -> FlatAlignment:
     """Align two rows by bytes, or by byte offsets in the text if a side loses bytes of it."""
-    by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
-    if ours.text is None or not (by_spans or aligner.is_lossy):
-        return aligner.align_document(ours.ids, theirs.ids)
-    for tokenizer, row in zip(sides, (ours, theirs), strict=True):
+    by_spans = aligner.prefers_spans(student.ids, teacher.ids)
+    if student.text is None or not (by_spans or aligner.is_lossy):
+        return aligner.align_document(student.ids, teacher.ids)
+    for tokenizer, row in zip(sides, (student, teacher), strict=True):
         inner = row.ids[row.num_before :]
-        if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
+        if tokenizer.table.lengths[inner].sum() < len(student.text.encode()):
             name = tokenizer.vocabulary.model_id
             note = f"{name} has no tokens for a part of the text, which is in no chunk"
             warnings.warn(note, stacklevel=5)
     if not by_spans:
-        return aligner.align_document(ours.ids, theirs.ids)
-    offsets = [_byte_offsets(*side) for side in zip(sides, (ours, theirs), strict=True)]
-    return aligner.align_spans((ours.ids, offsets[0]), (theirs.ids, offsets[1]))
+        return aligner.align_document(student.ids, teacher.ids)
+    offsets = [_byte_offsets(*side) for side in zip(sides, (student, teacher), strict=True)]
+    return aligner.align_spans((student.ids, offsets[0]), (teacher.ids, offsets[1]))
 
 
 def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
     """Return the byte offsets of a row's tokens; control tokens lie outside the text."""
     encoding = tokenizer.encode(row.text or "")
-    before = np.arange(-row.num_before, 0)
-    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
-    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
-    return np.concatenate([before, encoding.bounds, behind])
+    offsets_before = np.arange(-row.num_before, 0)
+    num_after = len(row.ids) - row.num_before - len(encoding.ids)
+    offsets_after = encoding.bounds[-1] + 1 + np.arange(num_after)
+    return np.concatenate([offsets_before, encoding.bounds, offsets_after])
 
 
 def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
@@ -213,27 +216,27 @@ def align_targets(
     )
     numbers = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
     chunks = []
-    for row, (at, _), number in zip(rows, targets, numbers, strict=True):
+    for row, (positions_there, _), number in zip(rows, targets, numbers, strict=True):
         chunk = np.full(len(row.ids), -1, np.int32)
-        chunk[at] = np.where(number < len(aligned.is_correct), number, -1)
+        chunk[positions_there] = np.where(number < len(aligned.is_correct), number, -1)
         chunks.append(chunk)
     total = np.array([len(aligned.is_correct)])
-    whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
-    return _cut(whole, rows, (None, end))
+    alignment = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
+    return _cut_alignment(alignment, rows, (None, end))
 
 
-def _cut(
+def _cut_alignment(
     alignment: FlatAlignment, rows: tuple[SampleRow, SampleRow], ends: tuple[int | None, int | None]
 ) -> FlatAlignment:
-    both = alignment.student_chunk_id, alignment.teacher_chunk_id
-    sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
-    kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
+    ids = alignment.student_chunk_id, alignment.teacher_chunk_id
+    sides = [(row, chunk, row.keep(end)) for row, chunk, end in zip(rows, ids, ends, strict=True)]
+    is_kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
     for row, chunk, positions in sides:
-        kept[chunk[~row.is_target]] = False
-        kept[np.delete(chunk, positions)] = False
-    kept[-1] = False  # for tokens in no chunk, −1
-    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        is_kept[chunk[~row.is_target]] = False
+        is_kept[np.delete(chunk, positions)] = False
+    is_kept[-1] = False  # for tokens in no chunk, −1
+    number = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
     chunks = [number[chunk[positions]] for _, chunk, positions in sides]
     return FlatAlignment(
-        chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
+        chunks[0], chunks[1], np.array([is_kept.sum()]), alignment.is_correct[is_kept[:-1]]
     )

@@ -15,7 +15,7 @@ from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import checked, without_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.table import MAX_WIDTH
-from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
+from xtok.training.rows import IGNORED, check_length, checked_columns, read_flags, read_ids, stack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,17 +72,17 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = read_ids(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
+        ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
         topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)
         top_ids, top_logprobs = pad_candidates(counts, topk.ids, topk.logprobs, width)
-        is_target = flags(columns, "loss_mask", len(ids))
+        is_target = read_flags(columns, "loss_mask", len(ids))
         return {
             "input_ids": ids, "attention_mask": np.ones(len(ids), np.int64),
             "labels": np.where(is_target, ids, IGNORED),
             "top_ids": top_ids, "top_logprobs": top_logprobs,
             "rest_logprob": np.where(topk.valid, topk.rest_logprob, np.float32(-np.inf)),
-            "valid": flags(columns, "valid", len(ids)) & is_target & topk.valid,
+            "valid": read_flags(columns, "valid", len(ids)) & is_target & topk.valid,
         }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ Init = Literal["pieces", "mean"]
 RECORD = "xtok_transplant.json"
 """Marks a folder as written by `transplant`: the options, the counts and the other files."""
 
-_KEPT = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
+_COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids",
     "forced_decoder_ids", "sequence_bias",
@@ -157,10 +157,10 @@ def transplant(
         )
     source.tensor_files()  # before longer work
     rows, counts = new_rows(pair, init, shrink, progress)
-    kept = range(pair.shape[0], pair.shape[1] + 1, pad_to_multiple_of)  # wide enough, and padded
-    is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[1] in kept
-    plan = None if is_same else _plan(source, old, rows)
-    before = _measured(source.folder(), old, documents)
+    widths = range(pair.shape[0], pair.shape[1] + 1, pad_to_multiple_of)  # wide enough, and padded
+    is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[1] in widths
+    plan = None if is_same else _plan_weights(source, old, rows)
+    bits_before = _measure_bits(source.folder(), old, documents)
     with atomic_folder(target) as temporary:
         if plan is None:
             notes = [f"{old.vocabulary.model_id} has this tokenizer already: the folder is a copy"]
@@ -170,14 +170,14 @@ def transplant(
             _write_weights(plan, temporary, progress)
             notes = [*_first_token_notes(pair), *_write_settings(source, pair, temporary)]
             _write_tokenizer(new, temporary)
-        done = Transplant(
+        result = Transplant(
             folder=str(folder), model=old.vocabulary.model_id, tokenizer=new.vocabulary.model_id,
             old_vocab_size=pair.shape[1], vocab_size=pair.shape[1 if is_same else 0],
             **counts, notes=tuple(notes),
         )  # fmt: skip
-        _write_record(done, init, shrink, temporary)
-    after = before if is_same else _measured(target, new, documents)
-    return replace(done, bits_before=before, bits_after=after)
+        _write_record(result, init, shrink, temporary)
+    bits_after = bits_before if is_same else _measure_bits(target, new, documents)
+    return replace(result, bits_before=bits_before, bits_after=bits_after)
 
 
 def new_rows(
@@ -207,8 +207,8 @@ def new_rows(
     # beside a newline) would take half of its probability.
     partners[np.setdiff1d(table.text_ids, table.emitted_ids)] = -1
     copied = np.flatnonzero(partners >= 0)
-    rest = table.emitted_ids[partners[table.emitted_ids] < 0]
-    parts = [single_edges(copied, partners[copied]), _composed(pair, init, rest, progress)]
+    missing = table.emitted_ids[partners[table.emitted_ids] < 0]
+    parts = [single_edges(copied, partners[copied]), _compose(pair, init, missing, progress)]
     edges = Edges.concatenate(parts)
     edges = edges.take(np.argsort(edges.student_ids, kind="stable"))
     share = np.ones(len(table), np.float32)
@@ -226,9 +226,7 @@ def new_rows(
     return NewRows(edges, share, old_ids), counts
 
 
-def _composed(
-    pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress
-) -> Edges:
+def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress) -> Edges:
     """Return the edges of tokens that the old tokenizer lacks; weights sum to 1 in each row."""
     if init == "mean":
         return single_edges((), ())
@@ -248,7 +246,7 @@ _NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
 """The header of each file of weights, and the new rows of each tensor with a row for each token."""
 
 
-def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
+def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
     """Find the tensors with a row for each token.
 
     Raises:
@@ -261,24 +259,24 @@ def _plan(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
             hint="give the checkpoint that it was quantized from",
         )
     layer = choose_layer(files, source)
-    of_class, is_tied = _vocabulary_tensors(settings, name)
+    has_rows_by_class, is_tied = _vocabulary_tensors(settings, name)
     paths = [source.shard(file) for file in dict.fromkeys(files.values())]
     headers = {path: read_header(path) for path in paths}
-    shapes = {t: about["shape"] for header in headers.values() for t, about in header.items()}
+    shapes = {t: info["shape"] for header in headers.values() for t, info in header.items()}
     num_rows = shapes[layer][0]
     require_embedding_rows(old, num_rows, layer)
 
     def has_rows(tensor: str) -> bool:
         """Whether a tensor has a row for each token; by its shape if the class does not have it."""
-        same = [
-            of_class[t]
-            for t in of_class
+        matches = [
+            has_rows_by_class[t]
+            for t in has_rows_by_class
             if f".{t}".endswith(f".{tensor}") or tensor.endswith(f".{t}")
         ]
-        return tensor == layer or (any(same) if same else shapes[tensor][:1] == [num_rows])
+        return tensor == layer or (any(matches) if matches else shapes[tensor][:1] == [num_rows])
 
-    in_input = rows if is_tied else rows.without_shrinkage()
-    return headers, {t: in_input if t == layer else rows for t in shapes if has_rows(t)}
+    input_rows = rows if is_tied else rows.without_shrinkage()
+    return headers, {t: input_rows if t == layer else rows for t in shapes if has_rows(t)}
 
 
 def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[str, bool], bool]:
@@ -294,7 +292,7 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
         wider.vocab_size += 1
         from_config: Any = AutoModelForCausalLM.from_config
         with torch.device("meta"):
-            ours, others = (
+            tensors, wider_tensors = (
                 from_config(each, trust_remote_code=False).state_dict() for each in (config, wider)
             )
     except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
@@ -308,7 +306,7 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
         problem = "takes more than text"
     elif getattr(config, "vocab_size_per_layer_input", 0) and config.hidden_size_per_layer_input:
         problem = "has embeddings in each layer"
-    elif any(a.shape[1:] != others[n].shape[1:] for n, a in ours.items()):
+    elif any(a.shape[1:] != wider_tensors[n].shape[1:] for n, a in tensors.items()):
         problem = "has a tensor with a column for each token"
     if problem:
         raise EmbeddingError(
@@ -316,26 +314,26 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
             hint="give a model for text alone, with one input-embedding layer",
         )
     is_tied = bool(getattr(config, "tie_word_embeddings", True))
-    return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}, is_tied
+    return {n: tensor.shape != wider_tensors[n].shape for n, tensor in tensors.items()}, is_tied
 
 
 def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
     """Write the weights, one file after another: at most one old matrix is in memory."""
-    (headers, replaced), names, total = plan, dict[str, str](), 0
+    (headers, new_rows), names, total = plan, dict[str, str](), 0
     for path, tensors in headers.items():
-        header, size = _new_header(tensors, replaced)
+        header, size = _new_header(tensors, new_rows)
         encoded = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
         encoded += b" " * (-len(encoded) % 8)
         old = np.memmap(path, mode="r")
         start = 8 + int(old[:8].view("<u8")[0])
         with (folder / path.name).open("wb") as file, progress(f"writing {path.name}", size) as add:
             file.write(len(encoded).to_bytes(8, "little") + encoded)
-            for name, about in tensors.items():
-                if name in replaced:
-                    for block in replaced[name].blocks(read_tensor(path, name, (1, 2))):
+            for name, info in tensors.items():
+                if name in new_rows:
+                    for block in new_rows[name].blocks(read_tensor(path, name, (1, 2))):
                         add(file.write(block.view(torch.uint8).numpy().data))
                 else:
-                    first, last = about["data_offsets"]
+                    first, last = info["data_offsets"]
                     add(file.write(old[start + first : start + last].data))
         names, total = names | dict.fromkeys(tensors, path.name), total + size
     if len(headers) > 1:
@@ -344,17 +342,17 @@ def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
 
 
 def _new_header(
-    tensors: Mapping[str, Any], replaced: Mapping[str, NewRows]
+    tensors: Mapping[str, Any], new_rows: Mapping[str, NewRows]
 ) -> tuple[dict[str, Any], int]:
     """Return a file's header after the replacement of some tensors, and the tensors' bytes."""
     header, size = dict[str, Any](), 0
-    for name, about in tensors.items():
-        (first, last), shape = about["data_offsets"], about["shape"]
+    for name, info in tensors.items():
+        (first, last), shape = info["data_offsets"], info["shape"]
         length = last - first
-        if name in replaced:
-            num_rows = len(replaced[name].mean_share)
+        if name in new_rows:
+            num_rows = len(new_rows[name].mean_share)
             length, shape = length // shape[0] * num_rows, [num_rows, *shape[1:]]
-        header[name] = {**about, "shape": shape, "data_offsets": [size, size + length]}
+        header[name] = {**info, "shape": shape, "data_offsets": [size, size + length]}
         size += length
     return header, size
 
@@ -386,7 +384,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     generation["eos_token_id"] = ends if len(ends) > 1 else generation["eos_token_id"]
     _write_json(folder / _CONFIG, config)
     _write_json(folder / _GENERATION_CONFIG, generation)
-    for path in filter(None, map(source.find, _KEPT)):
+    for path in filter(None, map(source.find, _COPIED_FILES)):
         shutil.copyfile(path, folder / path.name)
     notes = [f"removed from the configs, as ids of the old tokenizer: {listed(dropped)}"]
     return notes if dropped else []
@@ -419,10 +417,10 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = None if files is None else files.find(_SENTENCEPIECE)  # for llama.cpp's converter
     if path is not None:
         shutil.copyfile(path, folder / path.name)
-    written = AutoTokenizer.from_pretrained(folder)
-    if written.backend_tokenizer.to_str() != library.backend_tokenizer.to_str():
+    reloaded = AutoTokenizer.from_pretrained(folder)
+    if reloaded.backend_tokenizer.to_str() != library.backend_tokenizer.to_str():
         raise TokenizerError(
-            f"Transformers loads {tokenizer.vocabulary.model_id} as {type(written).__name__}, "
+            f"Transformers loads {tokenizer.vocabulary.model_id} as {type(reloaded).__name__}, "
             f"which differs from {type(library).__name__}, if it is next to this model",
             hint="name the tokenizer's class in its tokenizer_config.json",
         )
@@ -451,10 +449,10 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     return tokenizer.at_width(width)
 
 
-def _write_record(done: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
+def _write_record(result: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
     """Write the record, after all other files."""
-    unknown = "folder", "notes", "bits_before", "bits_after"
-    record = {key: value for key, value in asdict(done).items() if key not in unknown}
+    excluded = "folder", "notes", "bits_before", "bits_after"
+    record = {key: value for key, value in asdict(result).items() if key not in excluded}
     record |= {"init": init if init in get_args(Init) else "map", "shrink": shrink}
     record["files"] = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     _write_json(folder / RECORD, {"xtok": __version__, **record})
@@ -464,7 +462,7 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
+def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
     """Load a model, and return its bits per byte of some documents; None without any."""
     if not documents:
         return None

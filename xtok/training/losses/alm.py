@@ -9,14 +9,14 @@ from torch import Tensor
 
 from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunks import (
-    Chunked,
-    ChunkedLogits,
+    BothLogits,
+    ChunkBlock,
     TargetIds,
     check_targets,
     chunk_loss,
     chunk_part,
-    picked,
-    to_logits,
+    gather,
+    logit_gradient,
 )
 from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
@@ -61,52 +61,52 @@ def alm(
     )  # fmt: skip
 
 
-def plan_alm(both: ChunkedLogits, config: ALMConfig) -> Plan:
+def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
     """Plan `alm` for one pass."""
-    teacher, targets, stored = both.teacher, both.targets, None
+    teacher, targets, stored = sides.teacher, sides.targets, None
     if teacher is None:
-        if both.teacher_logprobs is None:
+        if sides.teacher_logprobs is None:
             raise ValueError("teacher_logits or teacher_logprobs are missing")
-        logprobs = torch.as_tensor(both.teacher_logprobs)
-        both, targets = both._replace(teacher=as_logits(logprobs[..., None])), (targets[0], None)
+        logprobs = torch.as_tensor(sides.teacher_logprobs)
+        sides, targets = sides._replace(teacher=as_logits(logprobs[..., None])), (targets[0], None)
         stored = logprobs.flatten()
-    widths, dtype = (both.student.shape[2], both.teacher.shape[2]), both.dtype
-    ours, theirs = both.tokens(widths, targets)
+    widths, dtype = (sides.student.shape[2], sides.teacher.shape[2]), sides.dtype
+    student_tokens, teacher_tokens = sides.tokens(widths, targets)
 
-    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
-        ids = inside.ours.ids
+    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
+        ids = chunks.student.ids
         rows = torch.arange(len(ids), device=ids.device)
-        student_logprob = picked(block.log_probabilities(widths[0]), rows, ids)
+        student_logprob = gather(block.log_probabilities(widths[0]), rows, ids)
         if stored is None:
-            log_q = log_probabilities(inside.teacher_logits, 1.0)
-            their_rows = torch.arange(len(log_q), device=ids.device)
-            teacher_logprob = picked(log_q, their_rows, inside.theirs.ids)
+            log_q = log_probabilities(chunks.teacher_logits, 1.0)
+            teacher_rows = torch.arange(len(log_q), device=ids.device)
+            teacher_logprob = gather(log_q, teacher_rows, chunks.teacher.ids)
         else:
-            logprobs = stored[inside.theirs.positions].to(dtype)
+            logprobs = stored[chunks.teacher.positions].to(dtype)
             teacher_logprob = logprobs.clamp(max=0).masked_fill(_is_wrong(logprobs), torch.nan)
-        a, b = inside.ours.sums(student_logprob), inside.theirs.sums(teacher_logprob)
+        a, b = chunks.student.sums(student_logprob), chunks.teacher.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()
             log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
             if config.reverse_kl:
                 log_x, log_y = log_y, log_x
-            lost = _binary_kl(log_x, log_y).sum() * config.temperature
-            (to_a,) = torch.autograd.grad(lost, a)
-        tokens = rows, ids, student_logprob, to_a[inside.ours.chunk]
-        return lost.detach(), to_logits(block.probabilities(widths[0]), [tokens])
+            loss = _binary_kl(log_x, log_y).sum() * config.temperature
+            (grad_a,) = torch.autograd.grad(loss, a)
+        tokens = rows, ids, student_logprob, grad_a[chunks.student.chunk]
+        return loss.detach(), logit_gradient(block.probabilities(widths[0]), [tokens])
 
     def explain() -> None:
-        check_targets((ours, theirs), widths)
+        check_targets((student_tokens, teacher_tokens), widths)
         if stored is not None:
-            logprobs = stored[theirs.positions]
-            for wrong in logprobs[_is_wrong(logprobs)].tolist()[:1]:
+            logprobs = stored[teacher_tokens.positions]
+            for value in logprobs[_is_wrong(logprobs)].tolist()[:1]:
                 raise ValueError(
-                    f"teacher_logprobs contain {wrong:.4g} at a compared position, expected at "
+                    f"teacher_logprobs contain {value:.4g} at a compared position, expected at "
                     "most 0"
                 )
 
-    part = chunk_part(ours, theirs, compare, teacher, widths[1])
-    return Plan([part], both.chunks.total, dtype, explain=explain)
+    part = chunk_part(student_tokens, teacher_tokens, compare, teacher, widths[1])
+    return Plan([part], sides.chunks.total, dtype, explain=explain)
 
 
 def _is_wrong(logprobs: Tensor) -> Tensor:

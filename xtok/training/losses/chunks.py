@@ -122,8 +122,8 @@ def number_chunks(
     padded = torch.nn.functional.pad(number, (1, 0), value=total)
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
     indices = true_indices(valid.flatten(), total)
-    of_student, of_teacher = (size.flatten()[indices] for size in sizes)
-    return Chunks(student, teacher, of_student, of_teacher, total, (positions[0], positions[1]))
+    sizes = [size.flatten()[indices] for size in sizes]
+    return Chunks(student, teacher, sizes[0], sizes[1], total, (positions[0], positions[1]))
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
@@ -156,7 +156,7 @@ class ChunkTokens(NamedTuple):
         """Return the indices of the last tokens of some chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
-    def only(self, chunks: Tensor, total: int) -> ChunkTokens:
+    def select(self, chunks: Tensor, total: int) -> ChunkTokens:
         """Return the `total` tokens of some chunks, given in rising order."""
         sizes = self.sizes[chunks]
         number, indices = ranges(self.starts[chunks], sizes, total)
@@ -172,9 +172,9 @@ class ChunkTokens(NamedTuple):
         """Return the means of values `[n, k]` over each chunk, `[N, k]`."""
         return self.sums(values).div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
 
-    def to_values(self, to_means: Tensor) -> Tensor:
+    def value_gradient(self, mean_grad: Tensor) -> Tensor:
         """Return the gradient to values, `[n, k]`, from the gradient to their means, `[N, k]`."""
-        return (to_means / (self.sizes.to(to_means.dtype)[:, None] + EPSILON))[self.chunk]
+        return (mean_grad / (self.sizes.to(mean_grad.dtype)[:, None] + EPSILON))[self.chunk]
 
 
 def tokens_in(
@@ -210,13 +210,13 @@ def both_tokens(
 ) -> tuple[ChunkTokens, ChunkTokens]:
     """Return both sides' tokens in chunks."""
     columns = zip(SIDES, chunks[:2], chunks[2:4], chunks.positions, targets, widths, strict=True)
-    ours, theirs = (tokens_in(*column) for column in columns)
-    return ours, theirs
+    student, teacher = (tokens_in(*column) for column in columns)
+    return student, teacher
 
 
-def check_targets(both: Sequence[ChunkTokens], widths: Sequence[int]) -> None:
+def check_targets(sides: Sequence[ChunkTokens], widths: Sequence[int]) -> None:
     """Raise a `ValueError` for the first invalid id of either side."""
-    for side, tokens, width in zip(SIDES, both, widths, strict=True):
+    for side, tokens, width in zip(SIDES, sides, widths, strict=True):
         check_ids(side, tokens.ids, tokens.ids < 0, width)
 
 
@@ -228,7 +228,7 @@ def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:
         )
 
 
-class ChunkedLogits(NamedTuple):
+class BothLogits(NamedTuple):
     """Both models' logits, and the chunks to compare."""
 
     student: Logits
@@ -262,12 +262,12 @@ class ChunkedLogits(NamedTuple):
         return both_tokens(self.chunks, targets, widths)
 
 
-def chunked(
-    student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks, **of_text: Any
-) -> ChunkedLogits:
-    """Wrap both models' logits; the teacher's are None if stored. `of_text` are further fields."""
+def wrap_logits(
+    student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks, **fields: Any
+) -> BothLogits:
+    """Wrap both models' logits; the teacher's are None if stored. `fields` are the others."""
     teacher = None if teacher_logits is None else as_logits(teacher_logits)
-    return ChunkedLogits(as_logits(student_logits), teacher, chunks, **of_text)
+    return BothLogits(as_logits(student_logits), teacher, chunks, **fields)
 
 
 def chunk_loss(
@@ -276,68 +276,68 @@ def chunk_loss(
     alignment: Any,
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
-    **of_text: Any,
+    **fields: Any,
 ) -> Tensor:
     """Return the loss of a plan over the chunks of a shifted alignment."""
     chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
-    return one_pass(logits[0], [plan(chunked(*logits, chunks, **of_text), config=config)])[0]
+    return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
 
-class Chunked(NamedTuple):
+class ChunkBlock(NamedTuple):
     """The chunks of a block; the student's tokens are the block's rows."""
 
     chunks: slice  # c of all
-    ours: ChunkTokens  # numbered in the block, as are the teacher's
-    theirs: ChunkTokens
+    student: ChunkTokens  # numbered in the block, as are the teacher's
+    teacher: ChunkTokens
     teacher_logits: Tensor  # [n, V] at their tokens; [0] for stored log-probabilities
-    others: Sequence[slice]  # the ranges of `others` in these chunks
+    entries: Sequence[slice]  # the ranges of `entries` in these chunks
 
 
-CompareChunks: TypeAlias = Callable[[LogitBlock, Chunked], tuple[Tensor, Tensor]]
+CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkBlock], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of some tokens: rows of a block, ids, log-probabilities, and the gradient to these."""
 
 
 def chunk_part(
-    ours: ChunkTokens,
-    theirs: ChunkTokens,
+    student: ChunkTokens,
+    teacher: ChunkTokens,
     compare: CompareChunks,
-    teacher: Logits | None,
+    teacher_logits: Logits | None,
     width: int,
-    others: Sequence[Tensor] = (),
+    entries: Sequence[Tensor] = (),
 ) -> PlanPart:
-    """Return a part that compares N chunks; `others`, rising, are the chunks of further entries."""
+    """Return a part that compares N chunks; `entries`, rising, are the chunks of more entries."""
 
-    def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        chunks, teacher, *more = rows.entries
-        sides = _in_block(ours, chunks, rows.indices), _in_block(theirs, chunks, teacher)
-        return compare(block, Chunked(chunks, *sides, rows.teacher_logits, more))
+    def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
+        chunks, teacher_range, *entry_ranges = rows.entries
+        sides = _in_block(student, chunks, rows.indices), _in_block(teacher, chunks, teacher_range)
+        return compare(block, ChunkBlock(chunks, *sides, rows.teacher_logits, entry_ranges))
 
-    entry_positions = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
-    size = width * len(theirs.chunk) // max(1, len(ours.chunk)) + 1
-    read = None if teacher is None else Read(teacher, theirs.positions, per_entry=1)
-    return PlanPart(ours.positions, of_rows, read, size, entry_positions, ours.chunk)
+    entry_positions = [student.starts, *(student.starts[c] for c in (teacher.chunk, *entries))]
+    size = width * len(teacher.chunk) // max(1, len(student.chunk)) + 1
+    read = None if teacher_logits is None else Read(teacher_logits, teacher.positions, per_entry=1)
+    return PlanPart(student.positions, compare_rows, read, size, entry_positions, student.chunk)
 
 
-def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> ChunkTokens:
-    number, sizes = tokens.chunk[which] - chunks.start, tokens.sizes[chunks]
+def _in_block(tokens: ChunkTokens, chunks: slice, indices: Tensor | slice) -> ChunkTokens:
+    number, sizes = tokens.chunk[indices] - chunks.start, tokens.sizes[chunks]
     starts = sizes.cumsum(0) - sizes
-    return ChunkTokens(tokens.positions[which], number, tokens.ids[which], starts, sizes)
+    return ChunkTokens(tokens.positions[indices], number, tokens.ids[indices], starts, sizes)
 
 
-def picked(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+def gather(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """Return log-probabilities of tokens, `[e]`; NaN for the id −1."""
     return log_p[rows, ids].masked_fill_(ids < 0, torch.nan)
 
 
-def to_logits(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
+def logit_gradient(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
     """Return the gradient to logits, `[m, V]`, from that to log-probabilities of some tokens.
 
     Logits of −∞ get no gradient.
     """
-    back, sums = torch.zeros_like(p), p.new_zeros(len(p))
+    grad, sums = torch.zeros_like(p), p.new_zeros(len(p))
     for rows, ids, logprobs, gradient in tokens:
         unmasked = gradient.masked_fill(logprobs == FLOOR, 0)
-        back.index_put_((rows, ids), unmasked, accumulate=True)
+        grad.index_put_((rows, ids), unmasked, accumulate=True)
         sums.index_add_(0, rows, unmasked)
-    return back.addcmul_(p, sums[:, None], value=-1)
+    return grad.addcmul_(p, sums[:, None], value=-1)

@@ -35,21 +35,21 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
             f"targets are {list(targets.shape)}, but the logits are {list(student.shape)}"
         )
     [positions] = (targets.flatten() >= 0).nonzero(as_tuple=True)
-    of_positions = targets.flatten()[positions]
-    ids = of_positions.clamp(max=width - 1)[:, None]
+    target_ids = targets.flatten()[positions]
+    ids = target_ids.clamp(max=width - 1)[:, None]
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         log_p, target = block.log_probabilities(width), ids[rows.indices]
-        is_wrong = (of_positions[rows.indices] >= width).any()
-        lost = -log_p.gather(1, target).sum(dtype=torch.float64)
-        back = block.probabilities(width).clone()
-        back.scatter_add_(1, target, torch.full_like(target, -1, dtype=back.dtype))
-        return lost.masked_fill(is_wrong, torch.nan), back
+        is_wrong = (target_ids[rows.indices] >= width).any()
+        losses = -log_p.gather(1, target).sum(dtype=torch.float64)
+        grad = block.probabilities(width).clone()
+        grad.scatter_add_(1, target, torch.full_like(target, -1, dtype=grad.dtype))
+        return losses.masked_fill(is_wrong, torch.nan), grad
 
     def explain() -> None:
-        if bool((of_positions >= width).any()):
+        if bool((target_ids >= width).any()):
             raise ValueError(
-                f"the targets contain id {int(of_positions.max())}, expected ids below {width}"
+                f"the targets contain id {int(target_ids.max())}, expected ids below {width}"
             )
 
     return Plan([PlanPart(positions, compare)], len(ids), work_dtype(student), explain=explain)
@@ -66,11 +66,11 @@ def combine(
 
     where sg stops the gradient, and the factor is 1 if d is 0.
     """
-    of_distillation, of_own = weights_of(config or CombineConfig(), distillation, cross_entropy)
-    return of_distillation * distillation + of_own * cross_entropy
+    weights = loss_weights(config or CombineConfig(), distillation, cross_entropy)
+    return weights[0] * distillation + weights[1] * cross_entropy
 
 
-def weights_of(
+def loss_weights(
     config: CombineConfig, distillation: Tensor, cross_entropy: Tensor
 ) -> tuple[Tensor | float, float]:
     """Return the weights of distillation and cross-entropy for these values."""

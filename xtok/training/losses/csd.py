@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.chunks import (
-    Chunked,
-    ChunkedLogits,
+    BothLogits,
+    ChunkBlock,
     Chunks,
     ChunkTokens,
     TargetIds,
@@ -21,16 +21,16 @@ from xtok.training.losses.chunks import (
     check_targets,
     chunk_loss,
     chunk_part,
-    picked,
+    gather,
+    logit_gradient,
     require_type,
-    to_logits,
 )
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
-LEAST = 1e-12
+MIN_REST = 1e-12
 """Lower bound of the rest's probability, as in NeMo-RL."""
 
 
@@ -74,24 +74,24 @@ def csd(
     Raises:
         ValueError: also if a target in a chunk is not an id.
     """
-    plan, both = partial(plan_csd, index=index), (student_logits, teacher_logits)
+    plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()
-    return chunk_loss(plan, both, alignment, options, sample_mask, targets=targets)
+    return chunk_loss(plan, logits, alignment, options, sample_mask, targets=targets)
 
 
-def plan_csd(both: ChunkedLogits, index: SpellingIndex, config: CSDConfig) -> Plan:
+def plan_csd(sides: BothLogits, index: SpellingIndex, config: CSDConfig) -> Plan:
     """Plan `csd` for one pass."""
     require_type(index, SpellingIndex, "spelling_index(spellings)")
-    tokens = both.tokens(index.widths, both.targets)
-    if not both.chunks.total:
-        return Plan((), 0, both.dtype)
+    tokens = sides.tokens(index.widths, sides.targets)
+    if not sides.chunks.total:
+        return Plan((), 0, sides.dtype)
     events = index.events(*tokens)
-    step = _Shared(both, index, config, tokens)
-    parts = [step.part(events.singles), _completed_part(both, index.widths, config, tokens, events)]
+    shared = _SharedTokens(sides, index, config, tokens)
+    parts = [shared.part(events.singles), _group_part(sides, index.widths, config, tokens, events)]
     if weight := config.alpha * config.beta:
-        parts.append(step.part(events.others, step.excluded(events), weight))
+        parts.append(shared.part(events.groups, shared.rest_cells(events), weight))
     explain = partial(check_targets, tokens, index.widths)
-    return Plan(parts, events.num_chunks, both.dtype, config.temperature, explain)
+    return Plan(parts, events.num_chunks, sides.dtype, config.temperature, explain)
 
 
 def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) -> int:
@@ -101,127 +101,127 @@ def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) ->
     return index.events(*both_tokens(chunks, targets, index.widths)).num_chunks
 
 
-class _Shared(NamedTuple):
+class _SharedTokens(NamedTuple):
     """The comparison of shared tokens and the rest at the first positions of chunks."""
 
-    both: ChunkedLogits
+    logits: BothLogits
     spellings: SpellingIndex
     config: CSDConfig
     tokens: Sequence[ChunkTokens]
 
     def part(
-        self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
+        self, chunks: Tensor, cells: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> PlanPart:
-        """Compare some chunks; `excluded` are sorted cells of the rest: chunk, student token."""
+        """Compare some chunks; `cells` are sorted cells of the rest: chunk, student token."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-            cells = None
-            if excluded is not None:
+            block_cells = None
+            if cells is not None:
                 [entries] = rows.entries
-                row = torch.searchsorted(rows.indices, excluded[0][entries])
+                row = torch.searchsorted(rows.indices, cells[0][entries])
                 row = row.clamp_(max=len(rows.indices) - 1)
-                is_there = rows.indices[row] == excluded[0][entries]
-                cells = row[is_there], excluded[1][entries][is_there]
-            lost, back = self.compare(block, rows.teacher_logits, cells)
-            return lost * weight, back.mul_(weight)
+                is_in_block = rows.indices[row] == cells[0][entries]
+                block_cells = row[is_in_block], cells[1][entries][is_in_block]
+            loss, grad = self.compare(block, rows.teacher_logits, block_cells)
+            return loss * weight, grad.mul_(weight)
 
         firsts = [side.positions[side.starts[chunks]] for side in self.tokens]
-        teacher = self.both.teacher
-        entry_positions = [] if excluded is None else excluded[:1]
+        teacher = self.logits.teacher
+        entry_positions = [] if cells is None else cells[:1]
         return PlanPart(
             firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], entry_positions
         )
 
-    def excluded(self, events: Events) -> tuple[Tensor, Tensor]:
+    def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return the first tokens and the completions of the chunks that are not 1:1."""
         width = self.spellings.widths[0]
-        numbers = torch.arange(len(events.others), device=events.others.device)
-        ours, theirs = (side.ids[side.starts[events.others]] for side in self.tokens)
-        tokens = torch.cat([ours, self.spellings.teacher_partner[theirs], events.student])
+        numbers = torch.arange(len(events.groups), device=events.groups.device)
+        student, teacher = (side.ids[side.starts[events.groups]] for side in self.tokens)
+        tokens = torch.cat([student, self.spellings.teacher_partner[teacher], events.student])
         chunks = torch.cat([numbers, numbers, events.chunk])
         is_shared = (tokens >= 0) & (self.spellings.student_partner[tokens] >= 0)
         cells = torch.unique((chunks * width + tokens)[is_shared])
         return cells // width, cells % width
 
     def compare(
-        self, block: LogitBlock, teacher_logits: Tensor, excluded: tuple[Tensor, Tensor] | None
+        self, block: LogitBlock, teacher_logits: Tensor, cells: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses and its gradient; `excluded` cells belong to the rest."""
+        """Return the sum of losses and its gradient; `cells` belong to the rest."""
         index, temperature = self.spellings, self.config.temperature
-        ours, theirs = index.student_rest, index.teacher_rest
+        rest, teacher_rest = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
         log_q = log_probabilities(teacher_logits[:, : index.widths[1]], temperature)
         log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
         p = block.probabilities(index.widths[0], temperature)
-        value, slope = (x.index_fill_(1, ours, 0) for x in _divergence(log_p, log_t, self.config))
-        p_others = p.index_select(1, ours)
-        p_rest, q_rest = p_others.sum(1), log_q.index_select(1, theirs).exp_().sum(1)
-        if excluded is not None:
-            value[excluded], slope[excluded] = 0, 0
-            p_rest.index_add_(0, excluded[0], p[excluded])
-            q_rest.index_add_(0, excluded[0], log_t[excluded].exp())
-        is_empty, p_rest = p_rest < LEAST, p_rest.clamp(min=LEAST)
-        of_rest = _divergence(p_rest.log(), q_rest.clamp(min=LEAST).log(), self.config)
+        value, slope = (x.index_fill_(1, rest, 0) for x in _divergence(log_p, log_t, self.config))
+        p_others = p.index_select(1, rest)
+        p_rest, q_rest = p_others.sum(1), log_q.index_select(1, teacher_rest).exp_().sum(1)
+        if cells is not None:
+            value[cells], slope[cells] = 0, 0
+            p_rest.index_add_(0, cells[0], p[cells])
+            q_rest.index_add_(0, cells[0], log_t[cells].exp())
+        is_empty, p_rest = p_rest < MIN_REST, p_rest.clamp(min=MIN_REST)
+        rest_terms = _divergence(p_rest.log(), q_rest.clamp(min=MIN_REST).log(), self.config)
         # The gradient is Σ_e slope_e · (the share of a token in e − its probability).
-        slope_of_rest = of_rest[1].masked_fill(is_empty, 0)
-        lost = value.sum() + of_rest[0].sum()
-        sums, ratio = (slope.sum(1) + slope_of_rest)[:, None], (slope_of_rest / p_rest)[:, None]
-        back = slope.addcmul_(p, sums, value=-1)
-        back.index_add_(1, ours, p_others.mul_(ratio))
-        if excluded is not None:
-            back[excluded] += p[excluded] * ratio[excluded[0], 0]
-        return lost, back
+        rest_slope = rest_terms[1].masked_fill(is_empty, 0)
+        loss = value.sum() + rest_terms[0].sum()
+        sums, ratio = (slope.sum(1) + rest_slope)[:, None], (rest_slope / p_rest)[:, None]
+        grad = slope.addcmul_(p, sums, value=-1)
+        grad.index_add_(1, rest, p_others.mul_(ratio))
+        if cells is not None:
+            grad[cells] += p[cells] * ratio[cells[0], 0]
+        return loss, grad
 
 
-def _completed_part(
-    both: ChunkedLogits,
+def _group_part(
+    sides: BothLogits,
     widths: tuple[int, int],
     config: CSDConfig,
     tokens: Sequence[ChunkTokens],
     events: Events,
 ) -> PlanPart:
     """Compare the G chunks that are not 1:1."""
-    ours, theirs = (
-        side.only(events.others, size) for side, size in zip(tokens, events.sizes, strict=True)
-    )
+    groups = [
+        side.select(events.groups, size) for side, size in zip(tokens, events.sizes, strict=True)
+    ]
 
-    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(widths[0], config.temperature)
-        log_q = log_probabilities(inside.teacher_logits[:, : widths[1]], config.temperature)
-        [which] = inside.others
-        chunk = events.chunk[which] - inside.chunks.start
-        student, of_tokens = _completed(log_p, inside.ours, chunk, events.student[which])
-        teacher, _ = _completed(log_q, inside.theirs, chunk, events.teacher[which])
+        log_q = log_probabilities(chunks.teacher_logits[:, : widths[1]], config.temperature)
+        [span] = chunks.entries
+        chunk = events.chunk[span] - chunks.chunks.start
+        student, gradients = _complete(log_p, chunks.student, chunk, events.student[span])
+        teacher, _ = _complete(log_q, chunks.teacher, chunk, events.teacher[span])
         with torch.enable_grad():
             student.requires_grad_()
-            zeros = student.new_zeros(len(inside.ours.sizes))
+            zeros = student.new_zeros(len(chunks.student.sizes))
             masses = [zeros.index_add(0, chunk, side.exp()) for side in (student, teacher)]
-            rests = [(1 - mass).clamp(min=LEAST).log() for mass in masses]
-            of_rest, _ = _divergence(rests[0], rests[1], config)
-            of_each, _ = _divergence(student, teacher, config)
-            lost = config.beta * (of_rest.sum() + of_each.sum())
-            (to_each,) = torch.autograd.grad(lost, student)
+            rests = [(1 - mass).clamp(min=MIN_REST).log() for mass in masses]
+            rest_terms, _ = _divergence(rests[0], rests[1], config)
+            terms, _ = _divergence(student, teacher, config)
+            loss = config.beta * (rest_terms.sum() + terms.sum())
+            (term_grad,) = torch.autograd.grad(loss, student)
         p = block.probabilities(widths[0], config.temperature)
-        return lost.detach(), to_logits(p, of_tokens(to_each))
+        return loss.detach(), logit_gradient(p, gradients(term_grad))
 
-    return chunk_part(ours, theirs, compare, both.teacher, widths[1], [events.chunk])
+    return chunk_part(groups[0], groups[1], compare, sides.teacher, widths[1], [events.chunk])
 
 
-def _completed(
-    log_p: Tensor, inside: ChunkTokens, chunk: Tensor, ends: Tensor
+def _complete(
+    log_p: Tensor, tokens: ChunkTokens, chunk: Tensor, ends: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
     """Return the log-probabilities of e completions, and a function for their gradients."""
-    rows, at = torch.arange(len(inside.ids), device=chunk.device), inside.last(chunk)
-    is_path = rows != inside.last(inside.chunk)
-    path, of_ends = picked(log_p, rows, inside.ids), picked(log_p, at, ends)
-    sums = inside.sums(path.where(is_path, 0))
+    rows, last = torch.arange(len(tokens.ids), device=chunk.device), tokens.last(chunk)
+    is_path = rows != tokens.last(tokens.chunk)
+    path, ending = gather(log_p, rows, tokens.ids), gather(log_p, last, ends)
+    sums = tokens.sums(path.where(is_path, 0))
 
-    def of_tokens(to_each: Tensor) -> list[TokenGradients]:
-        to_chunk = torch.zeros_like(sums).index_add(0, chunk, to_each)
-        to_path = to_chunk[inside.chunk] * is_path
-        return [(rows, inside.ids, path, to_path), (at, ends, of_ends, to_each)]
+    def gradients(grad: Tensor) -> list[TokenGradients]:
+        chunk_grad = torch.zeros_like(sums).index_add(0, chunk, grad)
+        path_grad = chunk_grad[tokens.chunk] * is_path
+        return [(rows, tokens.ids, path, path_grad), (last, ends, ending, grad)]
 
-    return of_ends + sums[chunk], of_tokens
+    return ending + sums[chunk], gradients
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

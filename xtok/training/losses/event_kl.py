@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.events import EventMap
-from xtok.training.losses.chunks import ChunkedLogits, chunk_loss, require_type
+from xtok.training.losses.chunks import BothLogits, chunk_loss, require_type
 from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
 from xtok.training.losses.logits import AnyLogits, Logits, as_logits, log_probabilities, top_columns
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows, one_pass
@@ -50,7 +50,7 @@ def event_index(events: EventMap) -> EventIndex:
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
 
-    sums = [number[side[of_side]] for side, of_side in zip(sides, tokens, strict=True)]
+    sums = [number[side[ids]] for side, ids in zip(sides, tokens, strict=True)]
     return EventIndex(
         partner=tensor(first[events.student_event]),
         student_tokens=tensor(tokens[0]), student_sums=tensor(sums[0]),
@@ -99,8 +99,8 @@ def event_kl(
         ValueError: if shapes do not fit, chunk ids decrease, or logits are NaN or +∞.
     """
     require_type(index, EventIndex, "event_index(events)")
-    plan, both = partial(plan_event_kl, index=index), (student_logits, teacher_logits)
-    return chunk_loss(plan, both, alignment, config or ChunkLossConfig(), sample_mask)
+    plan, logits = partial(plan_event_kl, index=index), (student_logits, teacher_logits)
+    return chunk_loss(plan, logits, alignment, config or ChunkLossConfig(), sample_mask)
 
 
 def same_tokenizer_kl(
@@ -137,11 +137,11 @@ def same_tokenizer_kl(
     return one_pass(student_logits, [plan])[0]
 
 
-def plan_event_kl(both: ChunkedLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
+def plan_event_kl(sides: BothLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
     """Plan `event_kl` for one pass; without an index, compare equal ids."""
-    ours, theirs = both.tokens((0, 0) if index is None else index.widths)
-    firsts = ours.positions[ours.starts], theirs.positions[theirs.starts]
-    return plan_kl(both.student, both.teacher, firsts, config, index)
+    student, teacher = sides.tokens((0, 0) if index is None else index.widths)
+    firsts = student.positions[student.starts], teacher.positions[teacher.starts]
+    return plan_kl(sides.student, sides.teacher, firsts, config, index)
 
 
 def plan_kl(
@@ -152,15 +152,14 @@ def plan_kl(
     index: EventIndex | None = None,
 ) -> Plan:
     """Plan the KL at n positions, over events or, without an index, over equal ids."""
-    ours, theirs = positions
-    count, dtype, temperature = len(ours), work_dtype(student, teacher), config.temperature
-    same = min(student.shape[-1], teacher.shape[-1])
-    width, teacher_width = (same, same) if index is None else index.widths
+    count, dtype, temperature = len(positions[0]), work_dtype(student, teacher), config.temperature
+    shared_width = min(student.shape[-1], teacher.shape[-1])
+    width, teacher_width = (shared_width, shared_width) if index is None else index.widths
     columns, compared = None, teacher
     top_k = getattr(config, "top_k", None)
     if top_k is not None and top_k < teacher_width and count:
-        columns = top_columns(teacher, theirs, teacher_width, top_k)
-        compared = teacher.only(columns)
+        columns = top_columns(teacher, positions[1], teacher_width, top_k)
+        compared = teacher.select(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         """Share each event's teacher mass t among its student tokens, in proportion to p.
@@ -170,15 +169,15 @@ def plan_kl(
         log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
             log_p = log_probabilities(block.logits.index_select(1, columns), temperature)
-            lost, of_columns = _kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
-            back = of_columns.new_zeros(len(of_columns), width)
-            return lost, back.index_copy_(1, columns, of_columns)
+            loss, column_grad = _kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
+            grad = column_grad.new_zeros(len(column_grad), width)
+            return loss, grad.index_copy_(1, columns, column_grad)
         log_p = block.log_probabilities(width, temperature)
         p = block.probabilities(width, temperature)
-        log_t = log_q if index is None else _shared_out(log_p, log_q, index)
+        log_t = log_q if index is None else _share_mass(log_p, log_q, index)
         return _kl(log_p, p, log_t, reverse=config.reverse_kl)
 
-    part = PlanPart(ours, compare, Read(compared, theirs), teacher.shape[2])
+    part = PlanPart(positions[0], compare, Read(compared, positions[1]), teacher.shape[2])
     return Plan([part], count, dtype, temperature)
 
 
@@ -192,8 +191,8 @@ def _kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tens
         means = (p * difference).sum(1, keepdim=True)
         return means.sum(dtype=torch.float64), difference.sub_(means).mul_(p)
     t = log_t.exp()
-    lost = log_t.sub_(log_p).mul_(t).sum(1).sum(dtype=torch.float64)
-    return lost, t.neg_().add_(p)
+    loss = log_t.sub_(log_p).mul_(t).sum(1).sum(dtype=torch.float64)
+    return loss, t.neg_().add_(p)
 
 
 def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -203,17 +202,17 @@ def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
     return sums.clamp_(min=torch.finfo(sums.dtype).tiny).log_().to(log_p.dtype)
 
 
-def _shared_out(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
+def _share_mass(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
     """Return log t `[n, V_student]` for the student's log p and the teacher's log q."""
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):
-        ours, theirs = (
+        student_log, teacher_log = (
             log.index_select(1, tokens).clamp_(min=LOWEST)
             for log, tokens in ((log_p, events.student_tokens), (log_q, events.teacher_tokens))
         )
-        ratio = _log_sums(theirs, events.teacher_sums, events.num_sums)
-        ratio -= _log_sums(ours, events.student_sums, events.num_sums)
+        ratio = _log_sums(teacher_log, events.teacher_sums, events.num_sums)
+        ratio -= _log_sums(student_log, events.student_sums, events.num_sums)
         log_t.index_copy_(
-            1, events.student_tokens, ours + ratio.index_select(1, events.student_sums)
+            1, events.student_tokens, student_log + ratio.index_select(1, events.student_sums)
         )
     return log_t

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import Chunked, ChunkedLogits, chunk_loss, chunk_part, require_type
+from xtok.training.losses.chunks import BothLogits, ChunkBlock, chunk_loss, chunk_part, require_type
 from xtok.training.losses.config import GoldConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
@@ -83,30 +83,30 @@ def gold(
     pairs alone are not a distribution. `pairs` are `exact_pairs(map)`, on the logits' device; with
     `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl` for the rest.
     """
-    plan, both = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
-    return chunk_loss(plan, both, alignment, config or GoldConfig(), sample_mask)
+    plan, logits = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
+    return chunk_loss(plan, logits, alignment, config or GoldConfig(), sample_mask)
 
 
-def plan_gold(both: ChunkedLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
+def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
     """Plan `gold` for one pass."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
     width, teacher_width = pairs.widths
-    ours, theirs = both.tokens(pairs.widths)
+    student, teacher = sides.tokens(pairs.widths)
 
-    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
-        log_q = log_probabilities(inside.teacher_logits[:, :teacher_width], config.temperature)
-        log_r = inside.theirs.means(log_q)
+        log_q = log_probabilities(chunks.teacher_logits[:, :teacher_width], config.temperature)
+        log_r = chunks.teacher.means(log_q)
         with torch.enable_grad():
-            log_s = inside.ours.means(log_p).requires_grad_()
-            lost = _divergence(log_s, log_r, pairs, config)
-            (to_means,) = torch.autograd.grad(lost, log_s)
-        back = inside.ours.to_values(to_means)
+            log_s = chunks.student.means(log_p).requires_grad_()
+            loss = _divergence(log_s, log_r, pairs, config)
+            (mean_grad,) = torch.autograd.grad(loss, log_s)
+        grad = chunks.student.value_gradient(mean_grad)
         p = block.probabilities(width, config.temperature)
-        return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
+        return loss.detach(), grad.addcmul_(p, grad.sum(1, keepdim=True), value=-1)
 
-    part = chunk_part(ours, theirs, compare, both.teacher, 2 * teacher_width)
-    return Plan([part], both.chunks.total, both.dtype, config.temperature)
+    part = chunk_part(student, teacher, compare, sides.teacher, 2 * teacher_width)
+    return Plan([part], sides.chunks.total, sides.dtype, config.temperature)
 
 
 def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:

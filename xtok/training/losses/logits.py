@@ -95,7 +95,7 @@ class HiddenLogits:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits
 
-    def only(self, columns: Tensor) -> HiddenLogits:
+    def select(self, columns: Tensor) -> HiddenLogits:
         """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         bias = None if self.bias is None else self.bias.detach()[columns]
         part = HiddenLogits(
@@ -110,46 +110,46 @@ class HiddenLogits:
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
-    def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
-        """Return the gradient to h Wᵀ + b; overwrites `back`. Masked logits (−∞) get none."""
+    def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient to h Wᵀ + b; overwrites `grad`. Masked logits (−∞) get none."""
         if self.bias is not None:
-            back.masked_fill_(torch.isneginf(logits), 0)
+            grad.masked_fill_(torch.isneginf(logits), 0)
         if self.softcap is not None:
-            back.addcmul_(back, (logits / self.softcap).square_(), value=-1)
-        return back if self.scale == 1 else back.mul_(self.scale)
+            grad.addcmul_(grad, (logits / self.softcap).square_(), value=-1)
+        return grad if self.scale == 1 else grad.mul_(self.scale)
 
-    def add(self, to: Gradients, positions: Tensor, back: Tensor) -> None:
+    def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
         """Add a gradient `[n, V]` returned by `before_cap`, once per position; overwrites it."""
-        to_hidden, to_weight, to_bias = to
-        if to_bias is not None:
-            to_bias += back.sum(0)
+        hidden_grad, weight_grad, bias_grad = gradients
+        if bias_grad is not None:
+            bias_grad += grad.sum(0)
         rows, factor = self._rows(positions), None
         if self.dtype == torch.float16:
-            back *= (factor := self._factor(back, rows))
+            grad *= (factor := self._half_factor(grad, rows))
         with torch.autocast(self.device.type, enabled=False):
-            back = back.to(self.dtype)
-            if to_hidden is not None:
-                of_rows = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
-                to_hidden[batch_indices(self, positions)] = of_rows
-            if to_weight is not None and to_weight.dtype == self.dtype:
-                to_weight.addmm_(back.t(), rows)
-            elif to_weight is not None:
-                to_weight += _unscaled(back.t() @ rows, factor)
+            grad = grad.to(self.dtype)
+            if hidden_grad is not None:
+                row_grads = _unscaled(grad @ self._head, factor).to(hidden_grad.dtype)
+                hidden_grad[batch_indices(self, positions)] = row_grads
+            if weight_grad is not None and weight_grad.dtype == self.dtype:
+                weight_grad.addmm_(grad.t(), rows)
+            elif weight_grad is not None:
+                weight_grad += _unscaled(grad.t() @ rows, factor)
 
-    def culprit(self, positions: Tensor) -> str | None:
+    def find_invalid(self, positions: Tensor) -> str | None:
         """Describe the first NaN or infinite value in the inputs of these logits."""
-        at = batch_indices(self, positions)
-        hidden = self.hidden.detach()[at]
-        if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", at):
-            return culprit
+        indices = batch_indices(self, positions)
+        hidden = self.hidden.detach()[indices]
+        if problem := _describe(~torch.isfinite(hidden), hidden, "hidden states", indices):
+            return problem
         for name, values in (("weight", self.weight), ("bias", self.bias)):
-            if values is not None and (culprit := _first(~torch.isfinite(values), values, name)):
-                return culprit
+            if values is not None and (problem := _describe(~torch.isfinite(values), values, name)):
+                return problem
         return None
 
-    def _factor(self, back: Tensor, rows: Tensor) -> Tensor:
+    def _half_factor(self, grad: Tensor, rows: Tensor) -> Tensor:
         """Return the power of 2 that fits a gradient into float16 products (6e-8 to 65,504)."""
-        size = back.abs()
+        size = grad.abs()
         products = size.sum(1).amax() * self._largest_weight, size.sum(0).amax() * rows.abs().amax()
         largest = torch.stack([size.amax(), *(bound / 2**15 for bound in products)]).amax()
         return largest.clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
@@ -184,7 +184,7 @@ class WholeLogits:
             block = self.logits[rows[:, None], indices[:, None], self.columns]
         return block.to(dtype or work_dtype(self))
 
-    def only(self, columns: Tensor) -> WholeLogits:
+    def select(self, columns: Tensor) -> WholeLogits:
         """Return the logits of k tokens, `[B, T, k]`, without a gradient."""
         return WholeLogits(self.logits.detach(), columns)
 
@@ -193,24 +193,24 @@ class WholeLogits:
         dtype = self.dtype if self.dtype == torch.bfloat16 else work_dtype(self)
         return (_zeros(self.logits, dtype),)
 
-    def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
+    def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of a block of logits, without entries for −∞."""
-        return back.masked_fill_(torch.isneginf(logits), 0)
+        return grad.masked_fill_(torch.isneginf(logits), 0)
 
-    def add(self, to: Gradients, positions: Tensor, back: Tensor) -> None:
+    def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
         """Write the gradient of some logits."""
-        [to_logits] = to
-        if to_logits is not None:
-            to_logits[batch_indices(self, positions)] = back.to(to_logits.dtype)
+        [logit_grad] = gradients
+        if logit_grad is not None:
+            logit_grad[batch_indices(self, positions)] = grad.to(logit_grad.dtype)
 
-    def culprit(self, positions: Tensor) -> str | None:
+    def find_invalid(self, positions: Tensor) -> str | None:
         """Describe the first NaN or +∞ among the logits at n positions."""
         for part in positions.split(256):
-            at = batch_indices(self, part)
-            values = self.logits.detach()[at]
+            indices = batch_indices(self, part)
+            values = self.logits.detach()[indices]
             wrong = torch.isnan(values) | torch.isposinf(values)
-            if culprit := _first(wrong, values, "logits", at):
-                return culprit
+            if problem := _describe(wrong, values, "logits", indices):
+                return problem
         return None
 
 
@@ -253,11 +253,11 @@ def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Ten
             return largest.topk(top_k).indices.sort().values
     largest = torch.full((width,), -torch.inf, device=logits.device, dtype=work_dtype(logits))
     for start in range(0, size, step):
-        at = torch.arange(start, min(start + step, size), device=logits.device)
-        block = logits.at(at)[:, :width]
-        counts = torch.isin(at, compared.to(at.device)) | (block.amax(1) < torch.inf)
-        of_block = block.masked_fill_(~counts[:, None], -torch.inf).amax(0)
-        torch.maximum(largest, of_block, out=largest)
+        positions = torch.arange(start, min(start + step, size), device=logits.device)
+        block = logits.at(positions)[:, :width]
+        valid = torch.isin(positions, compared.to(block.device)) | (block.amax(1) < torch.inf)
+        block_max = block.masked_fill_(~valid[:, None], -torch.inf).amax(0)
+        torch.maximum(largest, block_max, out=largest)
     return largest.topk(top_k).indices.sort().values
 
 
@@ -266,11 +266,11 @@ def batch_indices(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, 
     return positions // like.shape[1], positions % like.shape[1]
 
 
-def _first(wrong: Tensor, values: Tensor, name: str, at: Sequence[Tensor] = ()) -> str | None:
+def _describe(wrong: Tensor, values: Tensor, name: str, at: Sequence[Tensor] = ()) -> str | None:
     if not bool(wrong.any()):
         return None
     first, *others = wrong.nonzero()[0].tolist()
-    index = [int(side[first]) for side in at] or [first]
+    index = [int(coordinate[first]) for coordinate in at] or [first]
     return f"{name} are {values[(first, *others)].item()} at {[*index, *others]}"
 
 

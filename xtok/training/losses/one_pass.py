@@ -72,8 +72,8 @@ class Read(NamedTuple):
 
     def at(self, rows: Rows) -> Tensor:
         """Return the positions for a block."""
-        which = rows.indices if self.per_entry is None else rows.entries[self.per_entry]
-        return self.positions[which]
+        indices = rows.indices if self.per_entry is None else rows.entries[self.per_entry]
+        return self.positions[indices]
 
 
 class PlanPart(NamedTuple):
@@ -96,8 +96,8 @@ class Plan(NamedTuple):
     temperature: float = 1.0
     explain: Callable[[], None] = lambda: None  # raises an error if its input is invalid
     # Other tensors with gradients, and the sums of these gradients.
-    learned: Sequence[tuple[Tensor, Tensor]] = ()
-    value: Tensor | None = None  # of a loss without parts, which `learned` connects
+    gradients: Sequence[tuple[Tensor, Tensor]] = ()
+    value: Tensor | None = None  # of a loss without parts, which `gradients` connects
 
     @property
     def scale(self) -> float:
@@ -117,20 +117,20 @@ def one_pass(
     """
     logits = as_logits(student)
     compares = any(plan.value is None for plan in plans)
-    to: Gradients = logits.gradients() if compares else (None,) * len(logits.inputs)
+    gradients_of: Gradients = logits.gradients() if compares else (None,) * len(logits.inputs)
     dtype = work_dtype(*plans)
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-        sums = _compare(logits, plans, weights, to, dtype)
+        sums = _compare(logits, plans, weights, gradients_of, dtype)
         losses = [
             total * plan.scale if plan.value is None else plan.value.double()
             for plan, total in zip(plans, sums, strict=True)
         ]
         _require_finite(losses, plans, logits)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
-    inputs, gradients = [*logits.inputs], [*to]
+    inputs, gradients = [*logits.inputs], [*gradients_of]
     for plan, weight in zip(plans, weights, strict=True):
-        for tensor, gradient in plan.learned:
+        for tensor, gradient in plan.gradients:
             inputs.append(tensor)
             gradients.append(gradient.mul_(weight * plan.scale))
     loss: Tensor = total.to(dtype)
@@ -147,10 +147,10 @@ def _compare(
     logits: Logits,
     plans: Sequence[Plan],
     weights: Sequence[float | Tensor],
-    to: Gradients,
+    gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return the sum of each plan's losses; add their gradients to `to`."""
+    """Return the sum of each plan's losses; add their gradients to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -159,7 +159,7 @@ def _compare(
         if len(part.positions)
     ]
     for positions, blocks in _blocks(logits, [part for part, _, _ in terms]):
-        _compare_at(logits, terms, positions, blocks, to, dtype)
+        _compare_at(logits, terms, positions, blocks, gradients, dtype)
     return sums
 
 
@@ -168,46 +168,46 @@ def _compare_at(
     terms: Sequence[_Term],
     positions: Tensor,
     blocks: Sequence[Block],
-    to: Gradients,
+    gradients: Gradients,
     dtype: torch.dtype,
 ) -> None:
     """Compare at some positions; on return, all logits of these positions are freed."""
-    values, back = logits.at(positions, dtype), None
-    has_gradient = any(x is not None for x in to)
+    values, grad = logits.at(positions, dtype), None
+    has_gradient = any(x is not None for x in gradients)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
-        back = _compare_block(values[span], terms, in_block, has_gradient=has_gradient)
-        if back is not None:
-            back = logits.before_cap(values[span], back)
+        grad = _compare_block(values[span], terms, in_block, has_gradient=has_gradient)
+        if grad is not None:
+            grad = logits.before_cap(values[span], grad)
             if len(blocks) > 1:
-                values[span].copy_(back)
-    if back is not None:
-        logits.add(to, positions, back if len(blocks) == 1 else values)
+                values[span].copy_(grad)
+    if grad is not None:
+        logits.add_gradient(gradients, positions, grad if len(blocks) == 1 else values)
 
 
 def _compare_block(
     logits: Tensor, terms: Sequence[_Term], in_block: Sequence[InBlock], *, has_gradient: bool
 ) -> Tensor | None:
     """Add the losses of a block to the totals; return their gradient to its logits."""
-    block, back = LogitBlock(logits), None
-    for number, rows, inside in in_block:
+    block, grad = LogitBlock(logits), None
+    for number, rows, indices in in_block:
         part, factor, total = terms[number]
-        of_part = block if inside is None else LogitBlock(logits[inside])
-        lost, to_block = part.compare(of_part, rows)
-        total += lost
+        part_block = block if indices is None else LogitBlock(logits[indices])
+        loss, block_grad = part.compare(part_block, rows)
+        total += loss
         if has_gradient:
-            back = _sum(back, to_block.mul_(factor), logits, inside)
-    return back
+            grad = _add(grad, block_grad.mul_(factor), logits, indices)
+    return grad
 
 
-def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
-    if back is None and more.shape == logits.shape:
-        return more
-    back = torch.zeros_like(logits) if back is None else back
-    if inside is None:
-        back[:, : more.shape[1]] += more
+def _add(total: Tensor | None, grad: Tensor, logits: Tensor, indices: Tensor | None) -> Tensor:
+    if total is None and grad.shape == logits.shape:
+        return grad
+    total = torch.zeros_like(logits) if total is None else total
+    if indices is None:
+        total[:, : grad.shape[1]] += grad
     else:
-        back[:, : more.shape[1]].index_add_(0, inside, more)
-    return back
+        total[:, : grad.shape[1]].index_add_(0, indices, grad)
+    return total
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
@@ -229,8 +229,8 @@ def _with_teachers(
             logits[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
     for span, in_block in blocks:
         with_logits = [
-            (n, rows._replace(teacher_logits=next(logits[n])) if n in logits else rows, inside)
-            for n, rows, inside in in_block
+            (n, rows._replace(teacher_logits=next(logits[n])) if n in logits else rows, indices)
+            for n, rows, indices in in_block
         ]
         yield span, with_logits
 
@@ -244,22 +244,22 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
     """
     if not parts:
         return
-    step, at_once = _block_lengths(logits, parts)
+    step, max_positions = _block_lengths(logits, parts)
     order, bounds, ordered = _order(parts, logits.shape[0] * logits.shape[1], step)
     slices = _slices(parts, ordered, bounds)
     begin, blocks = bounds[0], list[Block]()
     for start, stop in pairwise(bounds):
-        if blocks and stop - begin > at_once:
+        if blocks and stop - begin > max_positions:
             yield order[begin:start], blocks
             begin, blocks = start, []
         in_block: list[InBlock] = []
-        for number, (at, indices) in enumerate(ordered):
+        for number, (ranks, indices) in enumerate(ordered):
             first, last, *entries = next(slices)
             if last > first:
-                inside = None if last - first == stop - start else at[first:last] - start
+                local = None if last - first == stop - start else ranks[first:last] - start
                 ends = zip(entries[::2], entries[1::2], strict=True)
-                rows = Rows(indices[first:last], [slice(*pair) for pair in ends], at.new_empty(0))
-                in_block.append((number, rows, inside))
+                rows = Rows(indices[first:last], [slice(*e) for e in ends], ranks.new_empty(0))
+                in_block.append((number, rows, local))
         blocks.append((slice(start - begin, stop - begin), in_block))
     yield order[begin:], blocks
 
@@ -332,16 +332,16 @@ def _slices(
         yield from ([start, stop] for start, stop in pairwise(bounds))
         return
     columns = []
-    for part, (at, indices) in zip(parts, ordered, strict=True):
-        edges = torch.searchsorted(at, torch.tensor(bounds, device=at.device))
+    for part, (ranks, indices) in zip(parts, ordered, strict=True):
+        edges = torch.searchsorted(ranks, torch.tensor(bounds, device=ranks.device))
         columns += [edges[:-1], edges[1:]]
-        first, last = indices[columns[-2].clamp(max=len(at) - 1)], indices[columns[-1] - 1]
+        first, last = indices[columns[-2].clamp(max=len(ranks) - 1)], indices[columns[-1] - 1]
         for entries in part.entry_positions:
             columns += [torch.searchsorted(entries, first), torch.searchsorted(entries, last + 1)]
     for block in torch.stack(columns, 1).tolist():
-        rest = iter(block)
+        bounds_left = iter(block)
         for part in parts:
-            yield [*islice(rest, 2 + 2 * len(part.entry_positions))]
+            yield [*islice(bounds_left, 2 + 2 * len(part.entry_positions))]
 
 
 class _WithGradient(torch.autograd.Function):
@@ -390,7 +390,7 @@ def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan], student: Lo
         if part.teacher:
             sides.append(("teacher", part.teacher.logits, part.teacher.positions))
         for name, logits, positions in sides:
-            if culprit := logits.culprit(positions):
-                raise ValueError(f"the {name}'s {culprit}")
+            if problem := logits.find_invalid(positions):
+                raise ValueError(f"the {name}'s {problem}")
     if wrong:
         raise ValueError("the loss is not finite: all logits of a compared position are -inf")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from xtok.training.losses.chunks import (
     EPSILON,
-    Chunked,
-    ChunkedLogits,
+    BothLogits,
+    ChunkBlock,
     chunk_loss,
     chunk_part,
     require_type,
@@ -45,51 +45,51 @@ def p_kl(
     logarithm. A learnable `module` gets gradients too. Chunks at position 0 count. See `event_kl`
     for the other arguments, the result and the errors.
     """
-    plan, both = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
-    return chunk_loss(plan, both, alignment, config or PKLConfig(), sample_mask)
+    plan, logits = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
+    return chunk_loss(plan, logits, alignment, config or PKLConfig(), sample_mask)
 
 
-def plan_p_kl(both: ChunkedLogits, module: ProjectionModule, config: PKLConfig) -> Plan:
+def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) -> Plan:
     """Plan `p_kl` for one pass."""
     require_type(module, ProjectionModule, "xtok.ProjectionModule(projection)")
-    (width, teacher_width), compared, temperature = module.shape, both.teacher, config.temperature
-    ours, theirs = both.tokens(module.shape)
+    (width, teacher_width), compared, temperature = module.shape, sides.teacher, config.temperature
+    student, teacher = sides.tokens(module.shape)
     columns = torch.arange(teacher_width)
     if config.top_k is not None and config.top_k < teacher_width:
-        columns = top_columns(compared, theirs.positions, teacher_width, config.top_k)
-        compared = compared.only(columns)
+        columns = top_columns(compared, teacher.positions, teacher_width, config.top_k)
+        compared = compared.select(columns)
     # The map's m entries in these k columns, by column: their starts, [k], the R student tokens
     # that they use, rising, and the index of each entry's token among these, [m].
-    columns = columns.to(both.student.device)
-    first = module.offsets[columns]
-    counts = module.offsets[columns + 1] - first
-    _, entries = ranges(first, counts, int(counts.sum()))
+    columns = columns.to(sides.student.device)
+    starts_in_map = module.offsets[columns]
+    counts = module.offsets[columns + 1] - starts_in_map
+    _, entries = ranges(starts_in_map, counts, int(counts.sum()))
     starts = counts.cumsum(0) - counts
-    used, rows = torch.unique(module.student_ids[entries], return_inverse=True)
+    used_ids, rows = torch.unique(module.student_ids[entries], return_inverse=True)
     weights = module.entry_weights()[entries]
-    of_entries = weights.detach().to(both.dtype).requires_grad_(weights.requires_grad)
-    to_weights = torch.zeros_like(of_entries) if weights.requires_grad else None
+    entry_weights = weights.detach().to(sides.dtype).requires_grad_(weights.requires_grad)
+    weight_grad = torch.zeros_like(entry_weights) if weights.requires_grad else None
 
-    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
         p = block.probabilities(width, temperature)
-        p_used = p.index_select(1, used)
-        logits = inside.teacher_logits[:, : len(columns)]
-        log_r = inside.theirs.means(log_probabilities(logits, temperature))
+        p_used = p.index_select(1, used_ids)
+        teacher_logits = chunks.teacher_logits[:, : len(columns)]
+        log_r = chunks.teacher.means(log_probabilities(teacher_logits, temperature))
         with torch.enable_grad():
-            means = inside.ours.means(p_used).requires_grad_()
-            projected = project_sparse(means, rows, starts, of_entries)
-            lost = _divergence(projected, log_r, reverse=config.reverse_kl)
-            inputs = [means] if to_weights is None else [means, of_entries]
-            to_means, *to_entries = torch.autograd.grad(lost, inputs)
-        if to_weights is not None:
-            to_weights.add_(to_entries[0])
-        back = inside.ours.to_values(to_means).mul_(p_used)
-        mean = back.sum(1, keepdim=True)
-        return lost.detach(), (p * -mean).index_add_(1, used, back)
+            means = chunks.student.means(p_used).requires_grad_()
+            projected = project_sparse(means, rows, starts, entry_weights)
+            loss = _divergence(projected, log_r, reverse=config.reverse_kl)
+            inputs = [means] if weight_grad is None else [means, entry_weights]
+            mean_grad, *entry_grads = torch.autograd.grad(loss, inputs)
+        if weight_grad is not None:
+            weight_grad.add_(entry_grads[0])
+        grad = chunks.student.value_gradient(mean_grad).mul_(p_used)
+        mean = grad.sum(1, keepdim=True)
+        return loss.detach(), (p * -mean).index_add_(1, used_ids, grad)
 
-    part = chunk_part(ours, theirs, compare, compared, max(len(columns), len(used)))
-    learned = [] if to_weights is None else [(weights, to_weights)]
-    return Plan([part], both.chunks.total, both.dtype, temperature, learned=learned)
+    part = chunk_part(student, teacher, compare, compared, max(len(columns), len(used_ids)))
+    gradients = [] if weight_grad is None else [(weights, weight_grad)]
+    return Plan([part], sides.chunks.total, sides.dtype, temperature, gradients=gradients)
 
 
 def _divergence(projected: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:

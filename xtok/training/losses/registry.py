@@ -18,7 +18,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import Chunks, TargetIds, chunked, chunks_in, count_chunks
+from xtok.training.losses.chunks import Chunks, TargetIds, chunks_in, count_chunks, wrap_logits
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -77,8 +77,8 @@ class BatchLoss:
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
         """Return a plan for `one_pass`."""
         mean = self._mean(student_logits, teacher_logits, batch, side)
-        learned = [(mean, torch.ones_like(mean))]
-        return Plan((), 1, work_dtype(mean), learned=learned, value=mean.detach())
+        gradients = [(mean, torch.ones_like(mean))]
+        return Plan((), 1, work_dtype(mean), gradients=gradients, value=mean.detach())
 
 
 class RequiredMap(NamedTuple):
@@ -110,7 +110,7 @@ SPELLINGS = RequiredMap(SpellingMap, SpellingIndex, spelling_index)
 class LossSpec:
     """The definition of a loss: its plan, its inputs and its options."""
 
-    # Takes `ChunkedLogits`, the map if required, and the config; with stored predictions, the
+    # Takes `BothLogits`, the map if required, and the config; with stored predictions, the
     # student's logits and the predictions.
     plan: Callable[..., Plan]
     config: Any = None  # the class of its options
@@ -144,7 +144,7 @@ class _ConfiguredLoss(BatchLoss):
             raise XtokError("the teacher and its predictions are missing", hint=hint)
         chunks = chunks_in(side, self.config.kind, student_logits.device)
         targets = batch.get("targets"), side.get("targets")
-        both = chunked(
+        both = wrap_logits(
             student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs
         )
         maps = [] if self.map is None else [self.map]

@@ -38,17 +38,17 @@ class CompletionTrie(NamedTuple):
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
         for level in range(min(self.depth, longest)):
-            inside = sizes > level
+            is_longer = sizes > level
             key = node * self.width + pieces[(starts + level).clamp(max=len(pieces) - 1)]
             index = torch.searchsorted(self.keys, key).clamp_(max=none - 2)
             following = torch.where(self.keys[index] == key, index + 1, none)
-            node = torch.where(inside, following, node)
+            node = torch.where(is_longer, following, node)
         return node
 
-    def first_of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
+    def expand(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first completions of n nodes: the index of the node, tokens, pieces."""
-        index, at = ranges(self.bounds[nodes], counts, total)
-        return index, self.tokens[at], self.pieces[at]
+        index, indices = ranges(self.bounds[nodes], counts, total)
+        return index, self.tokens[indices], self.pieces[indices]
 
     def counts(self, nodes: Tensor) -> Tensor:
         """Return the number of completions of n nodes."""
@@ -59,7 +59,7 @@ class Events(NamedTuple):
     """The events on which the predictions are compared in N chunks."""
 
     singles: Tensor  # int64 [n], the chunks of one token on each side
-    others: Tensor  # int64 [G], the other chunks that count
+    groups: Tensor  # int64 [G], the other chunks that count
     sizes: tuple[int, int]  # their tokens on each side
     # The completions of the other chunks, int64 [e] each, by chunk:
     chunk: Tensor  # the number of the chunk among the G, rising
@@ -69,7 +69,7 @@ class Events(NamedTuple):
     @property
     def num_chunks(self) -> int:
         """The number of chunks that count."""
-        return len(self.singles) + len(self.others)
+        return len(self.singles) + len(self.groups)
 
 
 class SpellingIndex(NamedTuple):
@@ -79,47 +79,47 @@ class SpellingIndex(NamedTuple):
     teacher_partner: Tensor  # int64 [V_teacher]
     student_rest: Tensor  # int64, the student's tokens that are not shared
     teacher_rest: Tensor
-    of_student: CompletionTrie  # the student's tokens, by their teacher pieces
-    of_teacher: CompletionTrie
+    student_trie: CompletionTrie  # the student's tokens, by their teacher pieces
+    teacher_trie: CompletionTrie
     widths: tuple[int, int]  # (V_student, V_teacher)
 
     def to(self, device: torch.device | str) -> SpellingIndex:
         """Return the index on a device."""
         return to_device(self, device)
 
-    def events(self, ours: ChunkTokens, theirs: ChunkTokens) -> Events:
+    def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
         """Find the completions of N ≥ 1 chunks by the prefixes in the text."""
-        is_one = ours.sizes == 1, theirs.sizes == 1
+        is_one = student.sizes == 1, teacher.sizes == 1
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
-        sizes = [*(kind.sum() for kind in kinds), ours.sizes.amax(), theirs.sizes.amax()]
-        *counts, our_longest, their_longest = torch.stack(sizes).tolist()
-        singles, both, by_theirs, by_ours = map(true_indices, kinds, counts)
+        sizes = [*(kind.sum() for kind in kinds), student.sizes.amax(), teacher.sizes.amax()]
+        *counts, student_longest, teacher_longest = torch.stack(sizes).tolist()
+        singles, many, one_student, one_teacher = map(true_indices, kinds, counts)
         prefixed = []
-        for completions, spelled, chunks, longest in (
-            (self.of_student, theirs, by_theirs, their_longest - 1),
-            (self.of_teacher, ours, by_ours, our_longest - 1),
+        for trie, spelled, chunks, longest in (
+            (self.student_trie, teacher, one_student, teacher_longest - 1),
+            (self.teacher_trie, student, one_teacher, student_longest - 1),
         ):
-            starts, sizes_of = spelled.starts[chunks], spelled.sizes[chunks] - 1
-            nodes = completions.nodes(spelled.ids, starts, sizes_of, longest)
-            several = completions.counts(nodes)
+            starts, prefix_sizes = spelled.starts[chunks], spelled.sizes[chunks] - 1
+            nodes = trie.nodes(spelled.ids, starts, prefix_sizes, longest)
+            several = trie.counts(nodes)
             several = several * (several > 1)
             is_counted[chunks] = several > 0
-            prefixed.append((completions, chunks, nodes, several))
+            prefixed.append((trie, chunks, nodes, several))
         is_other = is_counted & ~is_single
-        of_others = (is_other, *(tokens.sizes * is_other for tokens in (ours, theirs)))
-        sums = [x.sum() for x in (*of_others, prefixed[0][3], prefixed[1][3])]
-        num_others, of_ours, of_theirs, *totals = torch.stack(sums).tolist()
-        parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
-        for (completions, chunks, nodes, several), total in zip(prefixed, totals, strict=True):
-            index, tokens, pieces = completions.first_of(nodes, several, total)
-            sides = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
+        other_sizes = (is_other, *(tokens.sizes * is_other for tokens in (student, teacher)))
+        sums = [x.sum() for x in (*other_sizes, prefixed[0][3], prefixed[1][3])]
+        num_others, num_student, num_teacher, *totals = torch.stack(sums).tolist()
+        parts = [(many, student.ids[student.last(many)], teacher.ids[teacher.last(many)])]
+        for (trie, chunks, nodes, several), total in zip(prefixed, totals, strict=True):
+            index, tokens, pieces = trie.expand(nodes, several, total)
+            sides = (tokens, pieces) if trie is self.student_trie else (pieces, tokens)
             parts.append((chunks[index], *sides))
-        chunk, student, teacher = (torch.cat(part) for part in zip(*parts, strict=True))
-        order, others = torch.argsort(chunk, stable=True), true_indices(is_other, num_others)
+        chunk, student_ids, teacher_ids = (torch.cat(part) for part in zip(*parts, strict=True))
+        order, groups = torch.argsort(chunk, stable=True), true_indices(is_other, num_others)
         return Events(
-            singles, others, (of_ours, of_theirs),
-            torch.searchsorted(others, chunk[order]), student[order], teacher[order],
+            singles, groups, (num_student, num_teacher),
+            torch.searchsorted(groups, chunk[order]), student_ids[order], teacher_ids[order],
         )  # fmt: skip
 
 
@@ -130,39 +130,37 @@ def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     """
     width, columns = spellings.shape
     partners = [np.full(size, -1, np.int64) for size in spellings.shape]
-    ids, theirs = spellings.shared
-    theirs, first = np.unique(theirs, return_index=True)
-    partners[0][ids[first]], partners[1][theirs] = theirs, ids[first]
+    student_ids, teacher_ids = spellings.shared
+    teacher_ids, first = np.unique(teacher_ids, return_index=True)
+    partners[0][student_ids[first]], partners[1][teacher_ids] = teacher_ids, student_ids[first]
     return SpellingIndex(
         student_partner=torch.from_numpy(partners[0]),
         teacher_partner=torch.from_numpy(partners[1]),
         student_rest=torch.from_numpy(np.flatnonzero(partners[0] < 0)),
         teacher_rest=torch.from_numpy(np.flatnonzero(partners[1] < 0)),
-        of_student=_completions(spellings.student_pieces, spellings.student_counts, columns),
-        of_teacher=_completions(spellings.teacher_pieces, spellings.teacher_counts, width),
+        student_trie=_build_trie(spellings.student_pieces, spellings.student_counts, columns),
+        teacher_trie=_build_trie(spellings.teacher_pieces, spellings.teacher_counts, width),
         widths=spellings.shape,
     )
 
 
-def _completions(
-    pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int
-) -> CompletionTrie:
+def _build_trie(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int) -> CompletionTrie:
     starts = np.cumsum(counts, dtype=np.int64) - counts
     tokens = np.flatnonzero(counts > 1)
     node, keys, offset = np.zeros(len(tokens), np.int64), [], 0
     depth = int(counts.max(initial=1)) - 1
     for level in range(depth):
-        inside = np.flatnonzero(counts[tokens] - 1 > level)
-        key = node[inside] * width + pieces[starts[tokens[inside]] + level]
+        is_longer = np.flatnonzero(counts[tokens] - 1 > level)
+        key = node[is_longer] * width + pieces[starts[tokens[is_longer]] + level]
         unique, number = np.unique(key, return_inverse=True)
-        node[inside] = offset + 1 + number
+        node[is_longer] = offset + 1 + number
         keys.append(unique)
         offset += len(unique)
     last = pieces[starts[tokens] + counts[tokens] - 1].astype(np.int64)
-    _, kept = np.unique(node * width + last, return_index=True)  # the lowest token of each
-    kept = kept[np.lexsort((tokens[kept], node[kept]))]
-    bounds = offsets_of(np.bincount(node[kept], minlength=offset + 2))
+    _, order = np.unique(node * width + last, return_index=True)  # the lowest token of each
+    order = order[np.lexsort((tokens[order], node[order]))]
+    bounds = offsets_of(np.bincount(node[order], minlength=offset + 2))
     return CompletionTrie(
         torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])), torch.from_numpy(bounds),
-        torch.from_numpy(tokens[kept]), torch.from_numpy(last[kept]), width, depth,
+        torch.from_numpy(tokens[order]), torch.from_numpy(last[order]), width, depth,
     )  # fmt: skip

@@ -65,42 +65,42 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
             f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, but the student's logits "
             f"are {list(student.shape)}, [B, T, V]"
         )
-    counts = stored.valid != 0
-    counts[:, :1] = False
-    [tokens] = counts.flatten().nonzero(as_tuple=True)
+    is_counted = stored.valid != 0
+    is_counted[:, :1] = False
+    [tokens] = is_counted.flatten().nonzero(as_tuple=True)
     dtype = work_dtype(student)
     top_ids, top_logprobs, rest_logprob, _ = (x.flatten(0, 1) for x in vars(stored).values())
 
-    def stored_at(numbers: Tensor) -> list[Tensor]:
+    def gather_stored(numbers: Tensor) -> list[Tensor]:
         return [x[tokens[numbers]] for x in (top_ids, top_logprobs, rest_logprob)]
 
     def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)
-        top, logprobs, rests = stored_at(entries.indices)
+        top, logprobs, rests = gather_stored(entries.indices)
         ids, log_p = _candidates(top, logprobs.to(dtype), width)
         log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
         # Sum the student's rest over the other tokens: 1 − Σ q_k is inaccurate if it is small.
         # Column `width` belongs to unused entries.
-        others = torch.nn.functional.pad(log_q, (0, 1))
-        of_candidates = others.gather(1, ids)
-        others[:, width] = -torch.inf
-        rest = others.scatter_(1, ids, -torch.inf).logsumexp(1)
-        is_empty = torch.isneginf(rest)
-        rest = rest.masked_fill(is_empty, FLOOR)
-        lost = torch.where(p > 0, p * (log_p - of_candidates), 0).sum()
-        lost = lost + torch.where(p_rest > 0, p_rest * (log_rest - rest), 0).sum()
+        log_others = torch.nn.functional.pad(log_q, (0, 1))
+        candidate_logprobs = log_others.gather(1, ids)
+        log_others[:, width] = -torch.inf
+        log_q_rest = log_others.scatter_(1, ids, -torch.inf).logsumexp(1)
+        is_empty = torch.isneginf(log_q_rest)
+        log_q_rest = log_q_rest.masked_fill(is_empty, FLOOR)
+        loss = torch.where(p > 0, p * (log_p - candidate_logprobs), 0).sum()
+        loss = loss + torch.where(p_rest > 0, p_rest * (log_rest - log_q_rest), 0).sum()
         mass = p.sum(1) + p_rest.masked_fill(is_empty, 0)
-        back = (block.probabilities(width) * mass[:, None]).scatter_add_(
+        grad = (block.probabilities(width) * mass[:, None]).scatter_add_(
             1, ids.clamp(max=width - 1), -p
         )
-        back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
+        grad -= log_others[:, :width].sub_(log_q_rest[:, None]).exp_().mul_(p_rest[:, None])
         total = p.sum(1) + p_rest
         is_wrong = exceeds(total, 1) | total.isnan()
-        return lost.masked_fill(is_wrong.any(), torch.nan), back
+        return loss.masked_fill(is_wrong.any(), torch.nan), grad
 
     def explain() -> None:
-        _check_candidates(stored_at(torch.arange(len(tokens), device=tokens.device)), width)
+        _check_candidates(gather_stored(torch.arange(len(tokens), device=tokens.device)), width)
 
     return Plan([PlanPart(tokens - 1, compare)], len(tokens), dtype, explain=explain)
 
@@ -116,19 +116,19 @@ def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tens
     sorted_ids, order = ids.sort(1)
     is_twice = torch.zeros_like(is_none)
     is_twice[:, 1:] = (sorted_ids[:, 1:] == sorted_ids[:, :-1]) & (sorted_ids[:, 1:] < width)
-    wrong = (top_ids < -1) | (top_ids >= width) | is_none.scatter(1, order, is_twice)
-    logprobs = top_logprobs.masked_fill(is_none, -torch.inf).masked_fill(wrong, torch.nan)
+    is_wrong = (top_ids < -1) | (top_ids >= width) | is_none.scatter(1, order, is_twice)
+    logprobs = top_logprobs.masked_fill(is_none, -torch.inf).masked_fill(is_wrong, torch.nan)
     return ids.clamp(max=width), logprobs
 
 
 def _check_candidates(stored: Sequence[Tensor], width: int) -> None:
     """Raise a `ValueError` if the candidates at n positions are invalid."""
     ids, logprobs, rest = (x.cpu().double().numpy() for x in stored)
-    kept = (ids != -1) & ~np.isneginf(logprobs)
+    used = (ids != -1) & ~np.isneginf(logprobs)
     rest[np.isnan(rest)] = np.inf
     topk = TopK(
         token_ids=np.full(len(ids), -1), bounds=np.arange(len(ids) + 1),
-        starts=offsets_of(kept.sum(1)), ids=ids[kept].astype(np.int64), logprobs=logprobs[kept],
+        starts=offsets_of(used.sum(1)), ids=ids[used].astype(np.int64), logprobs=logprobs[used],
         rest_logprob=rest, realized_logprob=np.full(len(ids), np.nan),
     )  # fmt: skip
     checked(topk, width, begins=False, is_projected=True)

@@ -27,7 +27,7 @@ from xtok.training.heads import (
     router_loss,
     run,
 )
-from xtok.training.losses.cross_entropy import cross_entropy, weights_of
+from xtok.training.losses.cross_entropy import cross_entropy, loss_weights
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.objective import LossTerms, Objective
 
@@ -61,11 +61,11 @@ class DistillationMixin:
     distillation_collator: Any  # of the batches: a `DistillationCollator` or a `TopKCollator`
     teachers: Sequence[Any]  # models; None for stored predictions
     router_aux_loss_coef: float | None = None  # TRL's; the model's own if None
-    _headed: Any = None  # the model that `_heads` belong to
+    _heads_model: Any = None  # the model that `_heads` belong to
     _heads: Sequence[Head | None] = ()  # of the student and its teachers
     _notes: Sequence[str] = ()
     _evaluation: _EvaluationSums | None = None  # while one runs
-    _explained = False  # whether `EVALUATION_NOTE` has been printed
+    _is_explained = False  # whether `EVALUATION_NOTE` has been printed
 
     def __init__(
         self, *args: Any, hidden_states: bool | None = None, audit: bool = True, **kwargs: Any
@@ -104,14 +104,14 @@ class DistillationMixin:
             batch["totals"] = summed
         dynamic = self.objective.combine.dynamic_scaling
         if dynamic and len(batches) * self.accelerator.num_processes > 1:
-            whole = self._whole(batches)
+            whole = self._step_means(batches)
             for batch in batches:
                 batch["whole"] = whole
         return summed
 
-    def _whole(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-        again = rng_restored(self.accelerator.device)
-        with torch.no_grad(), self.compute_loss_context_manager(), again:
+    def _step_means(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        rng_context = rng_restored(self.accelerator.device)
+        with torch.no_grad(), self.compute_loss_context_manager(), rng_context:
             self.model_wrapped.train()
             terms = [self._terms(self.model_wrapped, batch) for batch in batches]
         parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
@@ -136,7 +136,7 @@ class DistillationMixin:
         """
         batch = self.prepared(inputs)
         if "totals" not in batch and not torch.is_grad_enabled():
-            loss, outputs = self._evaluated(model, inputs, batch, return_outputs)
+            loss, outputs = self._evaluate_batch(model, inputs, batch, return_outputs)
         else:
             outputs = run(model, batch) if return_outputs else None
             terms = self._terms(model, batch, outputs)
@@ -146,7 +146,7 @@ class DistillationMixin:
                 loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
-    def _evaluated(
+    def _evaluate_batch(
         self, model: Any, inputs: dict[str, Any], batch: dict[str, Any], return_outputs: bool
     ) -> tuple[Tensor, Any]:
         evaluation, size = self._evaluation, len(batch["input_ids"])
@@ -155,8 +155,8 @@ class DistillationMixin:
         if num_rows < size:
             batch = self.prepared(inputs, max(1, num_rows))
         count = batch["count"] = self.objective.count(batch)
-        student, theirs, router = self._forward(model, batch, outputs)
-        means = self.objective.means(student, theirs, batch).float()
+        student, teachers, router = self._forward(model, batch, outputs)
+        means = self.objective.means(student, teachers, batch).float()
         router = means.new_zeros(()) if router is None else router.to(means)
         means = torch.cat([means, router[None]])
         if evaluation is not None:
@@ -164,9 +164,9 @@ class DistillationMixin:
             sums = [*torch.stack([means * numbers, numbers], 1)]
             if isinstance(collator := self.distillation_collator, DistillationCollator):
                 sides = [batch, *batch["teachers"]]
-                own, *sizes = [collator.target_bytes(n, side) for n, side in enumerate(sides)]
-                sums.append(torch.stack([sums[0][0], own.sum().to(means)]))
-                by_teacher = zip(theirs, batch["teachers"], sizes, strict=True)
+                sizes = [collator.target_bytes(n, side) for n, side in enumerate(sides)]
+                sums.append(torch.stack([sums[0][0], sizes[0].sum().to(means)]))
+                by_teacher = zip(teachers, batch["teachers"], sizes[1:], strict=True)
                 sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
             evaluation.add(torch.stack(sums) * (num_rows > 0))
         return self._combined(means)["loss"], outputs
@@ -175,7 +175,7 @@ class DistillationMixin:
         """Combine the means of the cross-entropy, of each teacher and of the router's loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
-        weights = weights_of(self.objective.combine, distillation, cross_entropy)
+        weights = loss_weights(self.objective.combine, distillation, cross_entropy)
         loss = weights[0] * distillation + weights[1] * cross_entropy + router
         return {"loss": loss, "cross_entropy": cross_entropy, "distillation": distillation}
 
@@ -205,16 +205,16 @@ class DistillationMixin:
             return output
         sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
-        first = 2 + len(self.objective.losses)  # of the bits per byte
-        metrics = self._combined(means[:first])
-        numbered = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
-        names = ["", *(numbered if len(numbered) > 1 else ["teacher_"])]
-        for name, nats, num_bytes in zip(names, means[first:], numbers[first:], strict=False):
+        start = 2 + len(self.objective.losses)  # of the bits per byte
+        metrics = self._combined(means[:start])
+        prefixes = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
+        names = ["", *(prefixes if len(prefixes) > 1 else ["teacher_"])]
+        for name, nats, num_bytes in zip(names, means[start:], numbers[start:], strict=False):
             if num_bytes:
                 metrics[f"{name}bits_per_byte"] = nats / math.log(2)
         output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
-        if not self._explained:
-            self._explained = True
+        if not self._is_explained:
+            self._is_explained = True
             self.accelerator.print(f"note: {EVALUATION_NOTE}", file=sys.stderr)
         return output
 
@@ -228,9 +228,9 @@ class DistillationMixin:
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
     def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
-        student, theirs, router = self._forward(model, batch, outputs)
+        student, teachers, router = self._forward(model, batch, outputs)
         totals, whole = batch.get("totals"), batch.get("whole")
-        return self.objective.terms(student, theirs, batch, totals, whole, router)
+        return self.objective.terms(student, teachers, batch, totals, whole, router)
 
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
@@ -243,27 +243,27 @@ class DistillationMixin:
             outputs.logits = outputs.logits[: len(batch["input_ids"])]
         runs = zip(self.teachers, batch["teachers"], self._heads[1:], strict=True)
         with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
-            theirs = [None if t is None else logits_of(t, side, head) for t, side, head in runs]
-        return outputs.logits, theirs, router_loss(model, outputs, self.router_aux_loss_coef)
+            logits = [None if t is None else logits_of(t, side, head) for t, side, head in runs]
+        return outputs.logits, logits, router_loss(model, outputs, self.router_aux_loss_coef)
 
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
         """Check the ids of each batch; on the first, find the heads and audit it."""
         sides = [batch, *batch["teachers"]]
         for number, (model, side) in enumerate(zip(models, sides, strict=True)):
             require_id_rows(model, side, number)
-        if self._headed is not models[0]:  # an evaluation has the model without its wrapper
+        if self._heads_model is not models[0]:  # an evaluation has the model without its wrapper
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
             for note in notes if notes != self._notes else ():
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
-            self._headed, self._notes = models[0], notes
+            self._heads_model, self._notes = models[0], notes
         if self.audit:
             self.audit = False
             with evaluating(self.teachers), self.accelerator.autocast():
-                own = audit(models, batch, self.distillation_collator, self._heads)
-            audits = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
+                findings = audit(models, batch, self.distillation_collator, self._heads)
+            audits = gather_object([findings]) if self.accelerator.num_processes > 1 else [findings]
             if self.accelerator.is_main_process:
-                Audit.of_processes(audits).report()
+                Audit.from_processes(audits).report()
 
 
 class _Sums:

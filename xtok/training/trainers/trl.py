@@ -130,8 +130,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        own = (*_NAMES, "teacher_context")
-        self._signature_columns += [name for name in own if name not in self._signature_columns]
+        columns = (*_PROMPT_FIELDS, "teacher_context")
+        self._signature_columns += [name for name in columns if name not in self._signature_columns]
 
     def _fill_buffer(self, generation_batch: Any, buffer_steps: int) -> None:
         super()._fill_buffer(generation_batch, buffer_steps)
@@ -145,8 +145,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             return inputs["_xtok"]  # type: ignore[no-any-return]
         rows = inputs.get(_TEACHER_SIDE, ())[:num_rows]
         fields = {name: [row.get(name) for row in rows] or None for name in TEACHER_FIELDS}
-        own = (inputs[name][:num_rows] for name in ("input_ids", "attention_mask", "labels"))
-        batch = self.distillation_collator.from_student_ids(*own, **fields)
+        tensors = (inputs[name][:num_rows] for name in ("input_ids", "attention_mask", "labels"))
+        batch = self.distillation_collator.from_student_ids(*tensors, **fields)
         return prepare(batch, self.accelerator.device)
 
 
@@ -158,7 +158,7 @@ def _options(loss: LossArgument, temperature: float) -> Any:
 
 
 _TEACHER_SIDE = "xtok_teacher_side"
-_NAMES = ("teacher_messages", "teacher_prompt")
+_PROMPT_FIELDS = ("teacher_messages", "teacher_prompt")
 
 
 def _with_teacher_side(collate: Any, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _with_teacher_side(collate: Any, examples: Sequence[dict[str, Any]]) -> dict
 def _teacher_side(example: Mapping[str, Any], location: str) -> dict[str, Any]:
     prompt, completion = _prompt_and_answer(example)
     is_chat = bool(prompt) and not isinstance(prompt, str)
-    names = [name for name in _NAMES if example.get(name)]
+    names = [name for name in _PROMPT_FIELDS if example.get(name)]
     if len(names) > 1:
         problem = f"{location}: both teacher_messages and teacher_prompt are set"
         raise XtokError(problem, hint="keep one of them")
