@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import COMMANDS, make_app
-from xtok.cli.command import expanded
+from xtok.cli.command import full_path
 from xtok.cli.help import described
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
@@ -443,7 +443,7 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("-/", "-/m.pt"),
         ("~/f.pt", "/home/me/f.pt"),
     ):
-        assert output_path(expanded(output), "m.pt", Path("a/input.pt")) == Path(path)
+        assert output_path(full_path(output), "m.pt", Path("a/input.pt")) == Path(path)
     assert output_path(None, "m.pt", Path("a/input.pt")) == Path("a/m.pt")
     assert output_path(None, "m.pt", Path("a")) == output_path(None, "m.pt") == Path("m.pt")
 

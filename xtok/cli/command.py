@@ -54,18 +54,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         typed_names = {name for name in options if is_given(context, name)}
         try:
             values = {name: option.value(typed[name]) for name, option in options.items()}
-            made = {n: _config(config, values, typed_names) for n, config in configs.items()}
+            by_name = {n: _config(config, values, typed_names) for n, config in configs.items()}
         except ValueError as error:
             message = words.as_typed(_with_flags(str(error), options))
             raise typer.BadParameter(message) from error
-        for config in made.values():
+        for config in by_name.values():
             values |= vars(config)
         notes = [
             *words.notes,
             *_preset_notes(options, configs.values(), values, typed_names),
             *_effect_notes(options, typed_names, values),
         ]
-        arguments = {**values, **made, "context": context}
+        arguments = {**values, **by_name, "context": context}
         with _silence(values["quiet"]):
             console.print_notes(notes)
             try:
@@ -75,9 +75,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-    shown = sorted(options.values(), key=lambda o: _PANELS_AT_THE_END.get(o.panel or "", 0))
-    hidden = _of_nemo(function.__name__.replace("_", "-"), options)
-    parameters = [context, *(option.parameter for option in (*shown, *hidden))]
+    ordered = sorted(options.values(), key=lambda o: _PANELS_AT_THE_END.get(o.panel or "", 0))
+    hidden = _nemo_options(function.__name__.replace("_", "-"), options)
+    parameters = [context, *(option.parameter for option in (*ordered, *hidden))]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
@@ -95,7 +95,7 @@ def _declared(function: Callable[..., None], types: Mapping[str, Any]) -> Iterat
     yield Option("quiet", bool, _QUIET)
 
 
-def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
+def _nemo_options(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
     for name, target in nemo_options(command, options):
         kind, parser = bool if target is None else str, None
         if target and target in options:
@@ -107,7 +107,7 @@ def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
             yield Option(name, str | None, option(None, "", short=short, hidden=True))
 
 
-def expanded(text: str) -> str:
+def full_path(text: str) -> str:
     """Return a path or glob with `~` expanded, and its final slash kept."""
     if not text:
         raise typer.BadParameter("the path is empty")
@@ -116,7 +116,7 @@ def expanded(text: str) -> str:
 
 def read_path(text: str) -> Path:
     """Return a path with `~` expanded."""
-    return Path(expanded(text))
+    return Path(full_path(text))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Option:
     name: str
     type: Any
     field: Field[Any]
-    panel_of_config: str | None = None
+    config_panel: str | None = None
 
     @property
     def details(self) -> OptionDetails:
@@ -142,7 +142,7 @@ class Option:
     @property
     def panel(self) -> str | None:
         """The section of the help; None for arguments, which have their own."""
-        return None if self.details.argument else self.details.panel or self.panel_of_config
+        return None if self.details.argument else self.details.panel or self.config_panel
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -230,8 +230,8 @@ def _preset_notes(
 ) -> list[str]:
     presets = [f for config in configs if hasattr(config, "for_loss") for f in fields(config)]
     changed = [f.name for f in presets if f.name not in typed_names and values[f.name] != f.default]
-    chosen = [options[name].as_typed(values[name]) for name in changed]
-    return [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
+    flags = [options[name].as_typed(values[name]) for name in changed]
+    return [f"--for {values['for_loss']} chose {' '.join(flags)}"] if flags else []
 
 
 def _effect_notes(
@@ -244,9 +244,9 @@ def _effect_notes(
     """
     notes = []
     for typed in (options[name] for name in options if name in typed_names):
-        needed = _conditions(typed.details.needs, options, values)
-        if needed and not any(needed.values()):
-            raise typer.BadParameter(f"{typed.flag} needs {' or '.join(needed)}")
+        conditions = _conditions(typed.details.needs, options, values)
+        if conditions and not any(conditions.values()):
+            raise typer.BadParameter(f"{typed.flag} needs {' or '.join(conditions)}")
         useless = _conditions(typed.details.no_effect_with, options, values)
         reasons = [words for words, holds in useless.items() if holds]
         notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]

@@ -37,18 +37,18 @@ def progress_bar(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
 
 
 def _new_lines(label: str, total: int) -> Callable[..., object]:
-    start, done = time.monotonic(), 0
+    start, num_done = time.monotonic(), 0
     printed = start
 
     def advance(size: int, tokens: int = 0) -> None:
-        nonlocal done, printed
-        done += size
+        nonlocal num_done, printed
+        num_done += size
         now = time.monotonic()
         if total and now - printed >= EVERY:
             printed = now
-            left = (now - start) * max(total - done, 0) / max(done, 1)
-            share = f"{min(done / total, 1):.0%}"
-            if done >= total / 100:  # earlier estimates are too noisy
+            left = (now - start) * max(total - num_done, 0) / max(num_done, 1)
+            share = f"{min(num_done / total, 1):.0%}"
+            if num_done >= total / 100:  # earlier estimates are too noisy
                 time_left = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
                 share += f", about {time_left} left"
             with suppress(OSError, ValueError):  # stderr is closed

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok.cli.command import command, expanded
+from xtok.cli.command import command, full_path
 from xtok.cli.options import JSON, MAP, MapOptions, OptionalModels, print_map
 from xtok.config import option
 
@@ -20,7 +20,7 @@ def convert(
         "Output: .safetensors, or .pt for NeMo-RL (a spelling map becomes NAME.pt and "
         "NAME.reverse.pt).",
         argument="OUTPUT",
-        parser=expanded,
+        parser=full_path,
     ),
     output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
     normalize: bool = option(False, "Divide each row of learned weights by its sum.", flag=True),
@@ -39,8 +39,8 @@ def convert(
         models, target = replace(models, student=target, teacher=models.student), None
     if target is None and output is None:
         local = Path(map_path.name) if is_on_hub(map_path) else map_path
-        other = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
-        raise typer.BadParameter(f"give an output: xtok convert {map_path} {other}")
+        default_target = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
+        raise typer.BadParameter(f"give an output: xtok convert {map_path} {default_target}")
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_map_output(target or output or "")

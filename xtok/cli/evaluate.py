@@ -2,7 +2,7 @@
 
 import xtok
 from xtok.cli import console
-from xtok.cli.command import command, expanded, show
+from xtok.cli.command import command, full_path, show
 from xtok.cli.options import (
     MODEL,
     TEXT_FIELD,
@@ -27,7 +27,7 @@ def evaluate(
         "Map files of one pair, measured side by side, then the two models: " + MODEL,
         ...,
         argument="MAP... STUDENT TEACHER",
-        parser=expanded,
+        parser=full_path,
     ),
     text: list[str] = text_option("Text or conversations to measure on: ", required=True),
     field: str = TEXT_FIELD,

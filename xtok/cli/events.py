@@ -54,8 +54,8 @@ def events(
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
     if not (skip_existing and path.is_file()):  # an existing map stays
-        of_file = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
-        check_map_output(path, of_file.SUFFIXES, or_folder=True)
+        map_class = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
+        check_map_output(path, map_class.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)

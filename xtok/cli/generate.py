@@ -57,4 +57,4 @@ def generate(
         progress=console.progress_bar,
     )
     name = nemo_name(context, models.both(), config) or map_name(projection, "generate")
-    output.write_of_stage(projection, name)
+    output.write_stage(projection, name)

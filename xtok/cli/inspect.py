@@ -61,14 +61,14 @@ def inspect(
         raise typer.BadParameter("--text needs --against and --student-model")
     check_texts(text, field)
     any_map = map_options.load_any(map_path)
-    where = "a second map is --against {0}, models are -s and -t"
-    check_tokens(tokens, where, any_map.student.table)
+    hint = "a second map is --against {0}, models are -s and -t"
+    check_tokens(tokens, hint, any_map.student.table)
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
     ids, error = any_map.student.find_ids([*tokens, *token_id])
     if error is not None and not ids:
         raise error
-    shown = xtok.inspect(
+    inspection = xtok.inspect(
         any_map,
         ids,
         config,
@@ -78,6 +78,6 @@ def inspect(
         field=field,
         names=[] if against is None else [str(map_path), str(against)],
     )
-    show(shown, print_inspection, json=json)
+    show(inspection, print_inspection, json=json)
     if error is not None:  # of some tokens
         raise error

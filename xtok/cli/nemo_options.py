@@ -127,7 +127,7 @@ class Command(TyperCommand):
             ctx.meta[help.ALL], args = True, ["--help"]
         if self.name == "build" and "--loss" in {arg.partition("=")[0] for arg in args}:
             raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
-        rest = self._parsed(ctx, args)
+        remaining = self._parse(ctx, args)
         hidden = [param.name for param in self.params if getattr(param, "hidden", False)]
         values = {name: ctx.params.pop(name) for name in hidden}
         typed = {name: value for name, value in values.items() if is_given(ctx, name)}
@@ -137,9 +137,9 @@ class Command(TyperCommand):
         is_nemo = typed or is_given(ctx, _TYPICAL.get(str(self.name), ""))
         if is_nemo and self.name != _IGNORING:
             self._set_output(ctx, typed)
-        return rest
+        return remaining
 
-    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
+    def _parse(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:  # Typer's validator has other words
@@ -162,8 +162,8 @@ class Command(TyperCommand):
         free = [name for name in arguments if name not in by_argument]
         if by_argument and len(typed) > len(free):
             name = next(iter(models))
-            once = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
-            raise typer.BadParameter(once, ctx=ctx)
+            problem = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
+            raise typer.BadParameter(problem, ctx=ctx)
         if by_argument:
             moved = dict(zip(free, typed, strict=False))
             ctx.params |= {**dict.fromkeys(arguments), **by_argument, **moved}
@@ -175,9 +175,9 @@ class Command(TyperCommand):
             if self.name == _IGNORING and is_unused:
                 words.notes.append(f"{_flag(name)} has no effect in {self.name}")
             elif name in FIXED:
-                _, only, why = FIXED[name]
-                if value != only:
-                    raise typer.BadParameter(f"{_flag(name)}: {why}", ctx=ctx)
+                _, allowed, reason = FIXED[name]
+                if value != allowed:
+                    raise typer.BadParameter(f"{_flag(name)}: {reason}", ctx=ctx)
             elif name not in _OUTPUT_OPTIONS:
                 for target, fixed in sets.items():
                     if fixed is not None:

@@ -16,7 +16,7 @@ import typer
 
 import xtok
 from xtok.cli import console
-from xtok.cli.command import expanded
+from xtok.cli.command import full_path
 from xtok.cli.stdout import print_path, print_result
 from xtok.config import (
     LOSS_INFO,
@@ -63,9 +63,9 @@ def map_files(incomplete: str) -> list[str]:
     return names if has_map and is_plain else []
 
 
-def map_option(help: str, default: Any = None, **about: Any) -> Any:
+def map_option(help: str, default: Any = None, **extra: Any) -> Any:
     """Return an option or argument for one or several maps."""
-    return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **about})
+    return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **extra})
 
 
 MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
@@ -97,10 +97,10 @@ CHAT_TEMPLATE = option(
 )
 
 
-def text_option(help: str, *, required: bool = False, **about: Any) -> Any:
+def text_option(help: str, *, required: bool = False, **extra: Any) -> Any:
     """Return an option for text files; the help ends with their formats."""
     default: Any = ... if required else []
-    return option(default, f"{help}{_FILES}", metavar="FILE", parser=expanded, panel=MAIN, **about)
+    return option(default, f"{help}{_FILES}", metavar="FILE", parser=full_path, panel=MAIN, **extra)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +229,11 @@ class ModelOptions(Models):
     )
 
 
-def check_tokens(tokens: Sequence[str], where: str, table: TokenTable | None) -> None:
-    """Raise a usage error if a token is a file name; `where` is the option for the file."""
+def check_tokens(tokens: Sequence[str], hint: str, table: TokenTable | None) -> None:
+    """Raise a usage error if a token is a file name; `hint` is the option for the file."""
     for token in tokens:
         if os.path.exists(token) and not (table and table.ids_of(token)):
-            raise typer.BadParameter(f"{token} is not a token; {where.format(token)}")
+            raise typer.BadParameter(f"{token} is not a token; {hint.format(token)}")
 
 
 def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Path], Models]:
@@ -287,19 +287,19 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
         f"Output: {file}; or a folder. Default: {default}",
         metavar="FILE",
         short="-o",
-        parser=expanded,
+        parser=full_path,
         panel=MAIN,
     )
 
 
-def output_path(output: str | None, name: str, beside: Path | None = None) -> Path:
+def output_path(output: str | None, name: str, refined: Path | None = None) -> Path:
     """Return the output's path; in a folder, `name` is added.
 
     A path is a folder if it exists as one, ends in a slash, or has no suffix and is not a file. The
-    default is the folder of the refined file `beside`, or the current folder.
+    default is the folder of the refined file `refined`, or the current folder.
     """
     if output is None:
-        return Path(name) if beside is None or not beside.is_file() else beside.with_name(name)
+        return Path(name) if refined is None or not refined.is_file() else refined.with_name(name)
     path = Path(output)
     if output == "-":  # stdout, which `check_map_output` rejects
         return path
@@ -337,7 +337,7 @@ class Output(Config):
         print_written(projection.reports, path, json=self.json)
         return path
 
-    def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
+    def write_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write the map of a NeMo-RL stage, and recommend a better map for training."""
         from xtok.maps.provenance import is_counted
 

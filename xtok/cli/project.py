@@ -5,7 +5,7 @@ from typing import Literal
 
 import xtok
 from xtok.cli import console
-from xtok.cli.command import command, expanded, show
+from xtok.cli.command import command, full_path, show
 from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option
 from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
@@ -20,7 +20,7 @@ def project(
         "DistillKit's Parquet, or JSON lines with the responses of vLLM (prompt_logprobs) or "
         "SGLang, also as .gz or .zst.",
         argument="TEACHER_TOPK",
-        parser=expanded,
+        parser=full_path,
     ),
     models: Models,
     back_map: Path | None = BACK_MAP_FILE,

@@ -46,20 +46,20 @@ def render(
     target = None if output is None else check_render_output(output, file)
     chats = read_conversations(file)  # fails early
     tokenizer = loading.tokenizer(model_argument)
-    done = render_file(
+    result = render_file(
         tokenizer, chats, target or result_stream().buffer, template=chat_template,
         add_generation_prompt=add_generation_prompt,
         progress=silent if target is None else console.progress_bar,  # lines show the progress
     )  # fmt: skip
     console.print_note(
-        f"conversations: {done.conversations:,}; tokens: {done.tokens:,}, of these the "
-        f"assistant's: {done.targets:,}"
+        f"conversations: {result.conversations:,}; tokens: {result.tokens:,}, of these the "
+        f"assistant's: {result.targets:,}"
     )
-    if done.teacher_differs:
+    if result.teacher_differs:
         console.print_note(
             f"conversations with teacher_messages, which are not written: "
-            f"{done.teacher_differs:,}; additional tokens there: {done.extra_tokens:,}"
+            f"{result.teacher_differs:,}; additional tokens there: {result.extra_tokens:,}"
         )
-    console.print_notes(f"{note} (conversations: {n:,})" for note, n in done.notes.items())
+    console.print_notes(f"{note} (conversations: {n:,})" for note, n in result.notes.items())
     if target is not None:
         print_path(target)

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from xtok.cli import console
-from xtok.cli.command import command, expanded
+from xtok.cli.command import command, full_path
 from xtok.cli.options import (
     MODEL,
     TEXT_FIELD,
@@ -28,7 +28,7 @@ def report(
         "A map file, or two of one pair to compare; then the two models: " + MODEL,
         ...,
         argument="MAP... [STUDENT TEACHER]",
-        parser=expanded,
+        parser=full_path,
     ),
     text: list[str] = text_option("With both models: text to measure the maps on: "),
     models: ModelOptions,

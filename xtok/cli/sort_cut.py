@@ -20,4 +20,4 @@ def sort_cut(
     files.check()
     projection = xtok.ProjectionMap.load(files.source(), preserve_last=preserve_last)
     projection = xtok.sort_cut(projection, config)
-    files.write_of_stage(projection, refined_name(files.source(), "sort-cut", projection))
+    files.write_stage(projection, refined_name(files.source(), "sort-cut", projection))

@@ -63,9 +63,9 @@ def transplant(
     """
     batches = read_batches(text_shards(text) if text else (), field)
     texts = (text[:CHARACTERS] for batch in batches for text in batch.texts if text.strip())
-    done = xtok.transplant(
+    result = xtok.transplant(
         model, tokenizer, output, init=init, shrink=shrink, documents=[*islice(texts, DOCUMENTS)],
         pad_to_multiple_of=pad_to_multiple_of, progress=console.progress_bar,
     )  # fmt: skip
-    console.print_notes(done.notes)
-    show(done, print_transplant, json=json)
+    console.print_notes(result.notes)
+    show(result, print_transplant, json=json)

@@ -58,11 +58,11 @@ def vocab(
     tokenizer = loading.tokenizer(model)
     check_tokens(tokens, "a second model is -t {0}", tokenizer.table)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
-    shown: list[Any] | None = [*tokens, *token_id]
-    if not shown:
+    items: list[Any] | None = [*tokens, *token_id]
+    if not items:
         roles = tokenizer.table.roles_by_id
-        shown = None if json or output else [i for i in sorted(roles) if roles[i] != ("reserved",)]
-    table = xtok.vocab(tokenizer, shown, teacher_model=teacher, progress=console.progress_bar)
+        items = None if json or output else [i for i in sorted(roles) if roles[i] != ("reserved",)]
+    table = xtok.vocab(tokenizer, items, teacher_model=teacher, progress=console.progress_bar)
     if output is not None:
         table.save(output)
         print_path(output)

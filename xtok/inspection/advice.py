@@ -79,9 +79,9 @@ def advise(
     measured = ""
     if pair.text is not None:
         forward, back = pair.text.conditional_entropy
-        lost = 0.0 if pair.text.left_out is None else pair.text.left_out.share
-        equal = f"the {1 - lost:.1%} of this text that both sides spell alike"
-        part = equal if lost > 0.01 else "this text"
+        lost_share = 0.0 if pair.text.left_out is None else pair.text.left_out.share
+        equal = f"the {1 - lost_share:.1%} of this text that both sides spell alike"
+        part = equal if lost_share > 0.01 else "this text"
         measured = (
             f" On {part}, events of bytes leak at {percent(pair.text.event_leak)} of the shared "
             f"token boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
@@ -160,8 +160,8 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
         return "bad", "It compares rows of equal bytes, but the map has no such rows."
     missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
-        of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
-        return "usable", f"{of_all} have no exact counterpart: they are compared by rank."
+        summary = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
+        return "usable", f"{summary} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
         return ("note", f"It compares {rows} of equal bytes; text shows how often this is wrong.")

@@ -22,7 +22,7 @@ class Interval:
     high: float | None = None
 
 
-def mean_of(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
+def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
     """Return the mean of losses with its interval over documents.
 
     Args:
@@ -32,8 +32,8 @@ def mean_of(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
         return Interval(value=value)
-    drawn, number = resample(np.stack([sums, counts], axis=1)).T
-    low, high = np.quantile(drawn / np.maximum(1, number), [0.025, 0.975]).tolist()
+    samples, number = resample(np.stack([sums, counts], axis=1)).T
+    low, high = np.quantile(samples / np.maximum(1, number), [0.025, 0.975]).tolist()
     return Interval(value=value, low=low, high=high)
 
 
@@ -43,11 +43,11 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
     The random seed is fixed, so figures are reproducible.
     """
     rng = np.random.default_rng(0)
-    drawn = np.empty((_RESAMPLES, table.shape[1]))
+    samples = np.empty((_RESAMPLES, table.shape[1]))
     for row in range(_RESAMPLES):
         times = np.bincount(rng.integers(0, len(table), len(table)), minlength=len(table))
-        drawn[row] = times @ table
-    return drawn
+        samples[row] = times @ table
+    return samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +74,22 @@ def rank(
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]
     label = LOSS_INFO[loss].label
-    where = "over chunks" if loss == "p-kl" else "at shared token boundaries"
-    values = [float(of_map.sum() / max(1, counts.sum())) for of_map in sums]
+    place = "over chunks" if loss == "p-kl" else "at shared token boundaries"
+    values = [float(map_sums.sum() / max(1, counts.sum())) for map_sums in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
-    sentence = f"For {label}, {names[best]} measures {values[best]:.3f} nats {where}."
+    sentence = f"For {label}, {names[best]} measures {values[best]:.3f} nats {place}."
     if others:
-        other = others[0]
-        lead = mean_of(sums[other] - sums[best], counts)
+        second = others[0]
+        lead = mean_interval(sums[second] - sums[best], counts)
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         if (lead.value if lead.low is None else lead.low) <= 0:
-            which = f"this text shows no difference between {names[best]} and {names[other]}"
+            which = f"this text shows no difference between {names[best]} and {names[second]}"
         spread = "one document, so no interval"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
         sentence = (
-            f"For {label}, {which}: {values[best]:.3f} nats {where}, against "
-            f"{values[other]:.3f} for {names[other]} ({spread})."
+            f"For {label}, {which}: {values[best]:.3f} nats {place}, against "
+            f"{values[second]:.3f} for {names[second]} ({spread})."
         )
     return Ranking(loss=loss, names=tuple(names[n] for n in order), lead=lead, sentence=sentence)

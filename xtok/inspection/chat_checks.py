@@ -74,8 +74,8 @@ class ChatTrial:
         """Yield the checks; with `tools`, a template that rewrites turns of tool calls fails."""
         name = "chat template"
         if not self._has_template:
-            named = ", ".join(self.tokenizer.chat_templates)
-            default = f"none by default; choose {named}," if named else "none; choose"
+            names = ", ".join(self.tokenizer.chat_templates)
+            default = f"none by default; choose {names}," if names else "none; choose"
             yield Check(name, "warning", f"{default} a template file or a format to check")
             return
         source = "the tokenizer's own" if self.template is None else str(self.template)
@@ -164,9 +164,9 @@ class ChatTrial:
             return error.message
         return ""
 
-    def _keeps(self, *before: Message, then: Message) -> str:
+    def _keeps(self, *messages: Message, then: Message) -> str:
         try:
-            first, full = self._ids(*before), self._ids(*before, then, prompt=True)
+            first, full = self._ids(*messages), self._ids(*messages, then, prompt=True)
         except XtokError as error:
             return error.message
         same = num_common(first, full)

@@ -69,11 +69,11 @@ class Occurrences:
         if by_chunk:
             chunks = text.chunks
             self._owner = np.repeat(np.arange(len(chunks.widths)), chunks.widths)
-            at = chunks.bounds[:-1][self._owner] + ranks(self._owner)
-            self._rows = chunks.ids[at].astype(np.int64)
+            indices = chunks.bounds[:-1][self._owner] + ranks(self._owner)
+            self._rows = chunks.ids[indices].astype(np.int64)
             self._amounts = (chunks.counts / chunks.widths)[self._owner]
-            self.keys, wanted = chunks.pairs()
-            self._counts = wanted.astype(np.float64)
+            self.keys, counts = chunks.pairs()
+            self._counts = counts.astype(np.float64)
 
     def classes(
         self, name: str, losses: _Values, reference: _Values, is_covered: NDArray[np.bool_]
@@ -86,15 +86,15 @@ class Occurrences:
             reference: reference loss of each pair or chunk.
             is_covered: whether the map contains each pair, bool `[pairs]`.
         """
-        kind_of = token_classes(self._student)
+        token_kinds = token_classes(self._student)
 
         def count(rows: NDArray[np.int64], values: _Values) -> NDArray[np.float64]:
-            return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
+            return np.bincount(token_kinds[rows], values, len(TokenClass)).astype(np.float64)
 
-        rows, often = self._starts
-        starts, covered = count(rows, often), count(rows, often * is_covered)
+        rows, counts = self._starts
+        starts, covered = count(rows, counts), count(rows, counts * is_covered)
         amounts = np.maximum(count(self._rows, self._amounts), 1e-9)
-        loss, of_reference = (
+        loss, mean_reference = (
             count(self._rows, self._amounts * values[self._owner]) / amounts
             for values in (losses, reference)
         )
@@ -104,7 +104,7 @@ class Occurrences:
                 token_class=kind.name.lower(),
                 starts=int(starts[kind]),
                 loss=float(loss[kind]),
-                reference=float(of_reference[kind]),
+                reference=float(mean_reference[kind]),
                 coverage=float(covered[kind] / starts[kind]),
             )
             for kind in TokenClass
@@ -130,13 +130,13 @@ class Occurrences:
                 token=self._student.name(row),
                 starts=int(starts[row]),
                 excess=float(excess[row]),
-                wanted=tuple(self._wanted(row, weights)),
+                wanted=tuple(self._frequent_tokens(row, weights)),
             )
             for row in rows
             if excess[row] > 0
         ]
 
-    def _wanted(self, row: int, weights: _Values) -> Iterator[tuple[str, float, float]]:
+    def _frequent_tokens(self, row: int, weights: _Values) -> Iterator[tuple[str, float, float]]:
         entries = np.flatnonzero(self.keys >> 32 == row)
         total = self._counts[entries].sum()
         for entry in entries[np.argsort(-self._counts[entries], kind="stable")][:3]:

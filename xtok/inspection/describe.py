@@ -174,26 +174,26 @@ class ClassCoverage:
 def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...]:
     """Measure a map by class of token."""
     rows, columns = require_table(projection.student), require_table(projection.teacher)
-    ours, theirs = token_classes(rows), token_classes(columns)
+    row_classes, column_classes = token_classes(rows), token_classes(columns)
     kind, is_slot = projection.row_kind, projection.is_slot
-    of_entry = ours[projection.student_ids]
+    entry_classes = row_classes[projection.student_ids]
     reached = np.zeros(len(columns), np.bool_)
     reached[projection.teacher_ids[~is_slot]] = True
 
     def count(classes: NDArray[np.uint8], weights: NDArray[np.float32] | None = None) -> Any:
         return np.bincount(classes, weights, len(TokenClass))
 
-    rows_of, empty = count(ours), count(ours[kind == RowKind.EMPTY])
-    filled = np.maximum(1, rows_of - empty)
+    row_counts, empty = count(row_classes), count(row_classes[kind == RowKind.EMPTY])
+    filled = np.maximum(1, row_counts - empty)
     per_class = {
-        "rows": rows_of,
-        "shared": count(ours[pair.equal_bytes >= 0]),
-        "exact": count(ours[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
+        "rows": row_counts,
+        "shared": count(row_classes[pair.equal_bytes >= 0]),
+        "exact": count(row_classes[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
         "empty": empty,
-        "mean_entries": count(of_entry[~is_slot]) / filled,
-        "slot_share": count(of_entry[is_slot], projection.weights[is_slot]) / filled,
-        "teacher_ids": count(theirs),
-        "teacher_unreached": count(theirs[~reached]),
+        "mean_entries": count(entry_classes[~is_slot]) / filled,
+        "slot_share": count(entry_classes[is_slot], projection.weights[is_slot]) / filled,
+        "teacher_ids": count(column_classes),
+        "teacher_unreached": count(column_classes[~reached]),
     }
     return tuple(
         ClassCoverage(

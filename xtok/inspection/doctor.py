@@ -174,17 +174,17 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     Returns the number of rows, of rows with a context, and the ratio of the lengths of these with
     and without their longest context, in bytes.
     """
-    rows = with_context = size = more = 0
+    rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
     columns = field, "teacher_context"  # columns of candidates are much larger
     for _, row in read_samples(paths, columns):
         if isinstance(row, dict) and isinstance(text := row.get(field), str):
             context = row.get("teacher_context")
-            each = context if isinstance(context, list) else [context]
-            longest = max((_num_bytes(part) for part in each if isinstance(part, str)), default=0)
+            parts = context if isinstance(context, list) else [context]
+            longest = max((_num_bytes(part) for part in parts if isinstance(part, str)), default=0)
             rows, with_context = rows + 1, with_context + (longest > 0)
-            size, more = size + _num_bytes(text) * (longest > 0), more + longest
-    return rows, with_context, 1 + more / max(1, size)
+            size, num_added = size + _num_bytes(text) * (longest > 0), num_added + longest
+    return rows, with_context, 1 + num_added / max(1, size)
 
 
 def _num_bytes(text: str) -> int:
@@ -293,10 +293,10 @@ def _duplicates(table: TokenTable) -> Check:
     count = len(ids) - len(table.canonical_ids())
     if not count:
         return Check("duplicates", "ok", "none")
-    ids_of: dict[bytes, list[int]] = defaultdict(list)
+    by_token: dict[bytes, list[int]] = defaultdict(list)
     for token_id, token in zip(ids.tolist(), filter(None, table.tokens()), strict=True):
-        ids_of[token].append(token_id)
-    alike = (f"{quoted(escape(token))} {ids}" for token, ids in ids_of.items() if len(ids) > 1)
+        by_token[token].append(token_id)
+    alike = (f"{quoted(escape(token))} {ids}" for token, ids in by_token.items() if len(ids) > 1)
     message = f"{count:,} ids have the bytes of another id: {listed(alike)}"
     return Check("duplicates", "note", message)
 
@@ -312,8 +312,8 @@ def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict
         elif text:
             texts[token_id] = text
     advance(sum(map(len, causes.values())))
-    left = iter(texts.items())
-    while batch := dict(islice(left, _TOKENS_AT_ONCE)):
+    texts_left = iter(texts.items())
+    while batch := dict(islice(texts_left, _TOKENS_AT_ONCE)):
         for token_id, spelled in zip(batch, tokenizer.library_ids([*batch.values()]), strict=True):
             if spelled != [token_id]:
                 causes[_cause(tokenizer.table, token_id, spelled)].append(token_id)
@@ -357,17 +357,17 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     texts = [*_PROBE.values(), _VARIANTS]
-    back = zip(texts, _decoded(tokenizer, texts), strict=True)
-    *of_kinds, of_variants = [_difference(text.encode(), decoded) for text, decoded in back]
-    wrong = [f"{kind}: {how}" for kind, how in zip(_PROBE, of_kinds, strict=True) if how]
-    if wrong:
-        yield Check(_PROBE_TEXT, "failed", "\n".join(["does not round-trip", *wrong]))
+    decoded_texts = zip(texts, _decoded(tokenizer, texts), strict=True)
+    *by_kind, variant = [_difference(text.encode(), decoded) for text, decoded in decoded_texts]
+    problems = [f"{kind}: {change}" for kind, change in zip(_PROBE, by_kind, strict=True) if change]
+    if problems:
+        yield Check(_PROBE_TEXT, "failed", "\n".join(["does not round-trip", *problems]))
     else:
         size = sum(len(text.encode()) for text in _PROBE.values())
         yield Check(_PROBE_TEXT, "ok", f"{size} bytes round-trip: {', '.join(_PROBE)}")
-    if of_variants:
+    if variant:
         level: Level = "warning" if tokenizer.text_changes else "failed"
-        yield Check("Unicode variants", level, f"do not round-trip: {of_variants}")
+        yield Check("Unicode variants", level, f"do not round-trip: {variant}")
     else:
         yield Check("Unicode variants", "ok", "all round-trip")
 

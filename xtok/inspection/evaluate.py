@@ -35,7 +35,7 @@ from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import BuildLoss, MultitokenConfig, loss_name
 from xtok.errors import XtokError
-from xtok.inspection.bootstrap import Ranking, mean_of, rank
+from xtok.inspection.bootstrap import Ranking, mean_interval, rank
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.inspection.measures import (
     SMALLEST_GAP,
@@ -133,18 +133,18 @@ def evaluation_of(
     if for_loss is not None:
         for_loss = loss_name(for_loss)
     by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
-    of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
-    of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
-    if of_events:
-        measured = _event_map_fields(of_events, pair, documents, by_row)
+    projections = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
+    event_maps = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
+    if event_maps:
+        measured = _event_map_fields(event_maps, pair, documents, by_row)
         verdicts = [event_verdict(m) for m in measured["event_measures"][-len(maps) :]]
     else:
-        recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
-        of_all = measured["measures"][-len(maps) :]
-        shares = [empty_share(m, text) for m in of_tokens.values()]
+        recipes = _recipes(projections.values(), pair, progress)
+        measured = _map_fields(projections, documents, recipes, by_row, for_loss)
+        overall = measured["measures"][-len(maps) :]
+        shares = [empty_share(m, text) for m in projections.values()]
         loss: BuildLoss = for_loss or "p-kl"
-        verdicts = [map_verdict(m, loss, x) for m, x in zip(of_all, shares, strict=True)]
+        verdicts = [map_verdict(m, loss, x) for m, x in zip(overall, shares, strict=True)]
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -163,25 +163,25 @@ def _event_map_fields(
 ) -> dict[str, Any]:
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
-    leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
-    of_shared = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
+    leaks = {name: s_events != t_events for name, (s_events, t_events) in events.items()}
+    shared_leaks = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
     measures: list[EventMapMeasures] = []
-    for about, _, counts in _groups(text):
+    for fields, _, counts in _groups(text):
         measures += [
             EventMapMeasures(
                 name=name,
-                **about,
+                **fields,
                 leak=share_of(counts, leaks[name]),
-                shared_leak=share_of(counts, of_shared),
-                student_bits=entropy_of(of_tokens[0], counts),
-                teacher_bits=entropy_of(of_tokens[1], counts),
+                shared_leak=share_of(counts, shared_leaks),
+                student_bits=entropy_of(sides[0], counts),
+                teacher_bits=entropy_of(sides[1], counts),
                 student_token_bits=entropy_of(s, counts),
                 teacher_token_bits=entropy_of(t, counts),
-                kept=entropy_kept(of_tokens, (s, t), counts),
+                kept=entropy_kept(sides, (s, t), counts),
             )
-            for name, of_tokens in events.items()
+            for name, sides in events.items()
         ]
-    classes = [by_row.classes(name, leak, of_shared, ~leak) for name, leak in leaks.items()]
+    classes = [by_row.classes(name, leak, shared_leaks, ~leak) for name, leak in leaks.items()]
     worst = [by_row.worst(name, leak, ~leak) for name, leak in leaks.items()]
     return {
         "event_measures": tuple(measures),
@@ -199,22 +199,22 @@ def _map_fields(
 ) -> dict[str, Any]:
     views = [_View(text, by_row.shape, over_chunks=over) for over in (False, True)]
     losses = {name: [view.losses(m.edges) for view in views] for name, m in maps.items()}
-    of_recipes = {k: [view.losses(recipe) for view in views] for k, recipe in recipes.items()}
+    recipe_losses = {k: [view.losses(recipe) for view in views] for k, recipe in recipes.items()}
     is_covered = {name: weights_at(m.edges, text.keys) > 0 for name, m in maps.items()}
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
     floors: dict[int, list[NDArray[np.float64]]] = {}  # finally of the last group, all text
-    for about, chosen, counts in _groups(text):
-        floors = {k: [view.losses(view.best_map(chosen, k)) for view in views] for k in recipes}
+    for fields, in_group, counts in _groups(text):
+        floors = {k: [view.losses(view.best_map(in_group, k)) for view in views] for k in recipes}
         for name, m in maps.items():
-            of_maps = zip(losses[name], of_recipes[m.top_k], floors[m.top_k], strict=True)
+            triples = zip(losses[name], recipe_losses[m.top_k], floors[m.top_k], strict=True)
             at_starts, over_chunks = (
-                view.measures(chosen, *three) for view, three in zip(views, of_maps, strict=True)
+                view.measures(in_group, *three) for view, three in zip(views, triples, strict=True)
             )
             measures.append(
                 MapMeasures(
                     name=name,
-                    **about,
+                    **fields,
                     coverage=share_of(counts, is_covered[name]),
                     top_1=share_of(counts, m.heaviest_teacher_ids[s] == t),
                     at_starts=at_starts,
@@ -227,7 +227,7 @@ def _map_fields(
         loss, floor = losses[name][number], floors[m.top_k][number]
         classes += by_row.classes(name, loss, floor, is_covered[name])
         worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
-    sums = np.stack([views[number].sums(of_views[number]) for of_views in losses.values()])
+    sums = np.stack([views[number].sums(by_view[number]) for by_view in losses.values()])
     ranking = None if for_loss is None else rank(for_loss, [*maps], sums, views[number].counts)
     return {
         "measures": tuple(measures),
@@ -253,21 +253,21 @@ class _View:
             return self.text.chunk_losses(edges, self.shape)
         return losses_of(weights_at(edges, self.text.keys), self.shape[1])
 
-    def best_map(self, chosen: NDArray[np.bool_], top_k: int) -> Edges:
+    def best_map(self, in_group: NDArray[np.bool_], top_k: int) -> Edges:
         """Return the best map for the chosen documents."""
         if self.over_chunks:
-            return self.text.hindsight(chosen, top_k, self.shape[0])
-        counts = self.text.amounts(chosen)
+            return self.text.hindsight(in_group, top_k, self.shape[0])
+        counts = self.text.amounts(in_group)
         used = counts > 0
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
-    def measures(self, chosen: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
+    def measures(self, in_group: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
         """Return the mean losses of a map, the recipe and the floor over the chosen documents."""
-        is_measured = chosen & (self.text.num_chunks > 0)  # others would change the interval
+        is_measured = in_group & (self.text.num_chunks > 0)  # others would change the interval
         counts = self.counts[is_measured]
-        of_map, of_recipe, of_floor = (self.sums(x)[is_measured] for x in losses)
-        mean = mean_of(of_map, counts)
-        to_recipe, to_floor = (float(x.sum() / max(1, counts.sum())) for x in (of_recipe, of_floor))
+        map_sums, recipe, floor = (self.sums(x)[is_measured] for x in losses)
+        mean = mean_interval(map_sums, counts)
+        to_recipe, to_floor = (float(x.sum() / max(1, counts.sum())) for x in (recipe, floor))
         gap = to_recipe - to_floor
         return MapLosses(
             cross_entropy=mean,
@@ -293,10 +293,10 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
         recorded = [step.get("texts") for step in m.history]
         entries = [e for entries in recorded if isinstance(entries, list) for e in entries]
         counted = {(e.get("size"), e.get("sha256")) for e in entries if isinstance(e, dict)}
-        same = [text.name for text in texts if (text.size, text.sha256) in counted]
-        if same:
+        names = [text.name for text in texts if (text.size, text.sha256) in counted]
+        if names:
             notes.append(
-                f"{name} was counted on {', '.join(same)}, so its score on this text is too "
+                f"{name} was counted on {', '.join(names)}, so its score on this text is too "
                 "optimistic; evaluate on other text"
             )
     return notes
@@ -312,13 +312,13 @@ def _groups(
     names = np.array(text.groups)
     groups = {name: names == name for name in _measured(text)}
     if len(groups) > 1:
-        shown = distinct_names([_ALL, *groups])[1:]
-        groups = dict(zip(shown, groups.values(), strict=True))
+        labels = distinct_names([_ALL, *groups])[1:]
+        groups = dict(zip(labels, groups.values(), strict=True))
         groups[_ALL] = np.ones(len(names), np.bool_)
-    for group, chosen in groups.items():
-        counts = text.amounts(chosen)
-        about = {"group": group, "documents": int(chosen.sum()), "starts": int(counts.sum())}
-        yield about, chosen, counts
+    for group, in_group in groups.items():
+        counts = text.amounts(in_group)
+        fields = {"group": group, "documents": int(in_group.sum()), "starts": int(counts.sum())}
+        yield fields, in_group, counts
 
 
 def _not_measured(text: PerDocument) -> list[str]:

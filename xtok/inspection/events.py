@@ -67,7 +67,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
     )
 
 
-def event_of_token(m: EventMap, student_id: int) -> EventOfToken:
+def token_event(m: EventMap, student_id: int) -> EventOfToken:
     """Return the event of a student token, with the tokens that share it."""
     link = int(m.student_link[student_id])
     return EventOfToken(
@@ -80,13 +80,13 @@ def event_of_token(m: EventMap, student_id: int) -> EventOfToken:
 
 
 def _event(m: EventMap, number: int) -> Event:
-    of_sides: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for side in SIDES:
         table = require_table(getattr(m, side))
         ids = np.flatnonzero(getattr(m, f"{side}_event") == number)
-        of_sides[f"{side}_count"] = len(ids)
-        of_sides[side] = tuple(map(table.name, ids[:_SHOWN].tolist()))
-    return Event(number=number, is_rest=number == m.rest, **of_sides)
+        fields[f"{side}_count"] = len(ids)
+        fields[side] = tuple(map(table.name, ids[:_SHOWN].tolist()))
+    return Event(number=number, is_rest=number == m.rest, **fields)
 
 
 # Spelling maps
@@ -133,7 +133,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
 def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
     """Return the spelling of a side's token in the other side's tokens."""
-    table, others = m.tables if side == "student" else m.tables[::-1]
+    table, other_table = m.tables if side == "student" else m.tables[::-1]
     pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
     end = int(counts[: token_id + 1].sum(dtype=np.int64))
     spelling = pieces[end - counts[token_id] : end].tolist()
@@ -142,6 +142,6 @@ def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
         side=side,
         token_id=token_id,
         token=table.name(token_id),
-        pieces=tuple(map(others.name, spelling)),
-        left_out=next((why for why, ids in reasons.items() if token_id in ids), ""),
+        pieces=tuple(map(other_table.name, spelling)),
+        left_out=next((reason for reason, ids in reasons.items() if token_id in ids), ""),
     )

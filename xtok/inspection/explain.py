@@ -50,12 +50,12 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     why, pieces = "", None
     if rows is not None and columns is not None:
-        why = _why(kind, rows, columns, student_id)
+        why = _reason(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and rows[student_id]:
             pieces = tuple(map(columns.name, pair.pieces(np.array([student_id])).ids.tolist()))
     return ExplainedRow(
         student_id=student_id,
-        **_about(rows, student_id),
+        **_token_fields(rows, student_id),
         kind=row.kind,
         why=why,
         entries=tuple(
@@ -66,7 +66,7 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
     )
 
 
-def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
+def _token_fields(table: TokenTable | None, token_id: int) -> dict[str, Any]:
     if table is None:
         return {"token": None, "bytes": "", "type": "", "token_class": "", "roles": ()}
     return {
@@ -78,18 +78,18 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
     }
 
 
-def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
+def _reason(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
     if kind == RowKind.EMPTY and student_id in rows.control_names:
         roles = ", ".join(rows.roles_by_id.get(student_id, ()))
         return "a special token without a counterpart" + (f" ({roles})" if roles else "")
     if kind == RowKind.EMPTY and not rows[student_id]:
         return "the tokenizer does not use this id"
-    same = columns.canonical_ids().get(rows[student_id])
-    if same is None or kind not in (RowKind.EXACT, RowKind.PIECES):
+    canonical_id = columns.canonical_ids().get(rows[student_id])
+    if canonical_id is None or kind not in (RowKind.EXACT, RowKind.PIECES):
         return _REASONS[kind]
     if kind == RowKind.EXACT:
-        return f"exact: teacher id {same} has the same bytes"
-    return f"teacher id {same} has the same bytes, but the row is not exact"
+        return f"exact: teacher id {canonical_id} has the same bytes"
+    return f"teacher id {canonical_id} has the same bytes, but the row is not exact"
 
 
 _REASONS = {
@@ -112,9 +112,9 @@ def _relation(
         return "slot"
     if rows is None or columns is None:
         return ""
-    ours, theirs = rows[student_id], columns[entry.teacher_id]
-    if ours and theirs:
-        return next(words for holds, words in _BYTE_RELATIONS if holds(ours, theirs))
+    student, teacher = rows[student_id], columns[entry.teacher_id]
+    if student and teacher:
+        return next(words for holds, words in _BYTE_RELATIONS if holds(student, teacher))
     theirs_by_role = columns.roles_by_id.get(entry.teacher_id, ())
     shared = [role for role in rows.roles_by_id.get(student_id, ()) if role in theirs_by_role]
     return f"role {', '.join(shared)}" if shared else "special token"

@@ -59,8 +59,8 @@ class SideReport:
     def findings(self) -> Iterator[Result]:
         """The first differences, and the number of the others."""
         yield from (("warning", difference) for difference in self.differences[:_SHOWN])
-        if more := self.differences[_SHOWN:]:
-            yield "warning", f"{len(more)} more like these"
+        if num_more := self.differences[_SHOWN:]:
+            yield "warning", f"{len(num_more)} more like these"
 
 
 def compare_side(
@@ -96,8 +96,8 @@ def compare_side(
         try:
             report.rendered.append(chat.render(tokenizer, template))
             if library is not None:
-                theirs = _by_library(library, tokenizer, template, chat)
-                differences += _chat_differences(number, report.rendered[-1], chat, theirs)
+                expected = _by_library(library, tokenizer, template, chat)
+                differences += _chat_differences(number, report.rendered[-1], chat, expected)
         except XtokError as error:
             if error.message not in differences:
                 differences.append(error.message)
@@ -125,18 +125,18 @@ def _by_library(
 
 
 def _chat_differences(
-    number: int, shown: Conversation, chat: ChatRecord, theirs: Mapping[str, Any]
+    number: int, shown: Conversation, chat: ChatRecord, expected: Mapping[str, Any]
 ) -> Iterator[str]:
-    ids, ours = shown.ids.tolist(), shown.assistant_mask
-    if ids != theirs["input_ids"]:
-        yield f"conversation {number} is {ids_apart(ids, theirs['input_ids'])}"
+    ids, mask = shown.ids.tolist(), shown.assistant_mask
+    if ids != expected["input_ids"]:
+        yield f"conversation {number} is {ids_apart(ids, expected['input_ids'])}"
         return
-    masks = np.array(theirs.get("assistant_masks", ours), np.bool_)
+    masks = np.array(expected.get("assistant_masks", mask), np.bool_)
     may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*shown.notes} or any(
         name in message for message in chat.messages for name in WEIGHT_KEYS
     )
-    if (ours & ~masks).any() if may_lack else (ours != masks).any():
-        both = ids_apart(shown.ids[ours].tolist(), shown.ids[masks].tolist())
+    if (mask & ~masks).any() if may_lack else (mask != masks).any():
+        both = ids_apart(shown.ids[mask].tolist(), shown.ids[masks].tolist())
         yield f"the targets of conversation {number} are {both}"
 
 
@@ -156,18 +156,18 @@ def alignment_findings(
     """
     chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
     equal = valid & alignment["pair_is_correct"]
-    inside = (chunk >= 0) & np.take_along_axis(valid, np.maximum(chunk, 0), axis=1)
-    kept = [alignment[f"{side}_kept"] for side in SIDES]
-    firsts = [of_side & (of_side.cumsum(1) == 1) for of_side in kept]
+    is_aligned = (chunk >= 0) & np.take_along_axis(valid, np.maximum(chunk, 0), axis=1)
+    masks = [alignment[f"{side}_kept"] for side in SIDES]
+    firsts = [mask & (mask.cumsum(1) == 1) for mask in masks]
     is_bos = [
-        np.isin(of_side, token_ids(tokenizer, "bos")) & first
-        for of_side, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
+        np.isin(mask, token_ids(tokenizer, "bos")) & first
+        for mask, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
     ]
     begins = is_bos[0] & is_bos[1].any(1, keepdims=True)
     is_target = (labels >= 0) & ~firsts[0]  # nothing predicts a first token
     ends = np.isin(labels, token_ids(tokenizers[0], "eos", "turn_end")) & is_target
     (targets, targets_in), (num_ends, ends_in), (num_bos, bos_in) = (
-        (int(x.sum()), int((x & inside).sum())) for x in (is_target, ends, begins)
+        (int(x.sum()), int((x & is_aligned).sum())) for x in (is_target, ends, begins)
     )
     if not targets:
         yield "warning", "the rows have no targets, so the student learns nothing from them"
@@ -175,7 +175,7 @@ def alignment_findings(
     num_equal, chunks = int(equal.sum()), int(valid.sum())
     both = chunk, alignment["teacher_chunk_id"]
     decoded = [*_decoded(tokenizers, ids, both, np.argwhere(equal))]
-    moved = [f"{ours} and {theirs}" for ours, theirs in decoded if ours != theirs]
+    moved = [f"{a} and {b}" for a, b in decoded if a != b]
     differences = []
     if targets_in < ENOUGH * targets:
         differences.append(f"{targets_in} of {targets} targets are in a chunk with the teacher")
@@ -209,12 +209,10 @@ def _decoded(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the texts of both sides for a sample of `chunks` (row, number), `[N, 2]`."""
     for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
-        of_sides = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
-        sides = [*zip((t.table for t in tokenizers), of_sides, strict=True)]
-        if all((table.lengths[of_side] > 0).all() for table, of_side in sides):
-            yield tuple(
-                quoted(escape(b"".join(table[i] for i in of_side))) for table, of_side in sides
-            )
+        side_ids = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
+        sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
+        if all((table.lengths[chunk] > 0).all() for table, chunk in sides):
+            yield tuple(quoted(escape(b"".join(table[i] for i in chunk))) for table, chunk in sides)
 
 
 def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
@@ -307,14 +305,14 @@ def _aligned_rows(
                 alignments.append(aligner.align_document(*both))
                 masks.append(np.ones(len(both[0]), np.bool_))
             else:
-                ours, theirs = map(row.render, pair.tokenizers, templates)
-                both = [ours.ids, theirs.ids]
-                alignments.append(align_rendered(aligner, ours, theirs))
-                masks.append(ours.assistant_mask)
+                student, teacher = map(row.render, pair.tokenizers, templates)
+                both = [student.ids, teacher.ids]
+                alignments.append(align_rendered(aligner, student, teacher))
+                masks.append(student.assistant_mask)
             sides.append(both)
     if not sides:
         return
-    ids, kept = zip(*(_padded(of_side) for of_side in zip(*sides, strict=True)), strict=True)
+    ids, kept = zip(*(_padded(side) for side in zip(*sides, strict=True)), strict=True)
     is_target, _ = _padded(masks)
     padded = FlatAlignment.joined(alignments).padded(*kept)
     labels = np.where(is_target != 0, ids[0], -100)

@@ -14,8 +14,8 @@ from xtok.inspection.events import (
     SpellingDescription,
     describe_events,
     describe_spellings,
-    event_of_token,
     spelled_token,
+    token_event,
 )
 from xtok.inspection.explain import Explanation, explain
 from xtok.maps.events import EventMap
@@ -107,7 +107,7 @@ def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], most: int) -> Sho
             return describe_events(m, num_examples=most)
         return describe_spellings(m, num_examples=most)
     rows: list[Any] = [
-        event_of_token(m, i) if isinstance(m, EventMap) else spelled_token(m, "student", i)
+        token_event(m, i) if isinstance(m, EventMap) else spelled_token(m, "student", i)
         for i in dict.fromkeys(ids)
     ]
     return Explanation(student=m.student.model_id, teacher=m.teacher.model_id, rows=tuple(rows))

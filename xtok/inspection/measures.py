@@ -93,14 +93,14 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
         loss: P-KL is judged over chunks, other losses at shared token boundaries.
         empty: share of the text's student tokens with an empty row.
     """
-    where = "over chunks" if loss == "p-kl" else "at shared boundaries"
+    place = "over chunks" if loss == "p-kl" else "at shared boundaries"
     losses = m.losses(loss)
     value, recipe, closed = losses.cross_entropy.value, losses.recipe, losses.closed or 0.0
     is_close = losses.closed is None
     is_worse = closed < LEAST_CLOSED or (is_close and value > recipe + SMALLEST_GAP)
-    usual = "a counted map usually closes 70% of the gap to the best map"
+    remark = "a counted map usually closes 70% of the gap to the best map"
     gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
-    numbers = f"{LOSS_INFO[loss].label}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, "
+    numbers = f"{LOSS_INFO[loss].label}: {value:.3f} nats {place}; X-Token's recipe {recipe:.3f}, "
     numbers += f"the best map {losses.floor:.3f}; coverage {percent(m.coverage)}"
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
@@ -109,8 +109,8 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
         (closed >= GOOD_CLOSED, "good", gap),
         # Gold and H-KL need exact rows, which are no better than the recipe.
         (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),
-        (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {usual}"),
-        (True, "usable", f"{gap}; {usual}"),
+        (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {remark}"),
+        (True, "usable", f"{gap}; {remark}"),
     ]
     grade, reason = next((grade, reason) for holds, grade, reason in rules if holds)
     return Verdict(name=m.name, grade=grade, reason=reason, numbers=numbers)

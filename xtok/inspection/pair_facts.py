@@ -76,7 +76,7 @@ class SpellingFacts:
 
     def __str__(self) -> str:
         words = f"{self.shared:,} shared, {self.spelled:,} spelled"
-        reasons = ", ".join(f"{number:,} ({why})" for why, number in self.left_out.items())
+        reasons = ", ".join(f"{number:,} ({reason})" for reason, number in self.left_out.items())
         return f"{words}; left out: {reasons or 'none'}"
 
     @staticmethod
@@ -126,8 +126,8 @@ def pair_facts(
     if text is not None:
         missing_text = share_of(text.tokens[0], ours & ~is_equal)
     if pair.teacher_tokenizer is not None and not pair.is_same:
-        of_pair = spellings(pair, progress=progress)
-        spelled = SpellingFacts.of(of_pair, "student"), SpellingFacts.of(of_pair, "teacher")
+        spelling = spellings(pair, progress=progress)
+        spelled = (SpellingFacts.of(spelling, "student"), SpellingFacts.of(spelling, "teacher"))
     return PairFacts(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -154,9 +154,9 @@ def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
     keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF
     a, b = pair.shared[0][s], np.where(pair.shared[1][t] >= 0, t, -1)
-    of_pair = events(pair, progress=progress)
-    s_events, t_events = of_pair.student_event[s], of_pair.teacher_event[t]
-    of_pairs = entropy_of(keys, amounts)
+    event_map = events(pair, progress=progress)
+    s_events, t_events = event_map.student_event[s], event_map.teacher_event[t]
+    joint = entropy_of(keys, amounts)
     equal = int(amounts[(a >= 0) & (a == b)].sum())
     return TextFacts(
         files=tuple(source.name for source in text.sources),
@@ -169,9 +169,9 @@ def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
-        num_events=of_pair.num_events,
+        num_events=event_map.num_events,
         event_leak=share_of(amounts, s_events != t_events),
         event_kept=entropy_kept((s_events, t_events), (s, t), amounts),
-        conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
+        conditional_entropy=(joint - entropy_of(s, amounts), joint - entropy_of(t, amounts)),
         left_out=text.left_out,
     )

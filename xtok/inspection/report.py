@@ -183,8 +183,8 @@ def _findings(
     """Return all findings, the worst first; `empty` is each map's share of text in empty rows."""
     findings = [*_pair_findings(pair)]
     for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
-        of_map = _empty_rows(m.description, pair, share), _unreached(m.description)
-        findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in of_map]
+        map_findings = _empty_rows(m.description, pair, share), _unreached(m.description)
+        findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in map_findings]
     return tuple(sorted(findings, key=lambda finding: _GRADES.index(finding.grade)))
 
 
@@ -207,17 +207,17 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
     """Count the empty rows; `share` is their share of the text."""
     empty = {c.token_class: c.empty for c in d.coverage or () if c.token_class != "unused"}
-    of_special = empty.pop("control", 0)
-    of_text = sum(empty.values())
-    total = of_text + of_special
-    grade: Grade = "bad" if share > MOST_EMPTY else "usable" if of_text else "note"
-    in_text = f" ({percent(share, 2)} of the text)" if share and of_text else ""
-    of_tokens = f"{of_text:,} of text tokens{in_text}, {of_special:,} of special tokens"
-    words = f"of the rows are empty: {of_tokens}"
+    num_special = empty.pop("control", 0)
+    num_text = sum(empty.values())
+    total = num_text + num_special
+    grade: Grade = "bad" if share > MOST_EMPTY else "usable" if num_text else "note"
+    in_text = f" ({percent(share, 2)} of the text)" if share and num_text else ""
+    counts = f"{num_text:,} of text tokens{in_text}, {num_special:,} of special tokens"
+    words = f"of the rows are empty: {counts}"
     if total and pair.roles_alone:
         roles = listed(pair.roles_alone, 4).replace("_", " ")
         words += f"; roles without a counterpart: {roles}"
-    if of_text:
+    if num_text:
         words += "; xtok build fills the rows of all tokens that the teacher can spell"
     return Finding(grade if total else "good", f"{total:,}", f"{words}.", "classes")
 

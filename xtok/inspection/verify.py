@@ -134,8 +134,8 @@ def _kind_checks(m: AnyMap) -> Iterator[Check]:
     counts = [r.counts.items() for r in m.reports if r.stage == "import"]
     changed = ", ".join(f"{n:,} {noun}" for items in counts for noun, n in items if n)
     # other programs may write any order
-    wrong: Level = "note" if m.method == "imported" else "failed"
-    yield Check("as written", wrong if changed else "ok", changed or "in order")
+    level: Level = "note" if m.method == "imported" else "failed"
+    yield Check("as written", level if changed else "ok", changed or "in order")
     yield Check("scale slot", *_slots(m))
     yield Check("exact rows", *_exact_rows(m))
 
@@ -153,19 +153,19 @@ def _invariants(m: AnyMap) -> Iterator[Check]:
 _NO_TOKENS: Result = "skipped", "the map contains no tokens"
 
 
-def _digest(table: TokenTable, written: str | None) -> Result:
+def _digest(table: TokenTable, recorded: str | None) -> Result:
     digest = table.sha256()
-    if written in (None, digest):
+    if recorded in (None, digest):
         return "ok", f"table_sha256 is {digest[:16]}…"
-    return "failed", f"table_sha256 is {str(written)[:16]}…, but the tokens have {digest[:16]}…"
+    return "failed", f"table_sha256 is {str(recorded)[:16]}…, but the tokens have {digest[:16]}…"
 
 
-def _tensors(m: AnyMap, written: str | None) -> Result:
-    if written is None:
+def _tensors(m: AnyMap, recorded: str | None) -> Result:
+    if recorded is None:
         return "skipped", "written by an earlier version, without a digest"
-    if (digest := packing.tensors_sha256(m)) == written:
+    if (digest := packing.tensors_sha256(m)) == recorded:
         return "ok", f"tensors_sha256 is {digest[:16]}…"
-    return "failed", f"tensors_sha256 is {written!s:.16}…, but the tensors have {digest[:16]}…"
+    return "failed", f"tensors_sha256 is {recorded!s:.16}…, but the tensors have {digest[:16]}…"
 
 
 def _slots(m: ProjectionMap) -> Result:
@@ -187,13 +187,13 @@ def _exact_rows(m: ProjectionMap) -> Result:
         return "failed", f"row {exact[index]} has {sizes[index]} entries"
     if rows is None or columns is None:
         return _NO_TOKENS
-    of_student, of_teacher = rows.tokens(), columns.tokens()
+    row_tokens, column_tokens = rows.tokens(), columns.tokens()
     partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
-    wrong = [s for s, t in pairs if of_student[s] != of_teacher[t]]
-    if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return "failed", f"different bytes in the rows of {examples_of(wrong, rows, 'id')}"
-    only = f", {len(wrong):,} of them equal only in another token form" if wrong else ""
+    unequal = [s for s, t in pairs if row_tokens[s] != column_tokens[t]]
+    if unequal and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
+        return "failed", f"different bytes in the rows of {examples_of(unequal, rows, 'id')}"
+    only = f", {len(unequal):,} of them equal only in another token form" if unequal else ""
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
 
@@ -208,40 +208,40 @@ def _roles(table: TokenTable) -> Result:
     return "ok", f"{tokens} with a role: {listed(table.roles) or 'none'}"
 
 
-def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Result:
-    of_model, model_id = tokenizer.table, tokenizer.vocabulary.model_id
-    if of_map is None:
+def _tokens(stored: TokenTable | None, tokenizer: Tokenizer) -> Result:
+    loaded, model_id = tokenizer.table, tokenizer.vocabulary.model_id
+    if stored is None:
         return _NO_TOKENS
-    if of_map.sha256() == of_model.sha256():
+    if stored.sha256() == loaded.sha256():
         return "ok", f"the tokens of {model_id}"
-    differ = differing_ids(of_map, of_model)
+    differ = differing_ids(stored, loaded)
     if not differ:
         return "failed", f"the types of some tokens differ from {model_id}"
-    shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)
+    shown = listed(f"{i} {stored.quoted(i)} and {loaded.quoted(i)}" for i in differ)
     return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
 
 
-def _definition(of_map: Vocabulary, tokenizer: Tokenizer) -> Result:
-    of_model = tokenizer.vocabulary
-    if of_map.definition_sha256 is None:
-        return "skipped", f"the file records no definition of {of_model.model_id} to compare"
-    if of_map.backend != of_model.backend:
-        kinds = f"the map was built from {of_map.backend} files, the model has {of_model.backend}"
+def _definition(stored: Vocabulary, tokenizer: Tokenizer) -> Result:
+    loaded = tokenizer.vocabulary
+    if stored.definition_sha256 is None:
+        return "skipped", f"the file records no definition of {loaded.model_id} to compare"
+    if stored.backend != loaded.backend:
+        kinds = f"the map was built from {stored.backend} files, the model has {loaded.backend}"
         return "skipped", f"{kinds} files, so their definitions cannot be compared"
     digest = tokenizer.definition_sha256
-    if of_map.definition_sha256 == digest:
+    if stored.definition_sha256 == digest:
         return "ok", f"definition_sha256 is {digest[:16]}…"
     changed = "its merges, split pattern, normalizer, flags or roles differ"
-    return "failed", f"{of_model.model_id} has changed since the map was built: {changed}"
+    return "failed", f"{loaded.model_id} has changed since the map was built: {changed}"
 
 
-def _width(of_map: Vocabulary, of_model: Vocabulary) -> Result:
-    width, source = f"{of_map.vocab_size:,}", of_model.width_source
-    if of_map.vocab_size == of_model.vocab_size:
+def _width(stored: Vocabulary, loaded: Vocabulary) -> Result:
+    width, source = f"{stored.vocab_size:,}", loaded.width_source
+    if stored.vocab_size == loaded.vocab_size:
         return "ok", f"{width}, from the {source}"
-    if can_grow(of_map, of_model):
-        return "ok", f"{width} in the file, {of_model.vocab_size:,} in the model"
-    if source == "tokenizer" and of_map.vocab_size > of_model.vocab_size:
-        tokens = f"no config.json with the {of_model.vocab_size:,} tokens"
+    if can_grow(stored, loaded):
+        return "ok", f"{width} in the file, {loaded.vocab_size:,} in the model"
+    if source == "tokenizer" and stored.vocab_size > loaded.vocab_size:
+        tokens = f"no config.json with the {loaded.vocab_size:,} tokens"
         return "ok", f"{width}; {tokens}: width not checked"
-    return "failed", f"{width}, but {of_model.vocab_size:,} from the {source}"
+    return "failed", f"{width}, but {loaded.vocab_size:,} from the {source}"

@@ -74,10 +74,10 @@ class VocabTable:
             np.savez(file, **self._arrays())
 
     def _lines(self) -> Iterator[bytes]:
-        of_teacher = () if self.teacher is not None else ("teacher_id", "spelling")
+        omitted = () if self.teacher is not None else ("teacher_id", "spelling")
         for token in self.tokens:
-            shown = {name: value for name, value in vars(token).items() if name not in of_teacher}
-            yield safe_json(json.dumps(shown, ensure_ascii=False)).encode() + b"\n"
+            fields = {name: value for name, value in vars(token).items() if name not in omitted}
+            yield safe_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n"
 
     def _arrays(self) -> dict[str, Any]:
         data = b"".join(bytes.fromhex(token.bytes) for token in self.tokens)
@@ -120,20 +120,20 @@ def vocab(
         XtokError: if a tokenizer cannot be loaded, or the model has no such token.
     """
     if isinstance(student_model, Pair) or teacher_model is not None:
-        both = load_pair(student_model, teacher_model)
-        tokenizer = both.tokenizers[0]
+        pair = load_pair(student_model, teacher_model)
+        tokenizer = pair.tokenizers[0]
     else:
-        both, tokenizer = None, load_tokenizer(student_model)
+        pair, tokenizer = None, load_tokenizer(student_model)
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     ids: Sequence[int] = range(len(table))
     if tokens is not None:
         ids = list(dict.fromkeys(vocabulary.all_ids_of(tokens)))
-    theirs: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
-    if both is not None:
-        theirs = _of_teacher(both, ids, progress)
+    spellings: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
+    if pair is not None:
+        spellings = _teacher_spellings(pair, ids, progress)
     return VocabTable(
         model=vocabulary.model_id,
-        teacher=None if both is None else both.teacher.model_id,
+        teacher=None if pair is None else pair.teacher.model_id,
         vocab_size=vocabulary.vocab_size,
         types=describe_side(vocabulary).token_types,
         tokens=tuple(
@@ -147,19 +147,19 @@ def vocab(
                 teacher_id=teacher_id,
                 spelling=spelling,
             )
-            for i, (teacher_id, spelling) in zip(ids, theirs, strict=False)
+            for i, (teacher_id, spelling) in zip(ids, spellings, strict=False)
         ),
     )
 
 
-def _of_teacher(
-    both: Pair, ids: Sequence[int], progress: Progress
+def _teacher_spellings(
+    pair: Pair, ids: Sequence[int], progress: Progress
 ) -> Iterable[tuple[int | None, tuple[int, ...]]]:
     token_ids = np.array(ids, np.int64)
-    has_bytes = both.tables[0].lengths[token_ids] > 0
-    spelled = both.pieces(token_ids[has_bytes], progress)
+    has_bytes = pair.tables[0].lengths[token_ids] > 0
+    spelled = pair.pieces(token_ids[has_bytes], progress)
     counts = np.zeros(len(token_ids), np.int64)
     counts[has_bytes] = spelled.counts
     pieces = iter(spelled.ids.tolist())
-    for partner, count in zip(both.partners[token_ids].tolist(), counts.tolist(), strict=True):
+    for partner, count in zip(pair.partners[token_ids].tolist(), counts.tolist(), strict=True):
         yield (partner if partner >= 0 else None), tuple(islice(pieces, count))

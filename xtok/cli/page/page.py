@@ -92,10 +92,10 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
     if data:
         path = check_output(Path(output).with_suffix(".json"), [".json"], "page")
         try:
-            there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
+            record = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
         except ValueError:
-            there = None
-        if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
+            record = None
+        if not (isinstance(record, dict) and {"pair", "maps"} <= record.keys()):
             raise OutputError(
                 f"{path} exists and does not contain the data of a page, so it is not replaced",
                 hint="move the file, or choose another name for the page",

@@ -67,11 +67,11 @@ def _tokens(
 ) -> PageColumns:
     columns = {"partner": packed(_deltas(partners[0]))}
     for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
-        shown = [token[:SHOWN_BYTES] for token in table.named_tokens]
+        names = [token[:SHOWN_BYTES] for token in table.named_tokens]
         if side == "teacher":  # tokens with the student's bytes are already on the page
-            shown = [token if s < 0 else b"" for token, s in zip(shown, partners[1], strict=True)]
-        columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
-        columns[f"{side}_bytes"] = packed(b"".join(shown))
+            names = [token if s < 0 else b"" for token, s in zip(names, partners[1], strict=True)]
+        columns[f"{side}_sizes"] = packed(np.fromiter(map(len, names), np.int64, len(names)))
+        columns[f"{side}_bytes"] = packed(b"".join(names))
         columns[f"{side}_types"] = packed(table.types)
         if text is not None:
             columns[f"{side}_counts"] = packed(text.tokens[number])
@@ -81,12 +81,12 @@ def _tokens(
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
     """Pack the pieces of tokens without a partner: the number of pieces, then their ids."""
     columns: PageColumns = {}
-    for side, of_side, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
-        if of_side.teacher_tokenizer is None:
+    for side, side_pair, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
+        if side_pair.teacher_tokenizer is None:
             continue
-        lengths = of_side.tables[0].lengths
+        lengths = side_pair.tables[0].lengths
         ids = np.flatnonzero((partner < 0) & (lengths > 0) & (lengths <= SHOWN_BYTES))
-        pieces, counts = of_side.pieces(ids)
+        pieces, counts = side_pair.pieces(ids)
         sizes = np.zeros(len(lengths), np.int64)
         sizes[ids] = np.minimum(counts, MOST_PIECES)
         columns[f"{side}_pieces_sizes"] = packed(sizes)
@@ -117,8 +117,8 @@ def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
     weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # the smallest float32
     exponent = np.ceil(-np.log10(weights) - 1e-9).astype(np.int64)
     digits = np.round(weights * 10.0 ** (exponent + 2)).astype(np.int64)
-    over = digits == 1000
-    codes: NDArray[np.int64] = 900 * (exponent - over) + np.where(over, 100, digits) - 100
+    is_1000 = digits == 1000
+    codes: NDArray[np.int64] = 900 * (exponent - is_1000) + np.where(is_1000, 100, digits) - 100
     return codes
 
 

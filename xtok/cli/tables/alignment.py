@@ -64,14 +64,14 @@ def print_alignment(alignment: TextAlignment) -> None:
 
 
 def _statistics(alignment: TextAlignment) -> list[str]:
-    n, chunks = len(alignment.student_tokens), len(alignment.pairs)
+    total, chunks = len(alignment.student_tokens), len(alignment.pairs)
     correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
     return [
-        f"{plural(n, 'student token')} ({alignment.student}), "
+        f"{plural(total, 'student token')} ({alignment.student}), "
         f"{plural(len(alignment.teacher_tokens), 'teacher token')} ({alignment.teacher})",
         f"{plural(chunks, 'chunk')}, {alignment.num_correct:,} of them correct, "
         f"{alignment.num_one_to_one:,} of one token on each side",
-        f"{percent(correct / max(1, n), 2)} of the student tokens in correct chunks; in none: "
+        f"{percent(correct / max(1, total), 2)} of the student tokens in correct chunks; in none: "
         f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",
     ]
 

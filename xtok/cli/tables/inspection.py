@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from xtok.inspection.inspect import Shown
 
 
-def print_inspection(shown: Shown) -> None:
+def print_inspection(result: Shown) -> None:
     """Print the result of `inspect`."""
-    print_all(_TABLES[type(shown).__name__](shown))
+    print_all(_TABLES[type(result).__name__](result))
 
 
-def _explanation(shown: Explanation[Any]) -> Iterable[RenderableType]:
-    kind = type(shown.rows[0]).__name__ if shown.rows else ""
+def _explanation(result: Explanation[Any]) -> Iterable[RenderableType]:
+    kind = type(result.rows[0]).__name__ if result.rows else ""
     if kind == "EventOfToken":
-        return _events_of_tokens(shown.rows)
-    return _spelled(shown.rows) if kind == "SpelledToken" else maps.explanation(shown)
+        return _token_events(result.rows)
+    return _spelled(result.rows) if kind == "SpelledToken" else maps.explanation(result)
 
 
 def _events(d: EventDescription) -> Iterator[Table]:
@@ -42,7 +42,7 @@ def _events(d: EventDescription) -> Iterator[Table]:
     rows = [(label, show(d.student), show(d.teacher)) for label, show in maps.SIDE_ROWS.items()]
     rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} of one token each side"))
     if d.rest is not None:
-        rest = f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens"
+        rest = (f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens")
         rows.append(("without a partner", *rest))
     yield new_table("events", "student", "teacher", rows=rows)
     if d.largest:
@@ -51,23 +51,23 @@ def _events(d: EventDescription) -> Iterator[Table]:
         yield new_table(*heads, rows=largest, right=(0,))
 
 
-def _events_of_tokens(rows: Sequence[EventOfToken]) -> Iterator[Table]:
+def _token_events(rows: Sequence[EventOfToken]) -> Iterator[Table]:
     """Show the event of each token, its link, and the tokens that share it."""
-    most = 10 if len(rows) == 1 else 3
+    limit = 10 if len(rows) == 1 else 3
     lines = []
     for row in rows:
         token = f"{quoted(row.token)} #{row.student_id}"
         number = f"{row.event.number:,}{' (no partner)' * row.event.is_rest}"
         link = "none" if row.link is None else f"{quoted(row.link)} #{row.link_id}"
-        lines.append((token, number, link, *_tokens(row.event, most)))
+        lines.append((token, number, link, *_tokens(row.event, limit)))
     heads = "token", "event", "linked to", "student tokens", "teacher tokens"
     yield new_table(*heads, rows=lines, right=(1,))
 
 
-def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
+def _tokens(event: Event, limit: int = 10) -> tuple[str, str]:
     sides = (event.student, event.student_count), (event.teacher, event.teacher_count)
     student, teacher = (
-        f"{count:,}: {' '.join(map(quoted, names[:most]))}" + (" …" if count > most else "")
+        f"{count:,}: {' '.join(map(quoted, names[:limit]))}" + (" …" if count > limit else "")
         for names, count in sides
     )
     return student, teacher
@@ -85,21 +85,21 @@ def _spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 def _spellings(d: SpellingDescription) -> Iterator[Table]:
     """Show the numbers of shared, spelled and left-out tokens on each side."""
     rows = [[label, show(d.student), show(d.teacher)] for label, show in maps.SIDE_ROWS.items()]
-    rows += [[label, *(f"{n:,}" for n in of_sides)] for label, of_sides in _numbers(d)]
+    rows += [[label, *(f"{n:,}" for n in counts)] for label, counts in _spelling_counts(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)
     if d.examples:
         yield from _spelled(d.examples)
 
 
-def _numbers(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
+def _spelling_counts(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
     facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
     yield "shared", [f.shared for f in facts]
     for number in range(2, N_MAX + 1):
-        yield f"{number} pieces", [of_side.get(number, 0) for of_side in sizes]
-    more = [sum(n for size, n in of_side.items() if size > N_MAX) for of_side in sizes]
-    yield "more, left out by NeMo-RL", more
-    for why in dict.fromkeys(why for f in facts for why in f.left_out):
-        yield f"left out: {why}", [f.left_out.get(why, 0) for f in facts]
+        yield f"{number} pieces", [counts.get(number, 0) for counts in sizes]
+    num_longer = [sum(n for size, n in counts.items() if size > N_MAX) for counts in sizes]
+    yield "more, left out by NeMo-RL", num_longer
+    for reason in dict.fromkeys(reason for f in facts for reason in f.left_out):
+        yield f"left out: {reason}", [f.left_out.get(reason, 0) for f in facts]
 
 
 _TABLES: Mapping[str, Callable[[Any], Iterable[RenderableType]]] = {

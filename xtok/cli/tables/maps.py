@@ -35,7 +35,7 @@ def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
     """Show one row in full, and several rows as lines of a table that fits one screen."""
     rows, matching = explanation.rows, explanation.rows_matching
     if len(rows) == 1 and matching is None:
-        yield _about(rows[0])
+        yield _row_details(rows[0])
     else:
         yield _rows(rows, matching)
 
@@ -84,10 +84,10 @@ def _kinds(d: Description) -> Table:
 def _classes(coverage: Sequence[ClassCoverage]) -> Table:
     rows = []
     for c in coverage:
-        of_rows = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
+        numbers = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
         unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
-        shown = f"{c.rows:,}", *(of_rows if c.rows else "-" * 3), f"{c.teacher_ids:,}", unused
-        rows.append((class_label(c.token_class), *shown))
+        cells = f"{c.rows:,}", *(numbers if c.rows else "-" * 3), f"{c.teacher_ids:,}", unused
+        rows.append((class_label(c.token_class), *cells))
     heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
     caption = (
         "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
@@ -97,8 +97,8 @@ def _classes(coverage: Sequence[ClassCoverage]) -> Table:
 
 
 def _columns(d: Description) -> Table:
-    used, width = d.columns_used, d.teacher.vocab_size
-    caption = f"{used:,} of {width:,} columns in use ({percent(used / width)})"
+    num_used, width = d.columns_used, d.teacher.vocab_size
+    caption = f"{num_used:,} of {width:,} columns in use ({percent(num_used / width)})"
     if d.enable_scale_trick:
         caption += f"; {percent(d.slot_share, 2)} of all weight is on scale slots"
     rows = [
@@ -112,10 +112,10 @@ def _columns(d: Description) -> Table:
 def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Table:
     rows = []
     for row in explained:
-        shown = row.entries if len(row.entries) <= _MOST_ENTRIES else row.entries[:3]
-        lines = [*map(_entry, shown)] or ["(nothing)"]
-        if len(shown) < len(row.entries):
-            lines.append(f"and {len(row.entries) - len(shown)} more")
+        entries = row.entries if len(row.entries) <= _MOST_ENTRIES else row.entries[:3]
+        lines = [*map(_entry, entries)] or ["(nothing)"]
+        if len(entries) < len(row.entries):
+            lines.append(f"and {len(row.entries) - len(entries)} more")
         if row.pieces and len(row.pieces) > 1:
             lines.append(f"pieces {_pieces(row.pieces)}")
         token = quoted(row.token, row.student_id)
@@ -129,12 +129,12 @@ def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Tab
     return new_table("token", "id", "kind", "entries", rows=rows, right=(1,), caption=caption)
 
 
-def _entry(e: ExplainedEntry) -> str:
-    relation = f" ({e.relation})" if e.relation else ""
-    return f"{weight(e.weight)} {quoted(e.token, e.teacher_id)}{relation}"
+def _entry(entry: ExplainedEntry) -> str:
+    relation = f" ({entry.relation})" if entry.relation else ""
+    return f"{weight(entry.weight)} {quoted(entry.token, entry.teacher_id)}{relation}"
 
 
-def _about(row: ExplainedRow) -> Table:
+def _row_details(row: ExplainedRow) -> Table:
     is_text = [class_label(row.token_class)] if row.bytes else []
     rows = [
         ("bytes", shorten(row.bytes) or "none"),
@@ -169,8 +169,8 @@ def comparison(c: Comparison) -> Iterator[Table]:
         examples: list[Sequence[str]] = []
         for row in c.examples:
             token, distance = f"{quoted(row.token)} #{row.student_id}", f"{row.distance:.3f}"
-            of_text = [percent(row.share, 3)] if c.weighted_by_text else []
-            examples.append((token, distance, *of_text, *map(_weights, (row.first, row.second))))
+            text_share = [percent(row.share, 3)] if c.weighted_by_text else []
+            examples.append((token, distance, *text_share, *map(_weights, (row.first, row.second))))
         share = ["share of text"] if c.weighted_by_text else []
         heads = "row", "distance", *share, "first map", "second map"
         yield new_table(*heads, rows=examples, right=(1,))

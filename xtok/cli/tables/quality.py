@@ -51,13 +51,13 @@ _EVENTS = (
 
 
 def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
-    ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
-    heads, about = ["leak", "student", "teacher", "kept"], _EVENTS
-    if not of_events:
+    ranking, is_events = evaluation.ranking, bool(evaluation.event_measures)
+    heads, legend = ["leak", "student", "teacher", "kept"], _EVENTS
+    if not is_events:
         first, second = ["at starts", "closed"], ["over chunks", "closed"]
         heads = [*(second + first if evaluation.by_chunk else first + second), "coverage", "top-1"]
-        about = _MAPS
-    caption = f"{about} {evaluation.num_bytes:,} bytes of text"
+        legend = _MAPS
+    caption = f"{legend} {evaluation.num_bytes:,} bytes of text"
     table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
@@ -69,13 +69,13 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
             measures.sort(key=lambda m: m.losses(ranking.loss).cross_entropy.value)
         table.add_section()
         table.add_row(cell(group))
-        rows = _events if of_events else partial(_maps, by_chunk=evaluation.by_chunk)
+        rows = _event_rows if is_events else partial(_map_rows, by_chunk=evaluation.by_chunk)
         for row in rows(measures, numbers):
             table.add_row(*row)
     return table
 
 
-def _maps(
+def _map_rows(
     measures: Sequence[MapMeasures], numbers: Mapping[str, str], *, by_chunk: bool
 ) -> Iterator[Sequence[str]]:
     losses = {
@@ -83,12 +83,12 @@ def _maps(
         for m in measures
     }
     for label in ("recipe", "floor"):
-        of_maps: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
+        numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
         for number, views in losses.items():
             values = tuple(f"{getattr(view, label):.3f}" for view in views)
-            of_maps.setdefault(values, []).append(number)
-        for (first, second), maps in of_maps.items():
-            which = f" of {', '.join(maps)}" if len(of_maps) > 1 else ""
+            numbers_by_cells.setdefault(values, []).append(number)
+        for (first, second), maps in numbers_by_cells.items():
+            which = f" of {', '.join(maps)}" if len(numbers_by_cells) > 1 else ""
             yield f"  {label}{which}", first, "", second
     for m, (number, views) in zip(measures, losses.items(), strict=True):
         cells = []
@@ -98,7 +98,7 @@ def _maps(
         yield f"  map {number}", *cells, percent(m.coverage, 2), percent(m.top_1)
 
 
-def _events(
+def _event_rows(
     measures: Sequence[EventMapMeasures], numbers: Mapping[str, str]
 ) -> Iterator[Sequence[str]]:
     first = measures[0]
@@ -109,29 +109,29 @@ def _events(
         yield f"  map {numbers[m.name]}", percent(m.leak, 2), *bits, percent(m.kept)
 
 
-def _where(evaluation: Evaluation) -> str:
+def _measured_place(evaluation: Evaluation) -> str:
     return "over chunks" if evaluation.by_chunk else "at starts"
 
 
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     """Return the table by class of token, with a column for each of at most four maps."""
     if evaluation.event_measures:
-        shown: Callable[[float], str] = partial(percent, digits=2)
+        show: Callable[[float], str] = partial(percent, digits=2)
         measure, reference = "leak", "shared"
         caption = "leak by class of the student's token; shared: leak of a shared vocabulary"
     else:
-        shown = "{:.3f}".format
+        show = "{:.3f}".format
         measure, reference = "cross-entropy", "floor"
-        caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
+        caption = f"cross-entropy {_measured_place(evaluation)}, by class of the student's token"
     names = list(numbers)[:4]
     by_map = [[c for c in evaluation.classes if c.name == n] for n in names]
     references = {tuple(c.reference for c in classes) for classes in by_map}
     if len(references) > 1:  # the maps are cut to different sizes
         reference += f" of {numbers[names[0]]}"
     rows = []
-    for of_maps in zip(*by_map, strict=True):
-        first, values = of_maps[0], (of_maps[0].reference, *(c.loss for c in of_maps))
-        rows.append((class_label(first.token_class), f"{first.starts:,}", *map(shown, values)))
+    for group in zip(*by_map, strict=True):
+        first, values = group[0], (group[0].reference, *(c.loss for c in group))
+        rows.append((class_label(first.token_class), f"{first.starts:,}", *map(show, values)))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
@@ -140,20 +140,20 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
 
 
 def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
-    of_events = bool(evaluation.event_measures)
+    is_events = bool(evaluation.event_measures)
     heads = "worst rows", "map", "excess", "teacher tokens: share in the text, weight"
     caption = "excess: the row's part of the cross-entropy above the floor, "
-    caption += _where(evaluation)
-    if of_events:
+    caption += _measured_place(evaluation)
+    if is_events:
         heads = "worst tokens", "map", "leak", "teacher tokens: share in the text"
         caption = "leak: at this token, as a share of all boundaries"
     rows = []
     for row in evaluation.worst_rows:
         lines = []
         for token, share, in_map in row.wanted:
-            about = " leaks" * (in_map == 0) if of_events else f", {weight(in_map)}"
-            lines.append(f"{quoted(token)} {percent(share)}{about}")
+            suffix = " leaks" * (in_map == 0) if is_events else f", {weight(in_map)}"
+            lines.append(f"{quoted(token)} {percent(share)}{suffix}")
         name = f"{quoted(row.token)} #{row.student_id}"
-        excess = percent(row.excess, 2) if of_events else weight(row.excess)
+        excess = percent(row.excess, 2) if is_events else weight(row.excess)
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

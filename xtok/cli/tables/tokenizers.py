@@ -62,14 +62,14 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     ids = "all ids are the same token on both sides"
     if pair.differing:
         ids = f"{pair.differing:,} differ: {', '.join(pair.differing_examples)}"
-    of_one_family = pair.differing < pair.num_ids / 2
+    is_one_family = pair.differing < pair.num_ids / 2
     numbers = pair.numbers
-    of_teacher = f"{numbers.teacher:,}, {numbers.both:,} same"
+    teacher_numbers = f"{numbers.teacher:,}, {numbers.both:,} same"
     rows = [
         ("role in the map", "student (rows)", "teacher (columns)"),
         ("shared tokens", share),
-        *([("ids", f"{ids}; {pair.num_ids:,} in all")] if of_one_family else []),
-        ("numbers, 2+ ASCII digits", f"{numbers.student:,}", of_teacher),
+        *([("ids", f"{ids}; {pair.num_ids:,} in all")] if is_one_family else []),
+        ("numbers, 2+ ASCII digits", f"{numbers.student:,}", teacher_numbers),
         *([("spelled in the other's", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
@@ -88,14 +88,14 @@ def _on_text(text: TextFacts) -> Table:
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in short_text_notes(text.num_bytes))
     )
     forward, backward = text.conditional_entropy
-    kept = f"{percent(text.event_kept)} of the bits"
+    kept_bits = f"{percent(text.event_kept)} of the bits"
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
         ("tokens of both sides", *(f"{percent(x)} of the text" for x in text.partner_shares)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
-        ("events of bytes", f"leak {percent(text.event_leak)}", kept),
+        ("events of bytes", f"leak {percent(text.event_leak)}", kept_bits),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
 
@@ -120,19 +120,19 @@ def print_server(report: ServerReport) -> None:
     print_all([table])
 
 
-def print_transplant(done: Transplant) -> None:
+def print_transplant(result: Transplant) -> None:
     """Print the origin of the new rows, and both models' bits per byte."""
     counts = {
-        "copied, tokens of both tokenizers": done.copied,
-        "copied, special tokens by role": done.roles,
-        "composed of other rows": done.composed,
-        "mean row, tokens without pieces": done.empty,
-        "mean row, padding": done.padding,
+        "copied, tokens of both tokenizers": result.copied,
+        "copied, special tokens by role": result.roles,
+        "composed of other rows": result.composed,
+        "mean row, tokens without pieces": result.empty,
+        "mean row, padding": result.padding,
     }
     rows = [(label, f"{count:,}") for label, count in counts.items() if count]
-    rows.append(("all rows", f"{done.vocab_size:,} (before: {done.old_vocab_size:,})"))
-    if done.bits_before is not None and done.bits_after is not None:
-        bits = f"{done.bits_after:.3f} (before: {done.bits_before:.3f})"
+    rows.append(("all rows", f"{result.vocab_size:,} (before: {result.old_vocab_size:,})"))
+    if result.bits_before is not None and result.bits_after is not None:
+        bits = f"{result.bits_after:.3f} (before: {result.bits_before:.3f})"
         rows.append(("bits per byte of text", bits))
     print_all([new_table("rows of the new model", "", rows=rows, right=(1,))])
 
