@@ -11,7 +11,7 @@ import numpy as np
 
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_edges
+from xtok.maps.provenance import map_from_edges
 from xtok.predictions.topk import TopK
 from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Backend, Tokenizer
@@ -67,7 +67,7 @@ def map_of(rows: Rows, teacher: Tokenizer, student: Tokenizer) -> ProjectionMap:
     kind = np.zeros(len(teacher.table), np.uint8)
     kind[t.astype(np.int64)] = RowKind.MIXED
     edges = Edges(t.astype(np.int32), s.astype(np.int32), w)
-    return map_of_edges(
+    return map_from_edges(
         edges, **sides, row_kind=kind, scale_slot=None, method="multitoken",
         top_k=len(student.table), history=(),
     )  # fmt: skip

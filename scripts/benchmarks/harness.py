@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import Edges, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_edges
+from xtok.maps.provenance import map_from_edges
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.table import TokenTable, Vocabulary
 
@@ -184,7 +184,7 @@ def synthetic_map(
         tokenizer_vocab_size=None, table=None,
     )  # fmt: skip
     sides = [replace(one, vocab_size=n, table=t) for n, t in zip(widths, tables, strict=True)]
-    return map_of_edges(
+    return map_from_edges(
         sum_duplicates(Edges(rows, teacher_ids, weights)).normalized(),
         student=sides[0], teacher=sides[1], row_kind=np.full(widths[0], RowKind.MIXED, np.uint8),
         scale_slot=None, method="multitoken", top_k=int(counts.max()),

@@ -27,7 +27,7 @@ from benchmarks.ngrams import Sparse, flat, stored
 from xtok.building.build import build
 from xtok.config import BACK_MAP
 from xtok.maps.edges import Edges
-from xtok.maps.provenance import map_of_edges
+from xtok.maps.provenance import map_from_edges
 from xtok.predictions.topk import TopK
 from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer
@@ -264,7 +264,7 @@ def longest_prefix(back_map: xtok.ProjectionMap, pair: xtok.Pair) -> xtok.Projec
             rows.append(t)
             columns.append(s)
     edges = Edges(np.array(rows), np.array(columns), np.ones(len(rows)))
-    return map_of_edges(edges, scale_slot=None, before=back_map)
+    return map_from_edges(edges, scale_slot=None, before=back_map)
 
 
 def prediction(out: TopK, row: int, width: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from torch import Tensor
 import xtok
 from peer_checks import report
 from peer_checks.report import Check, Checks
-from xtok.maps.nemo_tables import N_MAX, reverse_of
+from xtok.maps.nemo_tables import N_MAX, reverse_path
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses import ALMConfig, CSDConfig, alm, csd, spelling_index
 
@@ -74,7 +74,7 @@ class _Draft:
             "teacher_vocab_sizes": [self.spellings.shape[1]],
             "projection_matrix_paths": [str(path or self.path)],
             "pseudo_target_paths": [str(self.path)],
-            "reverse_pseudo_target_paths": [str(reverse_of(self.path))],
+            "reverse_pseudo_target_paths": [str(reverse_path(self.path))],
             "common_indices_from_subtoks": path is None, **changed,
         }  # fmt: skip
         return self.module.CrossTokenizerDistillationLossFn(config)

@@ -27,7 +27,7 @@ from xtok import BuildConfig, ProjectionMap, Tokenizer
 from xtok.building.build import build
 from xtok.errors import OutputError
 from xtok.maps.file import sha256, to_safetensors
-from xtok.maps.provenance import difference, recipe_of
+from xtok.maps.provenance import difference, make_recipe
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.pairs import Pair
 
@@ -245,7 +245,7 @@ def test_map_differs_only_for_other_options(
     build(pieces_to_digits, config=config).save(path)
     projection = ProjectionMap.load(path)
     for other in CONFIGS:
-        assert (difference(projection, pieces_to_digits, recipe_of(other)) is None) == (
+        assert (difference(projection, pieces_to_digits, make_recipe(other)) is None) == (
             other == config
         )
 
@@ -281,12 +281,12 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
         ),
         (bare, pieces_to_digits, usual, "its top_k is None, not 4"),
     ):
-        assert difference(projection, other_pair, recipe_of(config)) == why
+        assert difference(projection, other_pair, make_recipe(config)) == why
 
 
 def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: Path) -> None:
     """Neither has a map of an earlier version, so `get_map` builds it again."""
-    built, usual = build(pieces_to_digits), recipe_of(BuildConfig())
+    built, usual = build(pieces_to_digits), make_recipe(BuildConfig())
     assert built.recipe == usual
     spelled = xtok.multitoken(pieces_to_digits)
     assert xtok.sort_cut(xtok.reapply_exact(spelled)).recipe == usual

@@ -23,9 +23,9 @@ from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Weights
 from xtok.errors import XtokError
-from xtok.maps.names import name_of_map
+from xtok.maps.names import build_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import recipe_of
+from xtok.maps.provenance import make_recipe
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
 from xtok.tokenizers.roles import match_names
@@ -78,12 +78,12 @@ def test_build_is_its_stages_byte_for_byte(
     if config.weights == "synthetic":
         first, _ = synthetic_map(pair, config, find_matches(pair, config))
         of_stage = replace(config, top_k=config.prep_top_k, exact_match=False)
-        first = replace(first, recipe=recipe_of(of_stage))
+        first = replace(first, recipe=make_recipe(of_stage))
     else:
         first = multitoken(pair, config.multitoken)
     built = xtok.build(student, teacher, config)
     assert built.nnz > len(student.table) // 2
-    assert built.recipe == recipe_of(config)
+    assert built.recipe == make_recipe(config)
     for path in (tmp_path / "map.safetensors", tmp_path / "map.pt"):
         first.save(path)
         if config.exact_match:
@@ -345,7 +345,7 @@ def test_file_names_contain_options_that_differ(
     loss: BuildLoss | None, options: dict[str, Any], texts: Sequence[str], name: str
 ) -> None:
     config = BuildConfig.for_loss(loss, **options) if loss else BuildConfig(**options)
-    file_name = name_of_map("a", "b", config, loss=loss, texts=texts)
+    file_name = build_name("a", "b", config, loss=loss, texts=texts)
     assert file_name == f"a_to_b_{name}.safetensors"
 
 

@@ -377,7 +377,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         huge = {"archive/data/99": bytes(200_000_000)}
         return zipped({**members(TINY_PT), **huge}, zipfile.ZIP_DEFLATED)
 
-    def full_path() -> bytes:
+    def expanded() -> bytes:
         id_zero, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
         shape = (1_000_000, 1000)
         return pt_bytes({"indices": id_zero.expand(shape), "likelihoods": weight.expand(shape)})
@@ -418,7 +418,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "a tensor beyond its storage", grown
     yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
-    yield "tensors without strides", full_path
+    yield "tensors without strides", expanded
     yield "a dense matrix without strides", lambda: pt_bytes(torch.ones(1).expand(100_000, 10_000))
     yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
 

@@ -18,7 +18,7 @@ from small_tokenizers import CORPUS
 import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
-from xtok.maps.provenance import difference, recipe_of
+from xtok.maps.provenance import difference, make_recipe
 from xtok.teachers.parts import recipe_of_parts
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
@@ -122,7 +122,7 @@ class Kept:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""
         if ids_of(changed) == self.ids:
             return False
-        recipe = recipe_of(BuildConfig())
+        recipe = make_recipe(BuildConfig())
         assert difference(self.map, xtok.load_pair(changed, self.other), recipe) is not None
         assert self.models_of(changed) != self.models
         return True

@@ -28,7 +28,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import difference, recipe_of
+from xtok.maps.provenance import difference, make_recipe
 from xtok.maps.records import Recipe, map_notes, require_complete, stage_report
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike, load_pair
@@ -70,7 +70,7 @@ def build(
         TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
         XtokError: if a text is unreadable or empty, or `initial` belongs to another pair.
     """
-    config = _config_of(config, for_loss, texts, initial)
+    config = _resolve_config(config, for_loss, texts, initial)
     config = config.for_text() if texts else config
     earlier = None if initial is None else ProjectionMap.of(initial)
     config = config if earlier is None else config_after(earlier, config)
@@ -80,15 +80,15 @@ def build(
     if texts:
         plan = CountPlan(target=config.target, hold_out=True)
         text = PairText.read(pair, texts, plan, field=field, progress=progress)
-    made, failures, notes, counts = _made(pair, config, text, base, progress)
-    recipe = recipe_of(config, text.sources, field, earlier) if text else recipe_of(config)
-    notes = [*map_notes(pair, made, config.ignored[0]), *name_notes(pair, earlier), *notes]
+    projection, failures, notes, counts = _build_map(pair, config, text, base, progress)
+    recipe = make_recipe(config, text.sources, field, earlier) if text else make_recipe(config)
+    notes = [*map_notes(pair, projection, config.ignored[0]), *name_notes(pair, earlier), *notes]
     failures = [*undecodable_tokens(pair, config.ignored), *failures]
-    report = stage_report("build", made, notes, failures, counts)
-    return replace(made, reports=(report,), recipe=recipe)
+    report = stage_report("build", projection, notes, failures, counts)
+    return replace(projection, reports=(report,), recipe=recipe)
 
 
-def _made(
+def _build_map(
     pair: Pair,
     config: BuildConfig,
     text: PairText | None,
@@ -99,22 +99,22 @@ def _made(
     matches = find_matches(pair, options)
     # With a text, exact rows are counted too: their counts affect the smoothing of all rows.
     only = ~matches.is_exact if config.exact_match and text is None else None
-    made, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
-    if made is None:
+    result, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
+    if result is None:
         if config.weights == "synthetic":
-            made, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
+            result, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
         else:
-            made, failures = spelled_map(pair, options, matches, only=only, progress=progress)
+            result, failures = spelled_map(pair, options, matches, only=only, progress=progress)
     if text is not None:
-        made, notes = counted_map(text, made, config, options)
+        result, notes = counted_map(text, result, config, options)
     if config.exact_match:
-        made = with_exact(made, matches, options)
+        result = with_exact(result, matches, options)
     if text is None:
-        made, counts = cut_rows(made, config.top_k)
-    return made, failures, notes, counts
+        result, counts = cut_rows(result, config.top_k)
+    return result, failures, notes, counts
 
 
-def _config_of(
+def _resolve_config(
     config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
 ) -> BuildConfig:
     if config is not None and loss is not None:
@@ -197,13 +197,13 @@ def get_map(
     if existing is None:
         mapfile.check_map_output(target, request.kind.SUFFIXES)
         if rebuild:
-            return _saved(request.make(), target, strict)
+            return _save(request.make(), target, strict)
         with locked(target, timeout=timeout, note=note):
-            existing, why = request.find(target)  # another process may have saved it meanwhile
+            existing, reason = request.find(target)  # another process may have saved it meanwhile
             if existing is None:
-                if why is not None:
-                    note(f"{target} exists, and is replaced: {why}")
-                return _saved(request.make(), target, strict)
+                if reason is not None:
+                    note(f"{target} exists, and is replaced: {reason}")
+                return _save(request.make(), target, strict)
     if strict:  # the file contains no reports
         require_complete(request.make())
     note(f"{target} exists, and is kept")
@@ -213,9 +213,9 @@ def get_map(
 
 def check_existing(path: Path, pair: Pair, **options: Any) -> None:
     """Raise an `OutputError` if a file exists without the map of `get_map` with these options."""
-    _, why = _request(pair, None, **options).find(path)
-    if why is not None:
-        raise other_file(path, why)
+    _, reason = _request(pair, None, **options).find(path)
+    if reason is not None:
+        raise other_file(path, reason)
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ class _Request:
             existing = self.kind.load(path)
         except XtokError as error:
             return None, error.message
-        why = difference(existing, self.pair, self.recipe())
-        return (None, why) if why else (existing, None)
+        reason = difference(existing, self.pair, self.recipe())
+        return (None, reason) if reason else (existing, None)
 
     def cache_path(self) -> Path:
         definitions = [side.definition_sha256 for side in self.pair.sides]
@@ -262,23 +262,23 @@ def _request(
         kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
         pair = load_pair(student_model, teacher_model)
         return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
-    chosen = _config_of(config, loss, texts, initial)
+    resolved = _resolve_config(config, loss, texts, initial)
     earlier = None if initial is None else ProjectionMap.of(initial)
-    chosen = chosen if earlier is None else config_after(earlier, chosen)
+    resolved = resolved if earlier is None else config_after(earlier, resolved)
     _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
 
     @cache  # it reads the texts
     def recipe() -> Recipe:
-        return recipe_of(chosen, map(source_of, find_texts(texts)), field, earlier)
+        return make_recipe(resolved, map(source_of, find_texts(texts)), field, earlier)
 
-    built = partial(
-        build, pair, config=chosen, texts=texts, field=field, initial=earlier, progress=progress
+    build_map = partial(
+        build, pair, config=resolved, texts=texts, field=field, initial=earlier, progress=progress
     )
-    return _Request(pair, ProjectionMap, built, recipe)
+    return _Request(pair, ProjectionMap, build_map, recipe)
 
 
-def _saved(made: AnyMap, path: Path, strict: bool) -> AnyMap:
+def _save(any_map: AnyMap, path: Path, strict: bool) -> AnyMap:
     if strict:
-        require_complete(made)
-    made.save(path)
-    return made
+        require_complete(any_map)
+    any_map.save(path)
+    return any_map

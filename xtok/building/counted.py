@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
+from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, count_unit, pair_edges
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
@@ -17,7 +17,7 @@ from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest, pair_keys
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_edges, map_of_rows
+from xtok.maps.provenance import map_from_edges, map_from_rows
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
@@ -38,9 +38,9 @@ def synthetic_map(
     options = config.multitoken
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
     edges, kind = with_matches(edges, RowKind.COUNTED, matches, options, only)
-    made = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
+    projection = map_from_rows(pair, edges, kind, options, "count").after("count", config.counting)
     failures = unspelled_note(matches.pair, set(unspelled) - set(options.ignore_student_ids))
-    return made, failures
+    return projection, failures
 
 
 def counted_map(
@@ -52,7 +52,7 @@ def counted_map(
     within chunks take a second step of EM. Counts are integers, so the order of the texts does not
     matter.
     """
-    (num_rows, width), unit = base.shape, unit_of(config.target)
+    (num_rows, width), unit = base.shape, count_unit(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
     predicted: MapRows | None = None
     for further_steps in (0,) if config.target == "start" else (1, 0):
@@ -62,25 +62,25 @@ def counted_map(
         )
         alpha = choose_alpha(pairs, held_out, towards, config.top_k, width, unit)
         keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
-        of_text = pair_edges(keys, amounts / unit)
-        edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
+        text_edges = pair_edges(keys, amounts / unit)
+        edges = heaviest(smooth(text_edges, towards, alpha), config.top_k)
         if further_steps:  # the map of this step, rounded, shares out the chunks of the next one
             in_map = edges._replace(weights=edges.weights.astype(np.float32))
             predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)
     kind[edges.student_ids] = base.row_kind[edges.student_ids]
-    kind[of_text.student_ids] = RowKind.COUNTED
-    used = {"top_k": config.top_k, "target": config.target, "alpha": alpha}
-    made = map_of_edges(
+    kind[text_edges.student_ids] = RowKind.COUNTED
+    options_used = {"top_k": config.top_k, "target": config.target, "alpha": alpha}
+    counted = map_from_edges(
         edges, before=base, row_kind=kind, scale_slot=None, method="count", top_k=config.top_k
     ).after(
         "count",
-        used | options_beside(base, options),
+        options_used | options_beside(base, options),
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
     )
-    return made, _notes(text, alpha)
+    return counted, _notes(text, alpha)
 
 
 def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
@@ -91,14 +91,14 @@ def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
 
 def _notes(text: PairText, alpha: float) -> list[str]:
     totals = text.totals
-    chosen = f", chosen on {plural(totals.held_out, 'held-out document')}"
+    choice = f", chosen on {plural(totals.held_out, 'held-out document')}"
     if not 0 < totals.held_out < totals.documents:
-        chosen = ", the default: the text has too few documents to choose it"
+        choice = ", the default: the text has too few documents to choose it"
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
         *text.notes,
-        f"alpha {alpha:g}{chosen}",
+        f"alpha {alpha:g}{choice}",
     ]
     if totals.skipped_chunks:
         notes.append(

@@ -88,8 +88,8 @@ def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
     alone = np.logical_not(has.all(0))
     rest = None
     if alone.any():
-        both = has[:, alone].any(1).all()
-        rest = np.flatnonzero(alone)[0] if both else np.flatnonzero(~alone)[-1]
+        is_both = has[:, alone].any(1).all()
+        rest = np.flatnonzero(alone)[0] if is_both else np.flatnonzero(~alone)[-1]
         components = np.where(alone[components], rest, components)
     used, numbers = np.unique(components, return_inverse=True)
     return numbers.astype(np.int32), None if rest is None else int(np.searchsorted(used, rest))

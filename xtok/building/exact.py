@@ -13,7 +13,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_of_edges, with_options
+from xtok.maps.provenance import map_from_edges, with_options
 from xtok.maps.records import RowKind, stage_report
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
@@ -156,21 +156,21 @@ def with_exact(
     kind[relaxed_rows] = RowKind.RELAXED
     near = np.full(len(kind), -1)
     near[relaxed_rows] = matches.relaxed.teacher_ids
-    of_row, near_of_row = projection.student_ids, near[projection.student_ids]
+    row_ids, row_near = projection.student_ids, near[projection.student_ids]
     # A row with a near-equivalent keeps its slot, and the near-equivalent gets the remaining
     # weight. Another program's map may have the slot on the near-equivalent itself; it is dropped.
-    is_slot = projection.is_slot & (projection.teacher_ids != near_of_row)
-    kept = ~matches.is_exact[of_row] & ((near_of_row < 0) | is_slot)
-    others = projection.edges.take(kept)
-    taken = np.zeros(len(kind))
-    taken[others.student_ids] = others.weights
-    relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
+    is_slot = projection.is_slot & (projection.teacher_ids != row_near)
+    is_kept = ~matches.is_exact[row_ids] & ((row_near < 0) | is_slot)
+    kept_edges = projection.edges.take(is_kept)
+    slot_rows = np.zeros(len(kind))
+    slot_rows[kept_edges.student_ids] = kept_edges.weights
+    relaxed = matches.relaxed._replace(weights=1 - slot_rows[relaxed_rows])
     slot = projection.scale_slot
-    result = map_of_edges(
-        Edges.concatenate([relaxed, others, matches.equal, matches.special]),
+    result = map_from_edges(
+        Edges.concatenate([relaxed, kept_edges, matches.equal, matches.special]),
         before=projection,
         row_kind=kind,
-        scale_slot=None if slot is None else np.where(taken > 0, slot, np.uint8(0)),
+        scale_slot=None if slot is None else np.where(slot_rows > 0, slot, np.uint8(0)),
     )
     used = {"special_tokens", "canonicalization"} & config.options.keys()
     return result.after("reapply-exact", {name: config.options[name] for name in sorted(used)})

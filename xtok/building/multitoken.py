@@ -15,7 +15,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_rows, recipe_of_stage
+from xtok.maps.provenance import map_from_rows, stage_recipe
 from xtok.maps.records import map_notes, stage_report
 from xtok.tokenizers.notes import undecodable_tokens, unspelled_note
 from xtok.tokenizers.pairs import Pair
@@ -45,14 +45,14 @@ def multitoken(
     earlier = None if initial is None else ProjectionMap.of(initial)
     _, pair = bind_map(earlier, pair)
     check_ignored(pair, config)
-    made, failures = spelled_map(
+    result, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress
     )
-    notes = [*map_notes(pair, made, config.ignored[0]), *name_notes(pair, earlier)]
+    notes = [*map_notes(pair, result, config.ignored[0]), *name_notes(pair, earlier)]
     failures = [*undecodable_tokens(pair, config.ignored), *failures]
-    report = stage_report("multitoken", made, notes, failures)
-    recipe = recipe_of_stage(config) if earlier is None else None
-    return replace(made, reports=(*made.reports, report), recipe=recipe)
+    report = stage_report("multitoken", result, notes, failures)
+    recipe = stage_recipe(config) if earlier is None else None
+    return replace(result, reports=(*result.reports, report), recipe=recipe)
 
 
 def spelled_map(
@@ -74,13 +74,13 @@ def spelled_map(
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
         bound, _ = bind_map(earlier, pair)
-        before = without_ignored(bound.edges.take(~bound.is_slot), config).normalized()
-        edges = Edges.concatenate([before, edges])
-        others = bound.row_kind
-        differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
-        kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
-    made = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
-    return made.after("multitoken", config.options, **details), failures
+        initial_edges = without_ignored(bound.edges.take(~bound.is_slot), config).normalized()
+        edges = Edges.concatenate([initial_edges, edges])
+        initial_kind = bound.row_kind
+        differ = (kind != initial_kind) & (kind != RowKind.EMPTY) & (initial_kind != RowKind.EMPTY)
+        kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, initial_kind))
+    result = map_from_rows(pair, edges, kind, config, "multitoken", earlier)
+    return result.after("multitoken", config.options, **details), failures
 
 
 def _spelled_edges(

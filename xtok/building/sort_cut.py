@@ -11,7 +11,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import ranks
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_of_edges, with_options
+from xtok.maps.provenance import map_from_edges, with_options
 from xtok.maps.records import StageReport
 
 
@@ -46,8 +46,8 @@ def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict
         )
     slot, sizes = projection.scale_slot, projection.entries_per_row
     has_slot = np.zeros(len(sizes), np.uint8) if slot is None else slot
-    most = (top_k - has_slot.astype(np.int64))[projection.student_ids]
-    is_kept = (ranks(projection.student_ids) < most) | projection.is_slot
+    row_limits = (top_k - has_slot.astype(np.int64))[projection.student_ids]
+    is_kept = (ranks(projection.student_ids) < row_limits) | projection.is_slot
     edges, is_cut = projection.edges.take(is_kept), sizes > top_k
     normalized = edges.normalized().weights
     weights = np.where(is_cut[edges.student_ids], normalized, edges.weights)
@@ -58,5 +58,5 @@ def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict
         "mean mass cut per row": float(dropped) / max(1, int(np.count_nonzero(sizes))),
     }
     edges = edges._replace(weights=weights)
-    result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=top_k)
+    result = map_from_edges(edges, before=projection, scale_slot=slot, top_k=top_k)
     return result.after("sort-cut", {"top_k": top_k}), counts

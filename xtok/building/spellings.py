@@ -31,15 +31,15 @@ def spellings(
     """
     pair = load_pair(student_model, teacher_model)
     student, teacher = pair.shared
-    of_student = _spelled(pair, student, progress)
-    of_teacher = _spelled(pair.reversed, teacher, progress)
+    student_spelled = _spelled(pair, student, progress)
+    teacher_spelled = _spelled(pair.reversed, teacher, progress)
     result = SpellingMap(
         student=pair.sides[0],
         teacher=pair.sides[1],
-        student_pieces=of_student.ids,
-        student_counts=of_student.counts.astype(np.int32),
-        teacher_pieces=of_teacher.ids,
-        teacher_counts=of_teacher.counts.astype(np.int32),
+        student_pieces=student_spelled.ids,
+        student_counts=student_spelled.counts.astype(np.int32),
+        teacher_pieces=teacher_spelled.ids,
+        teacher_counts=teacher_spelled.counts.astype(np.int32),
         history=(history_step("spellings", {}),),
     )
     result.check()

@@ -61,11 +61,11 @@ def build(
     names = models.both()
     check_texts(text, field)
     from xtok.building.build import check_existing
-    from xtok.maps.names import name_of_map
+    from xtok.maps.names import build_name
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
-    own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
+    own_name = build_name(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # an existing map stays
         output.check()

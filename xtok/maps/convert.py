@@ -13,7 +13,7 @@ from typing import Unpack
 from xtok.config import BuildLoss
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
-from xtok.maps.nemo_tables import reverse_of
+from xtok.maps.nemo_tables import reverse_path
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import exact_rows, is_counted
 from xtok.tokenizers.pairs import Pair
@@ -70,7 +70,7 @@ def _draft_overrides(path: Path) -> list[str]:
     `common_indices_from_subtoks` is false. Without `kl_chunk_shift`, both compare a chunk's tokens
     with the logits at their own positions, which predict the following tokens.
     """
-    tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_of(path)}
+    tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
 
     def paths(prefix: str, files: Mapping[str, Path]) -> list[str]:

@@ -171,19 +171,19 @@ def add_slots(
     edges: Edges, candidates: Iterable[int], num_rows: int
 ) -> tuple[Edges, NDArray[np.uint8]]:
     """Give each non-empty row a scale slot: the first candidate that the row does not contain."""
-    slot_of_row = np.full(num_rows, -1)
+    row_slots = np.full(num_rows, -1)
     waiting = np.zeros(num_rows, np.bool_)
     waiting[edges.student_ids] = True
     for candidate in candidates:
         free = waiting.copy()
         free[edges.student_ids[edges.teacher_ids == candidate]] = False
-        slot_of_row[free] = candidate
+        row_slots[free] = candidate
         waiting &= ~free
         if not waiting.any():
             break
-    rows = np.flatnonzero(slot_of_row >= 0)
-    slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
-    return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
+    rows = np.flatnonzero(row_slots >= 0)
+    slots = Edges(rows, row_slots[rows], np.full(len(rows), SLOT_WEIGHT))
+    return Edges.concatenate([edges, slots]).normalized(), (row_slots >= 0).astype(np.uint8)
 
 
 def repaired(
@@ -203,18 +203,18 @@ def repaired(
         num_slots = int((last & (np.diff(starts, append=len(order)) > 1)).sum())
         edges = sum_duplicates(edges)
     sums = row_sums(edges)
-    off = np.abs(sums - 1) > tolerance
-    weights = np.where(off, edges.weights / sums, edges.weights).astype(np.float32)
-    seen = weights > 0  # in float32
+    is_off = np.abs(sums - 1) > tolerance
+    weights = np.where(is_off, edges.weights / sums, edges.weights).astype(np.float32)
+    is_positive = weights > 0  # in float32
     counts: dict[str, float] = {
-        "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
+        "zero weights dropped": int((~keep).sum()) + int((~is_positive).sum()),
         "rows reordered": len(np.unique(moved)),
         "slots added to an entry of the same id": num_slots,
         "duplicate entries added up": duplicates,
-        "rows normalized": len(np.unique(edges.student_ids[off])),
+        "rows normalized": len(np.unique(edges.student_ids[is_off])),
     }
     s, t = (ids.astype(np.int32) for ids in edges[:2])
-    edges, last = Edges(s, t, weights).take(seen), last[seen]
+    edges, last = Edges(s, t, weights).take(is_positive), last[is_positive]
     last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
     slotted = edges.student_ids[last]
     return in_map_order(edges, last), slotted, {name: n for name, n in counts.items() if n}

@@ -100,7 +100,7 @@ class StoredMap:
         target = check_map_output(path, self.SUFFIXES)  # follows a link, so before `files`
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
-        contents = dict(zip(targets, self._bytes_of_files(targets[0]), strict=True))
+        contents = dict(zip(targets, self._encode_files(targets[0]), strict=True))
         for target, data in () if overwrite else contents.items():
             if target.exists() and target.read_bytes() != data:
                 raise io.other_file(target, "its contents differ from the output of this command")
@@ -110,7 +110,7 @@ class StoredMap:
         """Return the files that `save` writes for a path."""
         return [path]
 
-    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+    def _encode_files(self, path: Path) -> Sequence[bytes]:
         """Return the contents of each of these files."""
         return [to_safetensors(self)]
 
@@ -170,18 +170,18 @@ class StoredMap:
                 hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
             )
         with naming(source):
-            made = cls._unpacked(
+            loaded = cls._unpack(
                 contents, options.get("preserve_last"), options.get("normalize", False)
             )
-            made.check()
+            loaded.check()
         widths = options.get("student_vocab_size"), options.get("teacher_vocab_size")
         for side, width in zip(SIDES, widths, strict=True):
             if width is not None:
-                made = made._at_width(side, width, str(source))
-        return made
+                loaded = loaded._at_width(side, width, str(source))
+        return loaded
 
     @classmethod
-    def _unpacked(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
+    def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
         """Make a map of the contents of its file; check the digests, not the invariants."""
         if normalize or preserve_last is not None:
             raise MapFileError(
@@ -232,11 +232,11 @@ def check_map_output(
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
     """Check that the teacher's table, next to `path`, would only replace one of the same pair."""
-    beside = nemo_tables.reverse_of(path)
-    if not beside.exists():
+    reverse = nemo_tables.reverse_path(path)
+    if not reverse.exists():
         return
     try:
-        table = load_pt(beside, beside)
+        table = load_pt(reverse, reverse)
     except MapFileError:
         table = None
     contents = "is not a table that xtok wrote"
@@ -245,7 +245,7 @@ def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
             return
         contents = f"contains the table of {table.get('src')} in {table.get('dst')}"
     raise OutputError(
-        f"{beside} exists and {contents}; the teacher's table would replace it",
+        f"{reverse} exists and {contents}; the teacher's table would replace it",
         hint=f"move it, or choose another output name than {path.name}",
     )
 
@@ -301,9 +301,9 @@ def read(path: str | PathLike[str]) -> FileContents:
 
 
 def _file_contents(
-    source: Path, own: tuple[Tensors, str] | None, entries: nemo.PtEntries | None = None
+    source: Path, stored: tuple[Tensors, str] | None, entries: nemo.PtEntries | None = None
 ) -> FileContents:
-    tensors, header = ({}, {}) if own is None else (own[0], parse_header(own[1]))
+    tensors, header = ({}, {}) if stored is None else (stored[0], parse_header(stored[1]))
     return FileContents(source, kind_of(header), tensors, header, entries)
 
 

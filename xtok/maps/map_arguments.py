@@ -68,7 +68,7 @@ def bind_map(
             raise ValueError("bind_map needs a map or a pair")
         return any_map, pair
     pair = _pair_of(pair, [any_map])
-    return _bound(pair, any_map, name), pair
+    return _bind(pair, any_map, name), pair
 
 
 def bind_maps(
@@ -93,7 +93,7 @@ def bind_maps(
     ]
     maps = [read(source) for source in sources]
     pair = _pair_of(pair, maps)
-    return [_bound(pair, m, name) for m, name in zip(maps, names, strict=True)], pair, names
+    return [_bind(pair, m, name) for m, name in zip(maps, names, strict=True)], pair, names
 
 
 def _pair_of(
@@ -115,60 +115,60 @@ def _pair_of(
 def _at_map_widths(pair: Pair, any_map: mapfile.StoredMap) -> Pair:
     changed: dict[str, Any] = {}
     for side in SIDES:
-        of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
-        width = _shared_width(getattr(any_map, side), of_pair)
-        if width == of_pair.vocab_size:
+        pair_side, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
+        width = _shared_width(getattr(any_map, side), pair_side)
+        if width == pair_side.vocab_size:
             continue
         if tokenizer is not None:
             changed[f"{side}_tokenizer"] = tokenizer = tokenizer.at_width(width)
             changed[side] = tokenizer.vocabulary
-        elif of_pair.table is not None:
-            table = of_pair.table.at_width(width)
-            changed[side] = replace(of_pair, vocab_size=width, width_source="option", table=table)
+        elif pair_side.table is not None:
+            table = pair_side.table.at_width(width)
+            changed[side] = replace(pair_side, vocab_size=width, width_source="option", table=table)
     return replace(pair, **changed) if changed else pair
 
 
-def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
+def _shared_width(map_side: Vocabulary, pair_side: Vocabulary) -> int:
     # The user's width, or the map's if the tokens are equal, or the model config's
-    if of_pair.width_source == "option":
-        return of_pair.vocab_size
-    if of_map.table is not None:
-        same = same_tokens(of_map.table, of_pair.table)
-        return of_map.vocab_size if same else of_pair.vocab_size
-    if not of_map.is_lower_bound:
-        return of_map.vocab_size
-    if of_pair.width_source == "tokenizer" or of_map.width_source == "map":
-        return max(of_map.vocab_size, of_pair.vocab_size)
-    return of_pair.vocab_size
+    if pair_side.width_source == "option":
+        return pair_side.vocab_size
+    if map_side.table is not None:
+        same = same_tokens(map_side.table, pair_side.table)
+        return map_side.vocab_size if same else pair_side.vocab_size
+    if not map_side.is_lower_bound:
+        return map_side.vocab_size
+    if pair_side.width_source == "tokenizer" or map_side.width_source == "map":
+        return max(map_side.vocab_size, pair_side.vocab_size)
+    return pair_side.vocab_size
 
 
-def _bound(pair: Pair, any_map: M, name: str) -> M:
+def _bind(pair: Pair, any_map: M, name: str) -> M:
     for side in SIDES:
-        of_map: Vocabulary = getattr(any_map, side)
-        of_pair: Vocabulary = getattr(pair, side)
-        if of_map is of_pair:
+        map_side: Vocabulary = getattr(any_map, side)
+        pair_side: Vocabulary = getattr(pair, side)
+        if map_side is pair_side:
             continue
         _require_same(pair, side, any_map, name)
-        if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
-            if of_pair.table is not None:
-                vocabulary = replace(of_pair, definition_sha256=of_map.definition_sha256)
+        if map_side.table is None and pair_side.vocab_size >= map_side.vocab_size:
+            if pair_side.table is not None:
+                vocabulary = replace(pair_side, definition_sha256=map_side.definition_sha256)
                 any_map = any_map.with_side(side, vocabulary)
-            elif of_map.width_source == "ids":
-                width, origin = of_pair.vocab_size, of_pair.width_source
-                vocabulary = replace(of_map, vocab_size=width, width_source=origin)
+            elif map_side.width_source == "ids":
+                width, origin = pair_side.vocab_size, pair_side.width_source
+                vocabulary = replace(map_side, vocab_size=width, width_source=origin)
                 any_map = any_map.with_side(side, vocabulary)
     return any_map
 
 
 def _require_same(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> None:
-    of_map: Vocabulary = getattr(any_map, side)
-    of_pair: Vocabulary = getattr(pair, side)
-    have_tokens = of_map.table is not None and of_pair.table is not None
-    if have_tokens and not same_tokens(of_map.table, of_pair.table):
+    map_side: Vocabulary = getattr(any_map, side)
+    pair_side: Vocabulary = getattr(pair, side)
+    have_tokens = map_side.table is not None and pair_side.table is not None
+    if have_tokens and not same_tokens(map_side.table, pair_side.table):
         raise _other_tokens(pair, side, any_map, name)
-    same = of_map.vocab_size == of_pair.vocab_size
-    if not (same or can_grow(of_map, of_pair) or can_grow(of_pair, of_map)):
-        raise _other_width(side, of_map, of_pair, f"{name} ({of_map.model_id})")
+    is_same = map_side.vocab_size == pair_side.vocab_size
+    if not (is_same or can_grow(map_side, pair_side) or can_grow(pair_side, map_side)):
+        raise _other_width(side, map_side, pair_side, f"{name} ({map_side.model_id})")
 
 
 def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
@@ -183,24 +183,24 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
     """Return a note for each side without tokens if the map names another model."""
     notes = []
     for side in SIDES if any_map else ():
-        of_map, of_pair = getattr(any_map, side), getattr(pair, side)
-        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (of_map, of_pair)]
-        if of_map.table is None and names[0] not in (names[1], "unknown"):
+        map_side, pair_side = getattr(any_map, side), getattr(pair, side)
+        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (map_side, pair_side)]
+        if map_side.table is None and names[0] not in (names[1], "unknown"):
             notes.append(
-                f"the map names {of_map.model_id} as its {side} and contains no token table to "
-                f"check; assuming that it belongs to {of_pair.model_id}"
+                f"the map names {map_side.model_id} as its {side} and contains no token table to "
+                f"check; assuming that it belongs to {pair_side.model_id}"
             )
     return notes
 
 
-def can_grow(of_map: Vocabulary, other: Vocabulary) -> bool:
+def can_grow(map_side: Vocabulary, other: Vocabulary) -> bool:
     """Whether a side of a map may be padded with empty rows or columns to another width.
 
     The file must record ids but no width, or as many rows as the tokenizer has ids.
     """
-    if not of_map.is_lower_bound or of_map.vocab_size > other.vocab_size:
+    if not map_side.is_lower_bound or map_side.vocab_size > other.vocab_size:
         return False
-    return of_map.width_source == "ids" or of_map.vocab_size >= _least_width(other)
+    return map_side.width_source == "ids" or map_side.vocab_size >= _least_width(other)
 
 
 def _least_width(other: Vocabulary) -> int:
@@ -208,8 +208,8 @@ def _least_width(other: Vocabulary) -> int:
 
 
 def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> XtokError:
-    of_map, of_pair = getattr(any_map, side), getattr(pair, side)
-    problem = f"the {side} of {name} ({of_map.model_id}) has other tokens than {of_pair.model_id}"
+    stored, loaded = getattr(any_map, side), getattr(pair, side)
+    problem = f"the {side} of {name} ({stored.model_id}) has other tokens than {loaded.model_id}"
     hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
     hint += "pair of a map"
     if is_swapped(pair, any_map):
@@ -221,14 +221,14 @@ def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
     return XtokError(problem, hint=hint)
 
 
-def _other_width(side: str, of_map: Vocabulary, other: Vocabulary, name: str) -> XtokError:
+def _other_width(side: str, map_side: Vocabulary, other: Vocabulary, name: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
-    fits = _least_width(other) <= of_map.vocab_size
-    if fits or of_map.is_lower_bound:
-        width = of_map.vocab_size if fits else other.vocab_size
+    fits = _least_width(other) <= map_side.vocab_size
+    if fits or map_side.is_lower_bound:
+        width = map_side.vocab_size if fits else other.vocab_size
         hint += f"; if the pair is right, set the width to {width} with {{option}}"
     return XtokError(
-        f"the {side} of {name} is {of_map.vocab_size:,} wide, but {other.model_id} "
+        f"the {side} of {name} is {map_side.vocab_size:,} wide, but {other.model_id} "
         f"is {other.vocab_size:,} wide",
         hint=hint,
         parameter=f"{side}_vocab_size",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
 
 
-def name_of_map(
+def build_name(
     student_id: str,
     teacher_id: str,
     config: BuildConfig,
@@ -26,17 +26,17 @@ def name_of_map(
     texts: Sequence[str | Path] = (),
 ) -> str:
     """Return the default file name of a map by `build`: models, loss, options and first text."""
-    usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
+    defaults = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
-        config, usual = config.for_text(), usual.for_text()
+        config, defaults = config.for_text(), defaults.for_text()
     slot = "scale-trick" if config.scale_trick else "no-scale-trick"
     return default_name(
         student_id,
         teacher_id,
         loss or "",
         f"top{config.top_k}",
-        "" if config.scale_trick == usual.scale_trick else slot,
-        *option_words(asdict(config), asdict(usual)),
+        "" if config.scale_trick == defaults.scale_trick else slot,
+        *option_words(asdict(config), asdict(defaults)),
         text_word(texts),
     )
 

@@ -138,7 +138,7 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
             entries = _entries_by_row(_sparse(loaded.detach(), size))
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
-        return _entries_by_row(_edges_of_counts(loaded))
+        return _entries_by_row(_count_edges(loaded))
     contents = type(loaded).__name__
     if isinstance(loaded, dict):
         contents = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
@@ -164,7 +164,7 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     return Edges(s, t, values.numpy())
 
 
-def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
+def _count_edges(counts: Mapping[Any, Any]) -> Edges:
     are_pairs = all(type(k) is tuple and [*map(type, k)] == [int, int] for k in counts)
     are_numbers = {int, float}.issuperset(map(type, counts.values()))
     require_valid(are_pairs and are_numbers, "a key or value of the dict")

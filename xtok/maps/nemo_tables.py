@@ -26,10 +26,10 @@ def are_tables(loaded: Any) -> bool:
     return isinstance(loaded, dict) and {"subtoks", "lengths"} <= loaded.keys()
 
 
-def reverse_of(path: Path) -> Path:
+def reverse_path(path: Path) -> Path:
     """Return the path of the teacher's table, next to the student's.
 
-    >>> reverse_of(Path("pair.pt")).name
+    >>> reverse_path(Path("pair.pt")).name
     'pair.reverse.pt'
     """
     return path.with_name(f"{path.stem}.reverse{path.suffix}")

@@ -194,13 +194,13 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
 
 def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
     """Return the tensors and the JSON text that xtok stored in a `.pt` of `size` bytes."""
-    named, metadata = stored["tensors"], stored["metadata"]
+    arrays, metadata = stored["tensors"], stored["metadata"]
     require_valid(isinstance(metadata, str), "the metadata")
     require_valid(
-        isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors"
+        isinstance(arrays, dict) and all(isinstance(name, str) for name in arrays), "the tensors"
     )
     tensors = {}
-    for name, tensor in named.items():
+    for name, tensor in arrays.items():
         try:
             array = strided(tensor, size).resolve_neg().numpy()
         except (TypeError, RuntimeError) as error:  # dtypes missing in NumPy

@@ -101,13 +101,13 @@ def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
 
     An array that differs from its digest was changed after the map was written.
     """
-    made, digests = assemble(cls, tensors, header)
+    loaded, digests = assemble(cls, tensors, header)
     for side in SIDES:
-        table = getattr(made, side).table
+        table = getattr(loaded, side).table
         require_valid(
             table is None or table.sha256() == digests[side], f"the {side}'s table_sha256"
         )
-    return made, digests["tensors"] in (None, tensors_sha256(made))
+    return loaded, digests["tensors"] in (None, tensors_sha256(loaded))
 
 
 def assemble(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, dict[str, str | None]]:

@@ -177,11 +177,11 @@ class ProjectionMap(StoredMap):
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
         """Replace the vocabulary of a side by another that is at least as wide."""
         changed = super().with_side(side, vocabulary)
-        more = changed.shape[0] - self.shape[0]
-        if not more:
+        num_new = changed.shape[0] - self.shape[0]
+        if not num_new:
             return changed
-        slot = None if self.scale_slot is None else np.pad(self.scale_slot, (0, more))
-        return replace(changed, row_kind=np.pad(self.row_kind, (0, more)), scale_slot=slot)
+        slot = None if self.scale_slot is None else np.pad(self.scale_slot, (0, num_new))
+        return replace(changed, row_kind=np.pad(self.row_kind, (0, num_new)), scale_slot=slot)
 
     def require_widths(self) -> None:
         """Raise an `XtokError` if a width is only the largest id + 1."""
@@ -239,9 +239,9 @@ class ProjectionMap(StoredMap):
 
     # In a file
 
-    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+    def _encode_files(self, path: Path) -> Sequence[bytes]:
         """Return the contents of the file that `save` writes."""
-        return [to_nemo(self)] if path.suffix == ".pt" else super()._bytes_of_files(path)
+        return [to_nemo(self)] if path.suffix == ".pt" else super()._encode_files(path)
 
     def header(self) -> dict[str, Any]:
         """Return the entries of the file's JSON that only projection maps have."""
@@ -261,23 +261,23 @@ class ProjectionMap(StoredMap):
         return {"scale_slot": scale_slot, "method": method, "top_k": top_k, "recipe": recipe}
 
     @classmethod
-    def _unpacked(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
+    def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
         """Make a map of the contents of its file; check the digests, not the invariants."""
         _, _, tensors, header, entries = contents
         if entries is not None and not header:
-            made = cls._imported(entries, preserve_last)
+            loaded = cls._imported(entries, preserve_last)
         elif entries is not None:
-            made = cls._repaired(entries, tensors, header)
+            loaded = cls._repaired(entries, tensors, header)
         elif normalize:
-            made = cls._repaired(nemo.read_trained(tensors), tensors, header, normalize=True)
+            loaded = cls._repaired(nemo.read_trained(tensors), tensors, header, normalize=True)
         else:
-            made, is_whole = unpack(cls, tensors, header)
+            loaded, is_whole = unpack(cls, tensors, header)
             if not is_whole:  # training changes only the weights of projection maps
                 raise InvariantError("tensors", "its tensors changed after it was written")
         if preserve_last is None:
-            return made
-        made.check()
-        return made.with_slots(preserve_last)
+            return loaded
+        loaded.check()
+        return loaded.with_slots(preserve_last)
 
     @classmethod
     def _imported(cls, entries: nemo.PtEntries, preserve_last: bool | None) -> Self:
@@ -290,13 +290,13 @@ class ProjectionMap(StoredMap):
         cls, entries: nemo.PtEntries, tensors: Tensors, header: Header, normalize: bool = False
     ) -> Self:
         repaired, counts = nemo.repaired_tensors(entries, tensors)
-        made, is_whole = unpack(cls, repaired, header)
+        loaded, is_whole = unpack(cls, repaired, header)
         if not (is_whole or counts or normalize):
             counts = {"files changed by another program": 1}
         if not (counts or normalize):
-            return made
-        made = made.after("import", {"normalize": True} if normalize else {})
-        return replace(made, reports=(StageReport("import", counts),))
+            return loaded
+        loaded = loaded.after("import", {"normalize": True} if normalize else {})
+        return replace(loaded, reports=(StageReport("import", counts),))
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
@@ -361,9 +361,9 @@ def _check_sums(m: ProjectionMap) -> None:
         return
     starts = row_starts(m.student_ids)
     sums = np.add.reduceat(m.weights, starts, dtype=np.float64)
-    off = np.abs(sums - 1) > SUM_TOLERANCE
-    if off.any():
-        index = int(np.argmax(off))
+    is_off = np.abs(sums - 1) > SUM_TOLERANCE
+    if is_off.any():
+        index = int(np.argmax(is_off))
         row = int(m.student_ids[starts[index]])
         raise ValueError(f"row {row} sums to {sums[index]:.6g}, not 1")
 

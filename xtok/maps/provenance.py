@@ -32,7 +32,7 @@ _IN_WORDS = {
 # Making
 
 
-def map_of_edges(
+def map_from_edges(
     edges: Edges,
     *,
     scale_slot: NDArray[np.uint8] | None,
@@ -63,7 +63,7 @@ def map_of_edges(
     return ProjectionMap(**fields) if before is None else replace(before, **fields)
 
 
-def map_of_rows(
+def map_from_rows(
     pair: Pair,
     edges: Edges,
     kind: NDArray[np.uint8],
@@ -83,7 +83,7 @@ def map_of_rows(
         ignored = config.ignore_teacher_ids
         candidates = [i for i in slot_candidates(pair.tables[1]) if i not in ignored]
         edges, slot = add_slots(edges, candidates, len(kind))
-    return map_of_edges(
+    return map_from_edges(
         edges,
         student=pair.sides[0],
         teacher=pair.sides[1],
@@ -99,7 +99,7 @@ def map_of_rows(
 # Recipes
 
 
-def recipe_of(
+def make_recipe(
     config: BuildConfig,
     texts: Iterable[SourceFile] = (),
     field: str = "text",
@@ -114,52 +114,52 @@ def recipe_of(
     recipe = {name: list(v) if isinstance(v, tuple) else v for name, v in options.items()}
     if not digests:
         return {"options": recipe}
-    of_initial = None if initial is None else mapfile.sha256(initial)
-    return {"options": recipe, "texts": digests, "field": field, "initial_sha256": of_initial}
+    initial_sha256 = None if initial is None else mapfile.sha256(initial)
+    return {"options": recipe, "texts": digests, "field": field, "initial_sha256": initial_sha256}
 
 
-def recipe_of_stage(config: MultitokenConfig) -> Recipe:
+def stage_recipe(config: MultitokenConfig) -> Recipe:
     """Return the recipe of a map by `multitoken`, as a `build` that stops there."""
     shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
-    return recipe_of(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
+    return make_recipe(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
 
 
 def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
     """Return the map's recipe with these options of `build`; None if `build` has another order."""
-    made = projection.recipe
-    if made is None or "sort-cut" in projection.stages:
+    recipe = projection.recipe
+    if recipe is None or "sort-cut" in projection.stages:
         return None
-    return {**made, "options": {**made["options"], **options}}
+    return {**recipe, "options": {**recipe["options"], **options}}
 
 
-def differing(made: Recipe, request: Recipe) -> list[str]:
+def differing(earlier: Recipe, request: Recipe) -> list[str]:
     """Return the names of the requested values that a recipe lacks or contains differently."""
-    return [name for name, value in request.items() if made.get(name) != value]
+    return [name for name, value in request.items() if earlier.get(name) != value]
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
     """Return why a map is not the map of this pair and recipe; None if it is."""
-    for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
-        before = getattr(existing, side)
-        if before.vocab_size != now.vocab_size:
-            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
-        if before.table is None or before.table.sha256() != table.sha256():
-            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
-        if before.definition_sha256 is None:
+    for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
+        old_side = getattr(existing, side)
+        if old_side.vocab_size != new_side.vocab_size:
+            return f"its {side} is {old_side.vocab_size} wide, not {new_side.vocab_size}"
+        if old_side.table is None or old_side.table.sha256() != table.sha256():
+            return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
+        if old_side.definition_sha256 is None:
             return f"an earlier version made it, without the definition of its {side}"
-        if before.definition_sha256 != now.definition_sha256:
-            return f"the definition of its {side} {before.model_id} changed, but not the tokens"
-    made = existing.recipe if isinstance(existing, ProjectionMap) else None
-    return None if made == recipe else _recipe_difference(made, recipe)
+        if old_side.definition_sha256 != new_side.definition_sha256:
+            return f"the definition of its {side} {old_side.model_id} changed, but not the tokens"
+    earlier = existing.recipe if isinstance(existing, ProjectionMap) else None
+    return None if earlier == recipe else _recipe_difference(earlier, recipe)
 
 
-def _recipe_difference(made: Recipe | None, recipe: Recipe | None) -> str:
-    if made is None or recipe is None:
+def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
+    if earlier is None or recipe is None:
         return "it contains no recipe: an earlier version or another command made it"
-    old, new = made.get("options", {}), recipe["options"]
+    old, new = earlier.get("options", {}), recipe["options"]
     if isinstance(old, dict) and (names := differing(old, new)):
         return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
-    words = (why for name, why in _IN_WORDS.items() if made.get(name) != recipe.get(name))
+    words = (why for name, why in _IN_WORDS.items() if earlier.get(name) != recipe.get(name))
     return next(words, "its recipe differs")
 
 

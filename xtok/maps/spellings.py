@@ -59,25 +59,25 @@ class SpellingMap(StoredMap):
 
     def left_out(self, side: str) -> dict[str, Ids]:
         """Return the ids of a side, `student` or `teacher`, without a spelling, by reason."""
-        table, without = _table(self, side), getattr(self, f"{side}_counts") == 0
+        table, is_empty = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
         canonical[table.emitted_ids] = True
         has_bytes, unused = table.lengths > 0, table.types == TokenType.UNUSED
         return {
-            "another id has the same bytes": np.flatnonzero(without & has_bytes & ~canonical),
-            "cannot be spelled": np.flatnonzero(without & canonical),
-            "special, without a partner": np.flatnonzero(without & ~has_bytes & ~unused),
-            UNUSED: np.flatnonzero(without & unused),
+            "another id has the same bytes": np.flatnonzero(is_empty & has_bytes & ~canonical),
+            "cannot be spelled": np.flatnonzero(is_empty & canonical),
+            "special, without a partner": np.flatnonzero(is_empty & ~has_bytes & ~unused),
+            UNUSED: np.flatnonzero(is_empty & unused),
         }
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that `save` writes for a path: two tables for a `.pt`."""
-        return [path, nemo_tables.reverse_of(path)] if path.suffix == ".pt" else [path]
+        return [path, nemo_tables.reverse_path(path)] if path.suffix == ".pt" else [path]
 
-    def _bytes_of_files(self, path: Path) -> Sequence[bytes]:
+    def _encode_files(self, path: Path) -> Sequence[bytes]:
         """Return the contents of each of these files."""
         if path.suffix != ".pt":
-            return super()._bytes_of_files(path)
+            return super()._encode_files(path)
         check_reverse(path, self.student.model_id, self.teacher.model_id)
         return nemo_tables.to_tables(*pack(self), self.student, self.teacher)
 
@@ -117,24 +117,24 @@ def _partners(m: SpellingMap, side: str) -> Ids:
 
 def _check_bytes(m: SpellingMap) -> None:
     for side, other in zip(SIDES, SIDES[::-1], strict=True):
-        table, others = _table(m, side), _table(m, other)
+        table, other_table = _table(m, side), _table(m, other)
         pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
         partners = _partners(m, side)
-        by_role = (partners >= 0) & ((table.lengths == 0) | (others.lengths[partners] == 0))
+        by_role = (partners >= 0) & ((table.lengths == 0) | (other_table.lengths[partners] == 0))
         ids = np.flatnonzero((counts > 0) & ~by_role)
         pieces = pieces[np.repeat(~by_role, counts)]
         ends = np.cumsum(counts[ids])
-        spelled = np.diff(np.cumsum(others.lengths[pieces])[ends - 1], prepend=0)
+        spelled = np.diff(np.cumsum(other_table.lengths[pieces])[ends - 1], prepend=0)
         wrong = ids[spelled != table.lengths[ids]]
         if not len(wrong):
-            differs = _bytes_of(table, ids) != _bytes_of(others, pieces)
+            differs = _token_bytes(table, ids) != _token_bytes(other_table, pieces)
             wrong = np.repeat(ids, table.lengths[ids])[differs]
-        if len(wrong) or (others.lengths[pieces] == 0).any():
+        if len(wrong) or (other_table.lengths[pieces] == 0).any():
             example = f": {wrong[0]}" if len(wrong) else ""
             raise ValueError(f"a token of the {side} is not spelled by its bytes{example}")
 
 
-def _bytes_of(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
+def _token_bytes(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
     lengths = table.lengths[ids]
     starts = table.offsets[ids] - (np.cumsum(lengths) - lengths)
     data: NDArray[np.uint8] = table.data[np.arange(int(lengths.sum())) + np.repeat(starts, lengths)]

@@ -24,7 +24,7 @@ from xtok.conversation import Conversation, ReadBack, read_back
 from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_of_edges
+from xtok.maps.provenance import map_from_edges
 from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector
@@ -62,7 +62,7 @@ def bind_back_map(
     if bound_map.enable_scale_trick:
         edges = bound_map.edges.take(~bound_map.is_slot).normalized()
         note(f"{name}: ignoring its {bound_map.is_slot.sum():,} scale slots")
-        bound_map = map_of_edges(edges, before=bound_map, scale_slot=None)
+        bound_map = map_from_edges(edges, before=bound_map, scale_slot=None)
     return back.reversed, bound_map
 
 

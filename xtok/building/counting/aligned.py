@@ -54,9 +54,9 @@ class AlignedTexts(NamedTuple):
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
         ends = offsets_of(table.lengths[self.student.ids])
-        of_chunks = ends[self.spans[1]] - ends[self.spans[0]]
-        within = np.bincount(self.documents, of_chunks, len(sizes)).astype(np.int64)
-        return np.where(self.differs, (sizes - within).clip(1), 0)
+        chunk_bytes = ends[self.spans[1]] - ends[self.spans[0]]
+        inside = np.bincount(self.documents, chunk_bytes, len(sizes)).astype(np.int64)
+        return np.where(self.differs, (sizes - inside).clip(1), 0)
 
     def first_difference(self, tables: Sequence[TokenTable], group: str) -> Difference:
         """Return the first difference in the first document with differences, of this group."""
@@ -64,23 +64,23 @@ class AlignedTexts(NamedTuple):
         spans = self.spans[:, self.documents == document]
         # Per side: its ids, and starts and ends of the stretches between chunks
         sides = []
-        for side, of_side in ((self.student, spans[:2]), (self.teacher, spans[2:])):
+        for side, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
             start, stop = side.bounds[document : document + 2]
-            sides.append((side.ids, np.append(start, of_side[1]), np.append(of_side[0], stop)))
-        at = int(np.any([begins < ends for _, begins, ends in sides], axis=0).argmax())
-        shown = []
+            sides.append((side.ids, np.append(start, bounds[1]), np.append(bounds[0], stop)))
+        index = int(np.any([begins < ends for _, begins, ends in sides], axis=0).argmax())
+        excerpts = []
         for table, (ids, begins, ends) in zip(tables, sides, strict=True):
-            before = _spelled(table, ids[begins[0] : begins[at]][-_CONTEXT:])[-_CONTEXT:]
-            differing = _spelled(table, ids[begins[at] : ends[at]][:_CONTEXT])[:_CONTEXT]
-            shown.append(quoted(escape(_whole(before) + differing)))
-        return Difference(group, *shown)
+            context = _spelled(table, ids[begins[0] : begins[index]][-_CONTEXT:])[-_CONTEXT:]
+            differing = _spelled(table, ids[begins[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
+            excerpts.append(quoted(escape(_whole_characters(context) + differing)))
+        return Difference(group, *excerpts)
 
 
 def _spelled(table: TokenTable, ids: NDArray[np.int32]) -> bytes:
     return b"".join(table[i] for i in ids.tolist())
 
 
-def _whole(data: bytes) -> bytes:
+def _whole_characters(data: bytes) -> bytes:
     return data.lstrip(bytes(range(0x80, 0xC0)))
 
 

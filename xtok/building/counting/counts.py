@@ -30,7 +30,7 @@ _CHUNKS_AT_ONCE = 1 << 16
 _ONE = np.ones(1, np.int64)
 
 
-def unit_of(target: Target) -> int:
+def count_unit(target: Target) -> int:
     """Return the count of one occurrence."""
     return 1 if target == "start" else UNIT
 
@@ -108,10 +108,10 @@ class DistinctChunks(NamedTuple):
     def recounted(self, counts: NDArray[np.int64]) -> DistinctChunks:
         """Return the chunks with these counts above 0, except those that are too long to count."""
         lengths = np.diff(self.bounds)
-        chosen = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)
-        bounds = offsets_of(lengths[chosen])
-        ids = self.ids[np.repeat(chosen, lengths)]
-        return DistinctChunks(ids, bounds, self.widths[chosen], counts[chosen])
+        is_used = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)
+        bounds = offsets_of(lengths[is_used])
+        ids = self.ids[np.repeat(is_used, lengths)]
+        return DistinctChunks(ids, bounds, self.widths[is_used], counts[is_used])
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -135,8 +135,8 @@ class DistinctChunks(NamedTuple):
             num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
             keys, amounts = np.empty((2, num_pairs), np.int64)
             chunk_pairs(part, UNIT, predicted or _NO_ROWS, keys, amounts)
-            used = amounts > 0
-            pairs.add(keys[used], amounts[used])
+            is_used = amounts > 0
+            pairs.add(keys[is_used], amounts[is_used])
         return pairs.arrays()
 
 
@@ -197,7 +197,7 @@ class ChunkCounts:
 
 
 class Counts(NamedTuple):
-    """Counts of pairs at shared token boundaries, and of chunks, in units of `unit_of(target)`."""
+    """Counts of pairs at shared token boundaries, and of chunks, in units of `count_unit`."""
 
     keys: NDArray[np.int64]  # pairs in ascending order
     counts: NDArray[np.int64]
@@ -218,7 +218,7 @@ class Tally:
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | slice = slice(None)) -> int:
         """Count chunks, bool `[chunks]`, and pairs at their starts; return the number skipped."""
         if self.target != "chunk":
-            self._pairs.add(aligned.keys[chosen], np.full(1, unit_of(self.target), np.int64))
+            self._pairs.add(aligned.keys[chosen], np.full(1, count_unit(self.target), np.int64))
         if self.target == "start":
             return 0
         spans = aligned.spans[:, chosen]

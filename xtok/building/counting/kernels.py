@@ -35,7 +35,7 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def weight_of(rows, row, column):  # type: ignore[no-untyped-def]
+def entry_weight(rows, row, column):  # type: ignore[no-untyped-def]
     """Return the weight of a column in a row, 0 if missing; columns are ascending."""
     bounds, columns, weights = rows
     low, high = bounds[row], bounds[row + 1]
@@ -131,11 +131,11 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
             total = 0.0
             if len(rows.bounds):
                 for a in range(start, start + n):
-                    total += weight_of(rows, ids[a], ids[b])
+                    total += entry_weight(rows, ids[a], ids[b])
             for a in range(start, start + n):
                 keys[index] = np.int64(ids[a]) << 32 | ids[b]
                 if total > 0.0:
-                    share = weight_of(rows, ids[a], ids[b]) / total
+                    share = entry_weight(rows, ids[a], ids[b]) / total
                     amounts[index] = np.int64(unit // m * share + 0.5) * counts[c]
                 else:
                     amounts[index] = unit // (n * m) * counts[c]
@@ -156,6 +156,6 @@ def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-unt
         for b in range(middle, end):
             total = 0.0
             for a in range(start, middle):
-                total += weight_of(rows, ids[a], ids[b])
+                total += entry_weight(rows, ids[a], ids[b])
             loss -= np.log((1 - epsilon) * total / (middle - start) + uniform)
         losses[c] = loss / (end - middle)

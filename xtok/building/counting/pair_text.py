@@ -113,10 +113,10 @@ class PerDocument:
     def _pairs(self) -> Pairs:
         return np.unique(self.chunks.keys, return_inverse=True)
 
-    def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def amounts(self, in_group: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the count of each pair in the chosen documents, float64 `[pairs]`."""
-        keys, of_chunks = self._pairs
-        return np.bincount(of_chunks, self._chunk_counts(chosen), len(keys)).astype(np.float64)
+        keys, pair_chunks = self._pairs
+        return np.bincount(pair_chunks, self._chunk_counts(in_group), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sum a value of each pair over all boundaries of each document."""
@@ -129,21 +129,21 @@ class PerDocument:
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
         """Return the loss of each distinct chunk under a map, float64 `[chunks]`."""
-        of_chunks = np.zeros(len(self.chunks.widths))
+        losses = np.zeros(len(self.chunks.widths))
         rows = MapRows.of(edges, shape[0])
-        chunk_losses(self.chunks, rows, EPSILON, EPSILON / shape[1], of_chunks)
-        return of_chunks
+        chunk_losses(self.chunks, rows, EPSILON, EPSILON / shape[1], losses)
+        return losses
 
-    def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        amounts = self.counts * chosen[self.documents]
+    def _chunk_counts(self, in_group: NDArray[np.bool_]) -> NDArray[np.int64]:
+        amounts = self.counts * in_group[self.documents]
         return np.bincount(self.chunk_indices, amounts, len(self.chunks.widths)).astype(np.int64)
 
-    def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
+    def hindsight(self, in_group: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
         """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
 
         One EM step comes close to the optimum for chunks.
         """
-        chunks = self.chunks.recounted(self._chunk_counts(chosen))
+        chunks = self.chunks.recounted(self._chunk_counts(in_group))
         first = heaviest(pair_edges(*chunks.pairs()), top_k)
         return heaviest(pair_edges(*chunks.pairs(MapRows.of(first, num_rows))), top_k)
 
@@ -178,7 +178,7 @@ class PairText:
             field: the field or column with the text.
             progress: called with the bytes on disk.
         """
-        tokenizers = tokenizers_of(pair)
+        tokenizers = pair_tokenizers(pair)
         files = find_texts(texts)
         parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
@@ -221,7 +221,7 @@ class PairText:
         return sum_pairs([(part.keys, part.counts) for part in (self.counts, self.held_out)])
 
 
-def tokenizers_of(pair: Pair) -> list[Tokenizer]:
+def pair_tokenizers(pair: Pair) -> list[Tokenizer]:
     """Return the tokenizers of a pair: two, or one."""
     sides = pair.student_tokenizer, pair.teacher_tokenizer
     return [side for side in sides if side is not None]
@@ -232,7 +232,7 @@ class TextCounter:
 
     def __init__(self, pair: Pair, plan: CountPlan) -> None:
         self.plan, self.totals = plan, TextTotals()
-        self.tokens = [np.zeros(len(side.table), np.int64) for side in tokenizers_of(pair)]
+        self.tokens = [np.zeros(len(side.table), np.int64) for side in pair_tokenizers(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)

@@ -56,11 +56,11 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
     """Return the weights of pairs `student_id << 32 | teacher_id`, 0 for pairs without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
-    of_edges = pair_keys(edges.student_ids, edges.teacher_ids)
-    order = np.argsort(of_edges)
-    of_edges, weights = of_edges[order], edges.weights[order].astype(np.float64)
-    indices = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)
-    return np.where(of_edges[indices] == keys, weights[indices], 0.0)
+    edge_keys = pair_keys(edges.student_ids, edges.teacher_ids)
+    order = np.argsort(edge_keys)
+    edge_keys, weights = edge_keys[order], edges.weights[order].astype(np.float64)
+    indices = np.searchsorted(edge_keys, keys).clip(0, len(edge_keys) - 1)
+    return np.where(edge_keys[indices] == keys, weights[indices], 0.0)
 
 
 def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
@@ -71,9 +71,9 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
     return float(-(shares * np.log2(shares)).sum()) + 0.0
 
 
-def share_of(counts: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
+def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
     """Return the share of the chosen counts, 0 without counts."""
-    return float(counts[chosen].sum() / (counts.sum() or 1))
+    return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 
 def entropy_kept(
@@ -82,5 +82,5 @@ def entropy_kept(
     counts: NDArray[Any],
 ) -> float:
     """Return the smaller event entropy of the two sides, divided by the smaller token entropy."""
-    whole = min(entropy_of(ids, counts) for ids in tokens)
-    return min(entropy_of(ids, counts) for ids in events) / whole if whole > 0 else 1.0
+    total = min(entropy_of(ids, counts) for ids in tokens)
+    return min(entropy_of(ids, counts) for ids in events) / total if total > 0 else 1.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.aligned import TextAligner
-from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
+from xtok.building.counting.counts import Counts, MapRows, Tally, count_unit, pair_edges
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.spellings import partners_or_pieces
 from xtok.config import Target
@@ -120,7 +120,7 @@ def synthetic_edges(
 
     def occurrences(predicted: MapRows | None = None) -> Edges:
         keys, amounts = counts.pairs(predicted)
-        return pair_edges(keys, amounts / unit_of(target))
+        return pair_edges(keys, amounts / count_unit(target))
 
     pieces = _pieces(pair)
     unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
@@ -209,14 +209,14 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
 
 def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
     """Return the index of the longest other token that each sorted token starts with, or −1."""
-    before: list[int] = []
-    begun: list[int] = []  # indices of nested beginnings of the current token
+    longest: list[int] = []
+    open_ids: list[int] = []  # indices of nested beginnings of the current token
     for index, token in enumerate(tokens):
-        while begun and not token.startswith(tokens[begun[-1]]):
-            begun.pop()
-        before.append(begun[-1] if begun else -1)
-        begun.append(index)
-    return np.array(before, np.int64)
+        while open_ids and not token.startswith(tokens[open_ids[-1]]):
+            open_ids.pop()
+        longest.append(open_ids[-1] if open_ids else -1)
+        open_ids.append(index)
+    return np.array(longest, np.int64)
 
 
 class _EvenNumbers:
@@ -422,14 +422,14 @@ def text_kind(token: bytes) -> TextKind | None:
 
 
 def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
-    of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
+    by_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
     # USER_DEFINED tokens are markup; their rank is unrelated to their frequency.
     normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
     for token in compress(table.tokens(), normal):
         is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
-        if is_drawn and (kind := text_kind(token)) in of_kind:
-            of_kind[kind].append(token)
-    return [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
+        if is_drawn and (kind := text_kind(token)) in by_kind:
+            by_kind[kind].append(token)
+    return [(kind, by_kind[kind], _zipf(kind, by_kind[kind])) for kind in _ZIPF]
 
 
 def _script(token: bytes) -> int:

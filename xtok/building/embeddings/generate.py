@@ -21,7 +21,7 @@ from xtok.config import POWER_OF_LARGEST, GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_edges
+from xtok.maps.provenance import map_from_edges
 from xtok.maps.records import stage_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import Pair
@@ -100,7 +100,7 @@ def generate(
         options["device"] = config.device.partition(":")[0]
     kind = np.zeros(pair.shape[0], np.uint8)
     kind[edges.student_ids] = RowKind.SIMILAR
-    projection = map_of_edges(
+    projection = map_from_edges(
         edges,
         student=pair.sides[0],
         teacher=pair.sides[1],
@@ -173,15 +173,15 @@ def _above_threshold(
     weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
     """Return the entries to keep, as edges of indices, normalized; and counts of the others."""
-    kept = weights > 0
+    is_kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
-        had = kept.any(axis=1)
-        below = kept & (weights < config.weight_threshold * sums[:, None])
-        kept &= ~below
+        had = is_kept.any(axis=1)
+        below = is_kept & (weights < config.weight_threshold * sums[:, None])
+        is_kept &= ~below
         counts["entries below the threshold"] = int(below.sum())
-        counts["rows emptied by the threshold"] = int((had & ~kept.any(axis=1)).sum())
-    rows, ranks = np.nonzero(kept)
+        counts["rows emptied by the threshold"] = int((had & ~is_kept.any(axis=1)).sum())
+    rows, ranks = np.nonzero(is_kept)
     edges = Edges(rows, indices[rows, ranks], weights[rows, ranks])
     return edges.normalized(), counts
 
@@ -200,7 +200,7 @@ def _edges_by_embedding(
     notes = [
         note
         for side, table, ids in zip(SIDES, tables, (row_ids, column_ids), strict=True)
-        for note in _notes_of_textless(table, side, len(ids))
+        for note in _textless_notes(table, side, len(ids))
     ]
     if source is not None:
         x, y = source.embed(row_texts, progress), source.embed(column_texts, progress)
@@ -235,7 +235,7 @@ def _texts(table: TokenTable, relaxed: bool) -> tuple[NDArray[np.int64], list[st
     return np.array(list(texts), np.int64), list(texts.values())
 
 
-def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str]:
+def _textless_notes(table: TokenTable, side: str, num_texts: int) -> list[str]:
     counts = {
         "partial UTF-8": len(table.text_ids) - num_texts,
         "control": len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)),

@@ -71,10 +71,10 @@ def fitted_embeddings(
         parts = pool.map(lambda block: torch.mm(block, right), blocks)
         mapped = torch.cat(list(parts)).numpy()
         advance(len(fit[0]))
-    ours, truth = mapped[test[0]].astype(np.float64), y[test[1]].astype(np.float64)
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
-    cosines = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
-    error = np.square(ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
+    projected, truth = mapped[test[0]].astype(np.float64), y[test[1]].astype(np.float64)
+    lengths = np.linalg.norm(projected, axis=1) * np.linalg.norm(truth, axis=1)
+    cosines = (projected * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
+    error = np.square(projected - truth).sum() / max(np.square(truth).sum(), 1e-30)
     return mapped, y, {
         "anchors fitted on": len(fit[0]),
         "anchors held out": len(test[0]),

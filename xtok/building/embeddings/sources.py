@@ -90,10 +90,10 @@ class SentenceModel:
         """Embed the texts, or load them from the cache."""
         digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
         path = self._cache / f"{digest.hexdigest()}.npy"
-        kept = None if self._recompute else read_sealed(path, path.name)
-        if kept is not None:
+        cached = None if self._recompute else read_sealed(path, path.name)
+        if cached is not None:
             self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
-            return np.asarray(np.load(BytesIO(kept)))
+            return np.asarray(np.load(BytesIO(cached)))
         vectors = self._computed(texts, progress)
         if np.isfinite(vectors).all():
             content = BytesIO()
@@ -158,8 +158,8 @@ class InputLayer:
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Segment the texts as within a longer text, and average their pieces' rows."""
-        at = f"@{self._model.revision}" if self._model.revision else ""
-        tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
+        suffix = f"@{self._model.revision}" if self._model.revision else ""
+        tokenizer = load_tokenizer(f"hf:{self._model}{suffix}", offline=self._model.offline)
         require_embedding_rows(tokenizer, len(self._matrix), self._name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:

@@ -84,12 +84,12 @@ def _shared_ngrams(
     sizes, weights = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
     size = 0
     for grams, owners in _ngrams(tokens):
-        of_column = owners >= num_rows
-        of_row = ~of_column
-        of_row[of_row] = is_wanted[owners[of_row]]
+        is_column = owners >= num_rows
+        is_row = ~is_column
+        is_row[is_row] = is_wanted[owners[is_row]]
         counts = np.bincount(grams)
         in_rows, in_columns = (
-            np.bincount(grams[of_side], minlength=len(counts)) for of_side in (of_row, of_column)
+            np.bincount(grams[mask], minlength=len(counts)) for mask in (is_row, is_column)
         )
         squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
         squares[in_columns > limit] = 0
@@ -97,9 +97,9 @@ def _shared_ngrams(
         is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
         number = np.cumsum(is_shared) - 1 + size
         kept = is_shared[grams]
-        of_row &= kept
-        entries.append(owners[of_row].astype(np.int64) << 32 | number[grams[of_row]])
-        columns.append(owners[kept & of_column] - np.int32(num_rows))
+        is_row &= kept
+        entries.append(owners[is_row].astype(np.int64) << 32 | number[grams[is_row]])
+        columns.append(owners[kept & is_column] - np.int32(num_rows))
         sizes.append(in_columns[is_shared])
         weights.append(squares[is_shared])
         size += len(weights[-1])
@@ -132,18 +132,18 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     Whole tokens come first, then n-grams by length, in parts by their last symbol, to save memory.
     """
     number: dict[bytes, int] = {}
-    whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
+    token_numbers = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
     del number
-    yield _numbered(whole, np.arange(len(tokens), dtype=np.int32))
-    cut = [token[:_LONGEST] for token in tokens]
-    sizes = np.fromiter(map(len, cut), np.int64, len(cut)) + 2
-    owners = np.repeat(np.arange(len(cut), dtype=np.int32), sizes)
+    yield _numbered(token_numbers, np.arange(len(tokens), dtype=np.int32))
+    texts = [token[:_LONGEST] for token in tokens]
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 2
+    owners = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
     ends = np.cumsum(sizes)
     # Symbols have 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
     is_byte = np.ones(len(owners), np.bool_)
     is_byte[ends - sizes] = is_byte[ends - 1] = False
     symbols = np.zeros(len(owners), np.int16)
-    symbols[is_byte] = np.frombuffer(b"".join(cut), np.uint8)
+    symbols[is_byte] = np.frombuffer(b"".join(texts), np.uint8)
     symbols += 3
     symbols[ends - sizes], symbols[ends - 1] = 1, 2
     for n in range(1, 5):
