@@ -125,38 +125,43 @@ class Config:
         return cls() if config is None else config
 
     def __post_init__(self) -> None:
-        """Validate every field.
+        """Validate every field, and convert numbers of NumPy.
 
         Raises:
             ValueError: if a value is invalid or out of range.
         """
         types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["details"])
+            value, details = getattr(self, f.name), f.metadata["details"]
+            vars(self)[f.name] = checked_value(f.name, value, types[f.name], details)
 
 
-def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> None:
-    """Validate the value of an option.
+def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Any:
+    """Validate the value of an option, and return it; a number becomes an `int` or `float`.
 
     Raises:
         ValueError: if the value is invalid or out of range.
     """
     if value is None and NoneType in get_args(kind):
-        return
+        return value
     kind = without_none(kind)
     base = get_origin(kind) or kind
     if base is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
-        return
+        return value
     accepted, description = _KINDS.get(base, (object, ""))
     if not isinstance(value, accepted) or (isinstance(value, bool) and base in (int, float)):
         raise ValueError(f"{name} is {value!r}, and must be {description}")
     if base is tuple:
-        for number, item in enumerate(value, start=1):
-            check_value(f"{name}, number {number},", item, get_args(kind)[0], details)
-    elif base in (int, float):
+        return tuple(
+            checked_value(f"{name}, number {number},", item, get_args(kind)[0], details)
+            for number, item in enumerate(value, start=1)
+        )
+    if base in (int, float):
         _check_range(name, value, details)
+        return base(value)
+    return value
 
 
 def _check_range(name: str, value: float, details: OptionDetails) -> None:

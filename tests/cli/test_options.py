@@ -321,6 +321,20 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
     assert str(raised.value) == message
 
 
+def test_numbers_of_numpy_are_options(tmp_path: Path) -> None:
+    numbers: Any = {"top_k": np.int64(4), "fuzzy_threshold": np.float32(0.5)}
+    ids: Any = {"ignore_student_ids": (*np.arange(2),)}
+    config = BuildConfig(special_tokens="fuzzy", **numbers, **ids)
+    wide: Any = np.int64(300)
+    made = xtok.build(xtok.load_tokenizer("bytes", vocab_size=wide), "bytes", config)
+    made.save(tmp_path / "m.safetensors")
+    recipe = ProjectionMap.load(tmp_path / "m.safetensors").recipe
+    assert recipe is not None
+    used = {name: recipe["options"][name] for name in (*numbers, *ids)}
+    assert used == {"top_k": 4, "fuzzy_threshold": 0.5, "ignore_student_ids": [0, 1]}
+    assert xtok.get_map("bytes", "bytes", config).shape == (256, 256)
+
+
 # The name of a map
 
 

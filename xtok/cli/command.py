@@ -27,7 +27,7 @@ import typer
 from xtok.cli import console
 from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_words
 from xtok.cli.stdout import print_result, redirected, reserved_stdout, result_stream
-from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
+from xtok.config import OUTPUT, RARE, OptionDetails, checked_value, option, without_none
 from xtok.errors import XtokError
 from xtok.tokenizers.table import SIDES
 
@@ -189,8 +189,7 @@ class Option:
             except ValueError:
                 message = f"{self.flag} {typed} is not a list such as 0,1,2"
                 raise typer.BadParameter(message) from None
-        check_value(self.name, value, self.type, self.details)
-        return value
+        return checked_value(self.name, value, self.type, self.details)
 
     def as_typed(self, value: Any) -> str:
         """Return the option with a value, as a user would type it."""

@@ -260,6 +260,10 @@ class Vocabulary:
     # `Tokenizer.definition_sha256` when the map was created; None if unknown.
     definition_sha256: str | None = None
 
+    def __post_init__(self) -> None:
+        """Convert a width of NumPy, which JSON cannot contain."""
+        vars(self)["vocab_size"] = operator.index(self.vocab_size)
+
     @property
     def is_lower_bound(self) -> bool:
         """Whether the width is a lower bound, from a map of another program."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.config import LossName, OptionDetails, check_value
+from xtok.config import LossName, OptionDetails, checked_value
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import bind_map
@@ -66,9 +66,8 @@ class Objective:
         weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
         if len(weights) != count:
             raise ValueError(f"{len(weights)} teacher_weights for {count} teachers")
-        for weight in weights:
-            check_value("a teacher's weight", weight, float, OptionDetails(help="", min=0))
-        return weights
+        name, details = "a teacher's weight", OptionDetails(help="", min=0)
+        return [checked_value(name, weight, float, details) for weight in weights]
 
     @property
     def takes_hidden(self) -> list[bool]:
