@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from checks import error_of
 from make_maps import built
 
@@ -68,3 +69,16 @@ def test_maps_without_tokens_accept_those_of_another_map(map_to_digits: xtok.Pro
     maps, pair, names = bind_maps([bare, m], xtok.ProjectionMap.of)
     assert (pair.teacher, names) == (m.teacher, ["map 1", "map 2"])
     assert maps[0].teacher.table is m.teacher.table
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_maps_without_widths_get_the_width_of_the_largest_id(tmp_path: Path, order: int) -> None:
+    files = {"a.pt": {(0, 1): 1.0, (1, 2): 1.0}, "b.pt": {(0, 1): 1.0, (4, 3): 1.0}}
+    for name, counts in files.items():
+        torch.save(counts, tmp_path / name)
+    paths = [tmp_path / name for name in files][::order]
+    maps, pair, _ = bind_maps(paths, xtok.ProjectionMap.of)
+    assert pair.shape[0] == 5
+    assert [len(m.row_kind) for m in maps] == [5, 5]
+    compared = xtok.compare(*paths)
+    assert (compared.rows, compared.rows_that_differ) == (3, 2)

@@ -104,8 +104,7 @@ def _pair_of(
     sides: dict[str, Any] = {}
     for side in SIDES:
         vocabularies: list[Vocabulary] = [getattr(m, side) for m in maps]
-        with_tokens = (v for v in vocabularies if v.table is not None)
-        sides[side] = next(with_tokens, vocabularies[0])
+        sides[side] = max(vocabularies, key=lambda v: (v.table is not None, v.vocab_size))
         if pair and side in pair:
             sides[f"{side}_tokenizer"] = pair[side]
             sides[side] = pair[side].vocabulary
