@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
         name="a.txt.gz", size=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
     assert source_of(empty) == SourceFile(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
+    without_utf8 = empty.rename(tmp_path / os.fsdecode(b"\xff.txt"))
+    assert source_of(without_utf8).name == "\\xff.txt"
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import glob
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +81,8 @@ def source_of(path: Path) -> SourceFile:
     """Return a file's name, size and digest."""
     with reading(path), path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return SourceFile(name=path.name, size=file.tell(), sha256=sha256)
+        name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
+        return SourceFile(name=name, size=file.tell(), sha256=sha256)
 
 
 def format_of(path: Path) -> Format:
