@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,9 +31,9 @@ class XtokError(Exception):
 
     def __init__(self, message: str, *, hint: str, parameter: str = "") -> None:
         super().__init__(message)
-        self.message = " ".join(message.split())
+        self.message = _on_one_line(message)
         self.parameter = parameter
-        self._hint = " ".join(hint.split())
+        self._hint = _on_one_line(hint)
         self.hint = self.hint_with(f"{parameter}=")
 
     def hint_with(self, option: str) -> str:
@@ -45,6 +46,10 @@ class XtokError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, for workers of a `DataLoader` and nodes of Ray."""
         return partial(type(self), hint=self._hint, parameter=self.parameter), (self.message,)
+
+
+def _on_one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text.strip())  # spaces within a line may belong to a name
 
 
 @contextmanager

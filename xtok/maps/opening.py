@@ -78,8 +78,6 @@ def _downloaded(source: Path) -> Path:
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the local path of a map, and whether it begins like a `.pt`."""
-    if "\0" in str(source):
-        raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
     path = _downloaded(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:
