@@ -176,6 +176,18 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
     assert messages(verification)["student width"] == "1,279, but 1,280 from the config"
 
 
+def test_a_given_width_beside_the_width_of_a_pair(byte_level: Tokenizer, ranks: Tokenizer) -> None:
+    """The pair keeps its width, so the map has to have both."""
+    folder, narrow = str(byte_level.location), len(byte_level.table) - 1
+    made = xtok.build(xtok.load_tokenizer(folder, vocab_size=narrow), ranks)
+    verification = verify(made, xtok.load_pair(byte_level, ranks), student_vocab_size=narrow)
+    widths = [(c.level, c.message) for c in verification.checks if c.name == "student width"]
+    assert widths == [
+        ("failed", "1,279, but 1,280 from the config"),
+        ("ok", "1,279, from the option"),
+    ]
+
+
 @pytest.mark.parametrize("with_models", [False, True])
 def test_given_widths(path: Path, numbers_pair: Sides, with_models: bool, cli: Cli) -> None:
     models = (xtok.load_pair(*numbers_pair),) if with_models else ()

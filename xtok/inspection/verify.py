@@ -112,16 +112,17 @@ def _model_checks(
         return
     for side, tokenizer, width in zip(SIDES, tokenizers, widths, strict=True):
         vocabulary: Vocabulary = getattr(m, side)
-        expected = None if tokenizer is None else tokenizer.vocabulary
-        if width is not None:
-            expected = replace(vocabulary, table=None, vocab_size=width, width_source="option")
+        expected = [] if tokenizer is None else [tokenizer.vocabulary]
+        if width is not None and not any(v.vocab_size == width for v in expected):
+            given = replace(vocabulary, table=None, vocab_size=width, width_source="option")
+            expected.append(given)
         if tokenizer is not None:
             tokens = Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield tokens
             if tokens.level != "failed":
                 yield Check(f"{side} definition", *_definition(vocabulary, tokenizer))
-        if expected is not None:
-            yield Check(f"{side} width", *_width(vocabulary, expected))
+        for of_model in expected:
+            yield Check(f"{side} width", *_width(vocabulary, of_model))
 
 
 def _kind_checks(m: AnyMap) -> Iterator[Check]:
