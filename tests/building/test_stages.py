@@ -47,6 +47,19 @@ def teacher(tmp_path: Path) -> Tokenizer:
 # multitoken
 
 
+def test_an_exact_row_of_another_program_gets_a_slot_and_is_mixed(tmp_path: Path) -> None:
+    """NeMo-RL's map may pair an id that multitoken leaves empty."""
+    wide = load_tokenizer("bytes", vocab_size=258)
+    ids, weights = torch.full((258, 2), -1), torch.zeros(258, 2)
+    ids[256, 0], weights[256, 0] = 256, 1
+    foreign = read_pt(tmp_path, {"indices": ids, "likelihoods": weights}, teacher_vocab_size=258)
+    assert foreign[256].kind == "exact"
+    extended = multitoken(xtok.load_pair(wide, wide), initial=foreign)
+    assert row(extended, 256) == [(256, 0.833333), (257, 0.166667)]
+    assert extended[256].kind == "mixed"
+    assert xtok.verify(extended).failed == ()
+
+
 def test_weights_of_the_forward_pass(tiny: Pair) -> None:
     forward = multitoken(tiny, replace(NO_SLOT, reverse_pass=False))
     forward.check()

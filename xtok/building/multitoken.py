@@ -76,9 +76,11 @@ def spelled_map(
         bound, _ = bind_map(earlier, pair)
         initial_edges = without_ignored(bound.edges.take(~bound.is_slot), config).normalized()
         edges = Edges.concatenate([initial_edges, edges])
-        initial_kind = bound.row_kind
+        mixed, initial_kind = np.uint8(RowKind.MIXED), bound.row_kind
+        is_exact = initial_kind == RowKind.EXACT
+        initial_kind = np.where(is_exact, mixed, initial_kind)  # the row may get a slot
         differ = (kind != initial_kind) & (kind != RowKind.EMPTY) & (initial_kind != RowKind.EMPTY)
-        kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, initial_kind))
+        kind = np.where(differ, mixed, np.maximum(kind, initial_kind))
     result = map_from_rows(pair, edges, kind, config, "multitoken", earlier)
     return result.after("multitoken", config.options, **details), failures
 
