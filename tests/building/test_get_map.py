@@ -498,7 +498,7 @@ def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:
 
 def test_unknown_options_are_errors() -> None:
     options: Any = {"rebuilt": True}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rebuilt'"):
+    with pytest.raises(TypeError, match=r"^get_map\(\) got an .* argument 'rebuilt'"):
         xtok.get_map("bytes", "bytes", **options)
 
 

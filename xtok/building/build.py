@@ -277,6 +277,9 @@ def _request(
     return _Request(pair, ProjectionMap, build_map, recipe)
 
 
+_request.__qualname__ = get_map.__name__  # for errors about unknown options
+
+
 def _save(any_map: AnyMap, path: Path, strict: bool) -> AnyMap:
     if strict:
         require_complete(any_map)
