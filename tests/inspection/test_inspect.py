@@ -216,6 +216,14 @@ def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:
     fails(cli("inspect", "m.safetensors", "灯塔站", "-s", "student.tiktoken"), "split pattern")
 
 
+@pytest.mark.parametrize(("token", "shown"), [(":cat:", "':cat:'"), ("\\[b]", r"'\\[b]'")])
+def test_a_token_in_a_header_is_no_markup(cli: Cli, tmp_path: Path, token: str, shown: str) -> None:
+    tokenizer = byte_ranks(tmp_path / "a.tiktoken", token)
+    xtok.build(tokenizer, tokenizer).save(tmp_path / "m.safetensors")
+    header = works(cli("inspect", "m.safetensors", "--id", "256")).stdout.splitlines()[1]
+    assert f"┃ {shown} " in header
+
+
 # Two maps
 
 

@@ -54,8 +54,9 @@ def new_table(
     caption: str | None = None,
 ) -> Table:
     """Return a table; `right` lists the columns of numbers."""
-    table = Table(caption=caption, caption_justify="left")
-    for number, header in enumerate(headers):
+    shown = caption and Text(printable_lines(caption), "table.caption")
+    table = Table(caption=shown, caption_justify="left")
+    for number, header in enumerate(map(cell, headers)):
         table.add_column(header, overflow="fold", justify="right" if number in right else "left")
     for row in rows:
         table.add_row(*map(cell, row))
@@ -85,8 +86,3 @@ def visible(token: str) -> str:
 def cell(value: str) -> Text:
     """Return a cell's text with markup and control characters escaped."""
     return Text(printable_lines(value))
-
-
-def header(value: str) -> str:
-    """Return a header's text with Rich's markup escaped."""
-    return cell(value).plain.replace("[", "\\[")

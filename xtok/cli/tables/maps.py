@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing, weight
+from xtok.cli.tables._tables import STYLES, cell, new_table, print_all, printing, weight
 from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
@@ -145,8 +145,8 @@ def _row_details(row: ExplainedRow) -> Table:
     rows.append(("entries", "\n".join(map(_entry, row.entries)) or "(nothing)"))
     if row.pieces is not None:
         rows.append(("pieces", _pieces(row.pieces) or "the teacher cannot spell it"))
-    token = header(quoted(row.token, row.student_id))
-    return new_table(f"student id {row.student_id}", token, rows=rows)
+    heads = f"student id {row.student_id}", quoted(row.token, row.student_id)
+    return new_table(*heads, rows=rows)
 
 
 def _pieces(pieces: Sequence[str]) -> str:
@@ -164,7 +164,7 @@ def comparison(c: Comparison) -> Iterator[Table]:
     shares = [(label, f"{n:,} ({percent(n / max(1, c.rows))})") for label, n in counts.items()]
     mean = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
     rows = [("rows", f"{c.rows:,}"), *shares, mean]
-    yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
+    yield new_table(f"{c.student} → {c.teacher}", "", rows=rows, right=(1,))
     if c.examples:
         examples: list[Sequence[str]] = []
         for row in c.examples:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing
+from xtok.cli.tables._tables import STYLES, cell, new_table, print_all, printing
 from xtok.conversation.texts import short_text_notes
 from xtok.tokenizers.display import percent, quoted, shorten
 
@@ -48,7 +48,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def _checks(side: TokenizerDiagnosis) -> Table:
-    table = new_table(header(side.model_id), "", "finding")
+    table = new_table(side.model_id, "", "finding")
     for name, checks in groupby(side.checks, key=attrgetter("name")):
         for number, check in enumerate(checks):
             level = Text(check.level, STYLES[check.level])
@@ -73,8 +73,7 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
         *([("spelled in the other's", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
-    heads = "a map between them", header(pair.student), header(pair.teacher)
-    table = new_table(*heads, rows=rows)
+    table = new_table("a map between them", pair.student, pair.teacher, rows=rows)
     for check in checks:
         table.add_row(check.name, cell(check.message), Text(check.level, STYLES[check.level]))
     return table
@@ -153,4 +152,4 @@ def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) ->
         heads += ["teacher id", "spelling"]
     caption = f"{table.model}: {table.vocab_size:,} ids: {counts}"
     caption += "" if table.teacher is None else f"; teacher: {table.teacher}"
-    print_all([new_table(*heads, rows=rows, right=(0, 2, 6), caption=header(caption))])
+    print_all([new_table(*heads, rows=rows, right=(0, 2, 6), caption=caption)])
