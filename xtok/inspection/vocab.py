@@ -14,7 +14,6 @@ import numpy as np
 from xtok._lib.io import atomic_output, check_output, write
 from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import offsets_of
-from xtok.errors import XtokError
 from xtok.inspection.describe import describe_side
 from xtok.tokenizers import ModelLike, load_pair, load_tokenizer
 from xtok.tokenizers.display import safe_json
@@ -59,17 +58,14 @@ class VocabTable:
 
         Raises:
             OutputError: if the file cannot be written.
-            ValueError: for `.npz` with a part of a vocabulary.
-            XtokError: for `.npz` with tokens that are not in the order of their ids.
+            ValueError: for `.npz` with a part of a vocabulary, or in another order than its ids.
         """
         target = check_output(path, VOCAB_SUFFIXES)
         if target.suffix == ".jsonl":
             write(target, self._lines())
             return
-        if len(self.tokens) != self.vocab_size:
-            raise ValueError(".npz needs a whole vocabulary; write these tokens as .jsonl")
-        if any(token.id != i for i, token in enumerate(self.tokens)):
-            raise XtokError(".npz needs tokens in the order of ids", hint="sort them or use .jsonl")
+        if [token.id for token in self.tokens] != [*range(self.vocab_size)]:
+            raise ValueError(".npz needs all tokens in the order of ids; write these as .jsonl")
         with atomic_output(target) as temporary, temporary.open("wb") as file:
             np.savez(file, **self._arrays())
 
