@@ -97,7 +97,7 @@ MALFORMED = (
 """Exceptions that parsing a damaged file can raise."""
 
 
-def damage_of(error: Exception) -> str:
+def describe_damage(error: Exception) -> str:
     """Describe an exception of parsing; a `KeyError` alone is only the name of a missing part."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 

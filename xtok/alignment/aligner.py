@@ -268,13 +268,13 @@ class TokenAligner:
         Each side consists of its ids and int64 `[T + 1]`, the first byte of each token and the end.
         """
         shared = np.intersect1d(student[1], teacher[1])
-        ours, in_ours = _segments(self.student, *student, shared)
-        theirs, in_theirs = _segments(self.teacher, *teacher, shared)
-        same = np.array([a == b != b"" for a, b in zip(ours, theirs, strict=True)], np.bool_)
+        s_parts, s_index = _segments(self.student, *student, shared)
+        t_parts, t_index = _segments(self.teacher, *teacher, shared)
+        same = np.array([a == b != b"" for a, b in zip(s_parts, t_parts, strict=True)], np.bool_)
         number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
         total = int(same.sum())
         is_correct = np.ones(total, np.bool_)
-        return FlatAlignment(number[in_ours], number[in_theirs], np.array([total]), is_correct)
+        return FlatAlignment(number[s_index], number[t_index], np.array([total]), is_correct)
 
     def align_ids(
         self,

@@ -39,7 +39,7 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    offsets: NDArray[np.int64]  # of each token in the string, and the end; see `_written`
+    offsets: NDArray[np.int64]  # of each token in the string, and the end; see `_stretches`
     offset: int  # of its first character in the string; −1 if the template changed the string
 
 
@@ -103,19 +103,19 @@ def align_rendered(
             number[p] = np.where(chunk >= 0, chunk + len(correct), -1)
         correct.extend(aligned.is_correct.tolist())
 
-    done = [0, 0]
-    for strings in _in_common(_written(student), _written(teacher)):
-        align(_between(controls, done, [s.start for s in strings]))
+    ends = [0, 0]
+    for strings in _match(_stretches(student), _stretches(teacher)):
+        align(_positions_between(controls, ends, [s.start for s in strings]))
         align(
-            [np.arange(max(d, s.start), s.end) for d, s in zip(done, strings, strict=True)], strings
+            [np.arange(max(d, s.start), s.end) for d, s in zip(ends, strings, strict=True)], strings
         )
-        done = [s.end for s in strings]
-    align(_between(controls, done, list(map(len, ids))))
+        ends = [s.end for s in strings]
+    align(_positions_between(controls, ends, list(map(len, ids))))
     total = np.array([len(correct)])
     return FlatAlignment(numbers[0], numbers[1], total, np.array(correct, np.bool_))
 
 
-def _between(
+def _positions_between(
     positions: list[NDArray[np.int64]], starts: list[int], ends: list[int]
 ) -> list[NDArray[np.int64]]:
     return [p[(p >= a) & (p < b)] for p, a, b in zip(positions, starts, ends, strict=True)]
@@ -133,7 +133,7 @@ def written_alike(
     alike = []
     sides = (student, teacher)
     texts = [side.text.encode() for side in sides]
-    for strings in _in_common(_written(student), _written(teacher)):
+    for strings in _match(_stretches(student), _stretches(teacher)):
         offsets = [string.offsets for string in strings]
         _, *shared = np.intersect1d(offsets[0], offsets[1], return_indices=True)
         if len(shared[0]) < 2:
@@ -173,7 +173,7 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
     return record
 
 
-def _written(conversation: Conversation) -> list[_Stretch]:
+def _stretches(conversation: Conversation) -> list[_Stretch]:
     """Return the stretches of the messages' strings, in text order; only the first if repeated."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
     # An offset of a token is 4 × character + byte within it, because runs have character offsets.
@@ -191,17 +191,17 @@ def _written(conversation: Conversation) -> list[_Stretch]:
         first = int(np.searchsorted(bounds[1:], byte_of[begin], side="right"))
         last = int(np.searchsorted(bounds[:-1], byte_of[runs[-1].end], side="left"))
         if first < last and key[1:2] != ("role",):
-            within = offsets[first : last + 1] - 4 * (begin - max(0, offset))
-            stretches.append(_Stretch(key, first, last, within, offset if is_linear else -1))
+            inside = offsets[first : last + 1] - 4 * (begin - max(0, offset))
+            stretches.append(_Stretch(key, first, last, inside, offset if is_linear else -1))
     return stretches
 
 
-def _in_common(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_Stretch, _Stretch]]:
-    of_key = {stretch.key: stretch for stretch in teacher}
+def _match(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_Stretch, _Stretch]]:
+    by_key = {stretch.key: stretch for stretch in teacher}
     pairs: list[tuple[_Stretch, _Stretch]] = []
     ends = (0, 0)
     for ours in student:
-        theirs = of_key.get(ours.key)
+        theirs = by_key.get(ours.key)
         if theirs and ours.end > ends[0] and theirs.end > ends[1]:
             pairs.append((ours, theirs))
             ends = (ours.end, theirs.end)

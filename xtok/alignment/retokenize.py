@@ -55,8 +55,8 @@ class Retokenizer:
             return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
-        ids_of = self._spelled({part for parts in split for part in parts})
-        return [[token_id for part in parts for token_id in ids_of[part]] for parts in split]
+        by_part = self._spell({part for parts in split for part in parts})
+        return [[token_id for part in parts for token_id in by_part[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
         """Return a sequence for the teacher: its bos, if any, and parts that no token spans.
@@ -91,19 +91,19 @@ class Retokenizer:
             return False
         return self.teacher.keeps_text or b"".join(table[i] for i in ids) == text.encode()
 
-    def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
-        ids_of: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
+    def _spell(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
+        by_part: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
         texts = [] if self._exact else sorted(part for part in parts if isinstance(part, str))
         by_library = zip(texts, self.teacher.library_ids(texts), strict=True)
-        ids_of |= {text: ids for text, ids in by_library if self._has_all(text, ids)}
-        rest = [part for part in parts if not ids_of.get(part) and not isinstance(part, int)]
-        as_bytes = [part.encode() if isinstance(part, str) else part for part in rest]
-        for part, ids in zip(rest, self.teacher.segment_batch(as_bytes), strict=True):
+        by_part |= {text: ids for text, ids in by_library if self._has_all(text, ids)}
+        missing = [part for part in parts if not by_part.get(part) and not isinstance(part, int)]
+        as_bytes = [part.encode() if isinstance(part, str) else part for part in missing]
+        for part, ids in zip(missing, self.teacher.segment_batch(as_bytes), strict=True):
             if ids is None:
                 raise TokenizerError(
                     f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r} of the "
                     "student's text",
                     hint="use a teacher with byte tokens or a byte-level tokenizer",
                 )
-            ids_of[part] = ids
-        return ids_of
+            by_part[part] = ids
+        return by_part

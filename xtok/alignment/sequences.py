@@ -63,12 +63,12 @@ class SymbolTable:
         self, ids: NDArray[Any], original_index: Callable[[int], list[int]]
     ) -> NDArray[np.int32]:
         """Return flat ids as int32; a `ValueError` for an id outside the table or without text."""
-        wrong = (ids < 0) | (ids >= len(self.table))
+        is_wrong = (ids < 0) | (ids >= len(self.table))
         problem = f"is outside 0..{len(self.table) - 1}"
-        if not wrong.any():
-            wrong, problem = self.stands_for_nothing[ids], "has no bytes"
-        if wrong.any():
-            first = int(wrong.argmax())
+        if not is_wrong.any():
+            is_wrong, problem = self.stands_for_nothing[ids], "has no bytes"
+        if is_wrong.any():
+            first = int(is_wrong.argmax())
             raise ValueError(f"{self.side} id {ids[first]} at {original_index(first)} {problem}")
         return ids.astype(np.int32, copy=False)
 

@@ -8,7 +8,7 @@ from os import fspath
 
 import numpy as np
 
-from xtok.errors import MALFORMED, damage_of
+from xtok.errors import MALFORMED, describe_damage
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.inspection.results import Check, Level, Result
 from xtok.maps import packing
@@ -73,7 +73,7 @@ def verify(
             m, digests = packing.assemble(cls, parts[0], header)
         checks = *_checks(m, digests), *_model_checks(m, tokenizers, widths)
     except MALFORMED as error:
-        checks = (Check("format", "failed", damage_of(error)),)
+        checks = (Check("format", "failed", describe_damage(error)),)
     return Verification(
         path="the map" if isinstance(any_map, AnyMap) else fspath(any_map),
         failed=tuple(check.name for check in checks if check.level == "failed"),

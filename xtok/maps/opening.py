@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from xtok._lib.parsing import parse_json
-from xtok.errors import MALFORMED, MAP_HINT, MapFileError, damage_of
+from xtok.errors import MALFORMED, MAP_HINT, MapFileError, describe_damage
 from xtok.maps.records import InvariantError, require_valid
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def naming(source: Path) -> Iterator[None]:
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
-        message = f"{source} is not a valid map: {damage_of(error)}"
+        message = f"{source} is not a valid map: {describe_damage(error)}"
         if isinstance(error, InvariantError) and error.invariant in _BROKEN_BY_TRAINING:
             hint = "if its weights were trained, convert the map once with {option}"
             raise MapFileError(message, hint=hint, parameter="normalize") from error

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.topk import TopK, firsts_of, masses, rows_of, with_candidates
+from xtok.predictions.topk import TopK, document_starts, keep_candidates, masses, segment_ids
 
 IMPOSSIBLE = -1e3
 """Finite log-probabilities below this are padding, or a server's value for −∞ or unknown: −9999
@@ -94,7 +94,7 @@ def without_null(logprobs: Iterable[Any]) -> list[Any]:
 
 def without_padding(topk: TopK) -> TopK:
     """Remove candidates that are padding. NaN, which is an error, is kept."""
-    return with_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
+    return keep_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
 def checked(
@@ -130,22 +130,22 @@ def checked(
         PredictionError: for the first violation.
     """
     is_listed = ~np.isnan(_listed(topk, 0))  # even with an impossible value
-    firsts = firsts_of(topk.bounds) if begins else np.zeros(0, np.int64)
-    own = own_logprobs(topk.realized_logprob, firsts)
-    topk = without_padding(topk)._replace(realized_logprob=own)
+    firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
+    realized = own_logprobs(topk.realized_logprob, firsts)
+    topk = without_padding(topk)._replace(realized_logprob=realized)
     _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
     topk = _sorted(topk)
     sums = masses(topk)
     _check_sums(topk, sums, is_projected=is_projected)
-    left = np.maximum(0, 1 - sums)
+    mass_left = np.maximum(0, 1 - sums)
     if not is_projected:
-        _check_rest(topk, left, width)
+        _check_rest(topk, mass_left, width)
     listed = _listed(topk, 0)
     if not is_answer or is_projected:
-        _check_shift(topk, left, width, also_chance=not is_projected)
+        _check_shift(topk, mass_left, width, also_chance=not is_projected)
     if not is_projected:
         _check_realized(topk, listed, is_listed, is_answer=is_answer)
-    others = np.where(np.isnan(listed) & (not is_projected), np.exp(own, dtype=np.float64), 0)
+    others = np.where(np.isnan(listed) & (not is_projected), np.exp(realized, dtype=np.float64), 0)
     with_own = sums + np.nan_to_num(others)
     _require(
         topk.valid & exceeds(with_own, 1),
@@ -155,14 +155,14 @@ def checked(
     )
     topk = _without_first_rows(topk, firsts)
     with np.errstate(divide="ignore"):
-        rest = np.where(np.isnan(topk.rest_logprob), np.log(left), topk.rest_logprob)
+        rest = np.where(np.isnan(topk.rest_logprob), np.log(mass_left), topk.rest_logprob)
     rest[~topk.valid] = np.nan
-    own = np.where(np.isnan(own), own_logprobs(listed, firsts), own)
-    return topk._replace(rest_logprob=rest.astype(np.float32), realized_logprob=own)
+    realized = np.where(np.isnan(realized), own_logprobs(listed, firsts), realized)
+    return topk._replace(rest_logprob=rest.astype(np.float32), realized_logprob=realized)
 
 
 def _require(
-    wrong: NDArray[np.bool_],
+    is_wrong: NDArray[np.bool_],
     problem: Callable[[int], str],
     hint: str = TRUE_HINT,
     rows: NDArray[np.int64] | None = None,
@@ -170,19 +170,19 @@ def _require(
     is_document: bool = False,
 ) -> None:
     """Raise an error for the first wrong entry, which is in row `rows[entry]`."""
-    if wrong.any():
-        index = int(np.argmax(wrong))
+    if is_wrong.any():
+        index = int(np.argmax(is_wrong))
         row = index if rows is None else int(rows[index])
         raise PredictionError(row, problem(index), hint, is_document=is_document)
 
 
 def _check_candidates(topk: TopK, width: int, within: str) -> None:
-    row_of, own, rest = rows_of(topk.starts), topk.realized_logprob, topk.rest_logprob
+    row_ids, own, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),
         lambda n: f"the id {topk.ids[n]} is outside {within}",
         "pass the model that made these ids",
-        row_of,
+        row_ids,
     )
 
     def require(name: str, values: NDArray[Any], wrong: Any, rows: Any = None) -> None:
@@ -195,25 +195,25 @@ def _check_candidates(topk: TopK, width: int, within: str) -> None:
             rows,
         )
 
-    require("a candidate", topk.logprobs, np.isnan(topk.logprobs), row_of)
+    require("a candidate", topk.logprobs, np.isnan(topk.logprobs), row_ids)
     require("the realized token", own, np.isneginf(own))
     require("the rest", rest, False)
-    keys = row_of << 32 | topk.ids
+    keys = row_ids << 32 | topk.ids
     order = np.argsort(keys, kind="stable")
     _require(
         keys[order[1:]] == keys[order[:-1]],
         lambda n: f"the candidate {topk.ids[order[n]]} occurs twice",
         "store each candidate once",
-        row_of[order],
+        row_ids[order],
     )
 
 
 def _sorted(topk: TopK) -> TopK:
-    ids, values, row_of = topk.ids, topk.logprobs, rows_of(topk.starts)
+    ids, values, row_ids = topk.ids, topk.logprobs, segment_ids(topk.starts)
     rises = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & (ids[1:] < ids[:-1]))
-    if not (rises & (row_of[1:] == row_of[:-1])).any():
+    if not (rises & (row_ids[1:] == row_ids[:-1])).any():
         return topk
-    order = np.lexsort((ids, -values, row_of))
+    order = np.lexsort((ids, -values, row_ids))
     return topk._replace(ids=ids[order], logprobs=values[order])
 
 
@@ -234,7 +234,7 @@ def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) ->
 def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     """Compare the rest of each row with its last candidate and, per document, with the tail."""
     # Without the realized token, because servers add it regardless of its rank.
-    others = with_candidates(topk, topk.ids != topk.token_ids[rows_of(topk.starts)])
+    others = keep_candidates(topk, topk.ids != topk.token_ids[segment_ids(topk.starts)])
     rows = np.flatnonzero(others.valid)
     starts, size, left = others.starts[rows], np.diff(others.starts)[rows], left[rows]
     half = np.maximum(1, size // 2)
@@ -291,7 +291,7 @@ def _check_realized(
         is_most = 2 * _by_document(topk, scored, differs[scored]) >= _by_document(
             topk, scored, np.ones(len(scored))
         )
-        differs &= is_most[rows_of(topk.bounds)]
+        differs &= is_most[segment_ids(topk.bounds)]
     _require(
         differs,
         lambda n: (
@@ -315,7 +315,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     num_rows = np.maximum(1, _by_document(topk, rows, np.ones(len(rows))))
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
-    def at(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the log-probabilities of shifted tokens, and the shares of rows that list them."""
         listed = _listed(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
@@ -324,11 +324,11 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     def evidence(gain: NDArray[Any]) -> NDArray[np.float64]:
         return _by_document(topk, rows, np.clip(gain, -_EVIDENCE_PER_ROW, _EVIDENCE_PER_ROW))
 
-    own, own_share = at(0)
+    realized, own_share = shifted(0)
     for shift, other in ((1, "next"), (-1, "previous")):
-        logprobs, share = at(shift)
+        logprobs, share = shifted(shift)
         _require(
-            (evidence(logprobs - own) >= _EVIDENCE) & (2 * share >= expected),
+            (evidence(logprobs - realized) >= _EVIDENCE) & (2 * share >= expected),
             lambda n, share=share, other=other: (  # type: ignore[misc]
                 f"its rows are shifted by one: {share[n]:.0%} of them list the {other} token, but "
                 f"only {own_share[n]:.0%} their own token"
@@ -338,7 +338,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
             is_document=True,
         )
     is_unknown = np.isnan(topk.realized_logprob[rows])
-    fits_chance = evidence((-np.log(width) - own) * is_unknown)[-1] >= _EVIDENCE_OF_ALL
+    fits_chance = evidence((-np.log(width) - realized) * is_unknown)[-1] >= _EVIDENCE_OF_ALL
     if also_chance and fits_chance and 3 * own_share[-1] < expected[-1]:
         raise PredictionError(
             0,
@@ -363,22 +363,22 @@ def _first_rows(topk: TopK) -> NDArray[np.int64]:
 
 def _listed(topk: TopK, shift: int) -> NDArray[np.float32]:
     """Return each row's log-probability of the token `shift` positions later; NaN if not listed."""
-    size, row_of = len(topk.token_ids), rows_of(topk.starts)
+    size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
     index = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside
-    document = np.append(rows_of(topk.bounds), -1)
+    document = np.append(segment_ids(topk.bounds), -1)
     tokens = np.where(document[index] == document[:-1], np.append(topk.token_ids, -1)[index], -1)
     logprobs = np.full(size, np.nan, np.float32)
-    hits = topk.ids == tokens[row_of]
-    logprobs[row_of[hits]] = topk.logprobs[hits]
+    hits = topk.ids == tokens[row_ids]
+    logprobs[row_ids[hits]] = topk.logprobs[hits]
     return logprobs
 
 
 def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
     is_first = np.isin(np.arange(len(topk.token_ids)), firsts)
-    row_of = rows_of(topk.starts)
-    is_certain = (topk.ids == topk.token_ids[row_of]) & (topk.logprobs == 0)
-    predicts = np.bincount(row_of, ~is_certain, len(is_first)) > 0
+    row_ids = segment_ids(topk.starts)
+    is_certain = (topk.ids == topk.token_ids[row_ids]) & (topk.logprobs == 0)
+    predicts = np.bincount(row_ids, ~is_certain, len(is_first)) > 0
     predicts |= ~np.isnan(topk.realized_logprob)
     problem = f"the first token has a prediction, but {PREDICTS_FIRST}"
     _require(is_first & predicts, lambda _: problem, _SHIFTED_HINT)
-    return with_candidates(topk, ~is_first[row_of])
+    return keep_candidates(topk, ~is_first[row_ids])

@@ -33,12 +33,12 @@ class TopK(NamedTuple):
         return np.diff(self.starts) > 0
 
 
-def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the row of each candidate."""
+def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the segment of each item, such as the row of each candidate."""
     return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
 
 
-def candidates_of(
+def candidate_indices(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the starts of selected rows (−1: an empty row) and the indices of their candidates."""
@@ -47,50 +47,50 @@ def candidates_of(
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
 
 
-def chosen_rows(
+def take_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
     """Return predictions for other documents, built from these rows (−1: no prediction)."""
-    starts, kept = candidates_of(topk.starts, rows)
+    starts, index = candidate_indices(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
         for values in (topk.rest_logprob, topk.realized_logprob)
     )
-    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
+    return TopK(token_ids, bounds, starts, topk.ids[index], topk.logprobs[index], rest, realized)
 
 
-def with_candidates(topk: TopK, kept: NDArray[np.bool_]) -> TopK:
+def keep_candidates(topk: TopK, is_kept: NDArray[np.bool_]) -> TopK:
     """Keep only the candidates of this mask."""
-    starts = offsets_of(kept)[topk.starts]
-    return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+    starts = offsets_of(is_kept)[topk.starts]
+    return topk._replace(starts=starts, ids=topk.ids[is_kept], logprobs=topk.logprobs[is_kept])
 
 
-def firsts_of(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+def document_starts(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of each document's first token, without empty documents."""
     return bounds[:-1][np.diff(bounds) > 0]
 
 
-def within(topk: TopK, width: int) -> TopK:
+def cut_to_width(topk: TopK, width: int) -> TopK:
     """Move the candidates with ids beyond a width to the rest."""
-    kept = topk.ids < width
-    if kept.all():
+    is_kept = topk.ids < width
+    if is_kept.all():
         return topk
-    lost = masses(topk._replace(logprobs=np.where(kept, -np.inf, topk.logprobs)))
-    rest, more = topk.rest_logprob.copy(), lost > 0
-    rest[more] = np.log(np.exp(rest[more], dtype=np.float64) + lost[more])
-    return with_candidates(topk._replace(rest_logprob=rest), kept)
+    lost_mass = masses(topk._replace(logprobs=np.where(is_kept, -np.inf, topk.logprobs)))
+    rest, more = topk.rest_logprob.copy(), lost_mass > 0
+    rest[more] = np.log(np.exp(rest[more], dtype=np.float64) + lost_mass[more])
+    return keep_candidates(topk._replace(rest_logprob=rest), is_kept)
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the sum of each row's probabilities, without the rest."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
-    sums = np.bincount(rows_of(topk.starts), probabilities, len(topk.token_ids))
+    sums = np.bincount(segment_ids(topk.starts), probabilities, len(topk.token_ids))
     return sums.astype(np.float64)  # without rows, bincount returns integers
 
 
 def joined(topks: Sequence[TopK]) -> TopK:
     """Concatenate predictions."""
     sizes = zip(*((np.diff(topk.bounds), np.diff(topk.starts)) for topk in topks), strict=True)
-    bounds, starts = (offsets_of(np.concatenate(of_all)) for of_all in sizes)
+    bounds, starts = (offsets_of(np.concatenate(arrays)) for arrays in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
     return TopK(columns[0], bounds, starts, *columns[3:])

@@ -15,7 +15,7 @@ from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
 from xtok.predictions.checked import PredictionError, checked, exceeds, is_stand_in, own_logprobs
-from xtok.predictions.topk import TopK, firsts_of
+from xtok.predictions.topk import TopK, document_starts
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
@@ -105,7 +105,7 @@ def project_logprobs(
     theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
     if response_mask is not None:
         shared[ours_in[~student.values("response_mask", response_mask, np.bool_)]] = False
-    is_unscored = np.isnan(own_logprobs(theirs, firsts_of(teacher.bounds)))
+    is_unscored = np.isnan(own_logprobs(theirs, document_starts(teacher.bounds)))
     _exclude_unscored(shared, theirs_in, "teacher_logprobs", teacher, theirs, is_unscored)
     weights = np.ones(len(student.ids))
     if isinstance(credit, StudentCredit):
@@ -133,7 +133,7 @@ def _exclude_unscored(
     is_unscored: NDArray[np.bool_],
 ) -> None:
     """Exclude chunks with stand-ins or an unscored first token, in place; require other scores."""
-    is_first = np.isin(np.arange(len(values)), firsts_of(side.bounds))
+    is_first = np.isin(np.arange(len(values)), document_starts(side.bounds))
     shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
     wrong = np.flatnonzero(is_unscored & shared[number])
     if len(wrong):

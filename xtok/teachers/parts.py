@@ -35,7 +35,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import differing
 from xtok.maps.records import Recipe
-from xtok.predictions.topk import TopK, firsts_of
+from xtok.predictions.topk import TopK, document_starts
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
 from xtok.teachers.stored_texts import project_documents
@@ -331,7 +331,7 @@ def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
         documents=len(teacher.bounds) - 1,
         teacher_tokens=len(teacher.token_ids),
         student_tokens=len(made.token_ids),
-        first_tokens=int((~made.valid[firsts_of(made.bounds)]).sum()),
+        first_tokens=int((~made.valid[document_starts(made.bounds)]).sum()),
         targets=int(made.valid.sum()),
         rests=int((~np.isnan(rests)).sum()),
         rest=float(np.nansum(rests)),

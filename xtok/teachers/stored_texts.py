@@ -16,7 +16,7 @@ from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.teacher_side import match_answers, replace_messages
 from xtok.conversation.templates import message_dicts
 from xtok.errors import at_location
-from xtok.predictions.topk import firsts_of
+from xtok.predictions.topk import document_starts
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
@@ -166,7 +166,7 @@ def _narrow(
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
     """Yield notes on the first rows: missing BOS tokens, and notes on rendered conversations."""
     teacher, topk = pair.tokenizers[1], rows.topk
-    starts = firsts_of(topk.bounds)
+    starts = document_starts(topk.bounds)
     firsts = topk.token_ids[starts]
     without = int((firsts != teacher.bos_id).sum())
     if teacher.bos_id is not None and without:

@@ -25,7 +25,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_from_edges
-from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
+from xtok.predictions.topk import TopK, document_starts, segment_ids, take_rows
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
@@ -328,8 +328,8 @@ class Translator:
         """
         topk = self._projected(texts, predictions, top_k)
         rows = np.arange(len(topk.token_ids))
-        rows[firsts_of(topk.bounds)] = -1
-        return chosen_rows(topk, rows, topk.token_ids, topk.bounds)
+        rows[document_starts(topk.bounds)] = -1
+        return take_rows(topk, rows, topk.token_ids, topk.bounds)
 
     def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
         """Return predictions of a text's tokens that give each token a log-probability.
@@ -340,10 +340,10 @@ class Translator:
         topk = self._projected([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
         # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
-        parts = rows_of(text.begins)
+        parts = segment_ids(text.begins)
         rows = np.where(np.diff(text.begins) > 0, text.begins[:-1], -1)
         rows[0] = -1
-        whole = chosen_rows(topk, rows, text.ids, np.array([0, len(text.ids)]))
+        whole = take_rows(topk, rows, text.ids, np.array([0, len(text.ids)]))
         realized = np.bincount(parts, topk.realized_logprob, len(text.ids)).astype(np.float32)
         realized[0] = np.nan
         return _at_most_one(whole._replace(realized_logprob=realized))
@@ -352,11 +352,11 @@ class Translator:
         spelled = _spelled_ids(texts)
         ours, student = _in_spans(texts, 0, spelled)
         theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
-        shared = chosen_rows(predictions, theirs, *teacher)
+        shared = take_rows(predictions, theirs, *teacher)
         projected = self._projector.project(shared, *student, top_k)
         rows = np.full(len(spelled.ids), -1)
         rows[ours] = np.arange(len(ours))
-        return chosen_rows(projected, rows, *spelled)
+        return take_rows(projected, rows, *spelled)
 
 
 def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
@@ -398,13 +398,13 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
 
 def _at_most_one(topk: TopK) -> TopK:
     """Scale the other candidates so that each row sums to at most 1 with its own token."""
-    row_of = rows_of(topk.starts)
-    p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_of])
-    others = 1 - np.bincount(row_of, p, len(topk.token_ids))
+    row_ids = segment_ids(topk.starts)
+    p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_ids])
+    others = 1 - np.bincount(row_ids, p, len(topk.token_ids))
     room = 1 - np.exp(topk.realized_logprob, dtype=np.float64)
     ratio = np.maximum(MIN_REST, room) / np.maximum(MIN_REST, others)
     factor = np.log(np.nan_to_num(np.minimum(1.0, ratio), nan=1.0))
     return topk._replace(
-        logprobs=(topk.logprobs + factor[row_of]).astype(np.float32),
+        logprobs=(topk.logprobs + factor[row_ids]).astype(np.float32),
         rest_logprob=(topk.rest_logprob + factor).astype(np.float32),
     )

@@ -199,12 +199,12 @@ def eos_ids(files: ModelFiles) -> list[int]:
 def chat_templates(files: ModelFiles) -> dict[str, str]:
     """Return a model's chat templates by name; files take precedence over its config."""
     paths = {"default": files.find("chat_template.jinja")}
-    more = files.within("additional_chat_templates")
-    paths |= {path.stem: path for path in more if path.suffix == ".jinja"}
-    of_files = {name: _template(path) for name, path in paths.items() if path is not None}
+    extra_paths = files.within("additional_chat_templates")
+    paths |= {path.stem: path for path in extra_paths if path.suffix == ".jinja"}
+    file_templates = {name: _template(path) for name, path in paths.items() if path is not None}
     templates: Any = files.json("tokenizer_config.json").get("chat_template")
-    if of_files:
-        return of_files
+    if file_templates:
+        return file_templates
     if isinstance(templates, list):
         try:
             return {str(entry["name"]): str(entry["template"]) for entry in templates}

@@ -28,10 +28,10 @@ def _contents(tokens: Any) -> Iterator[str]:
             yield name
 
 
-def _named(config: Mapping[str, Any]) -> list[str]:
+def _special_names(config: Mapping[str, Any]) -> list[str]:
     roles = [config.get(f"{role}_token") for role in SPECIAL_NAMES]
-    more = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
-    return [*_contents(roles), *(name for tokens in more for name in _contents(tokens))]
+    extra = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
+    return [*_contents(roles), *(name for tokens in extra for name in _contents(tokens))]
 
 
 def _added_tokens(
@@ -58,7 +58,7 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
     config = files.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= files.json("special_tokens_map.json")
-    special = _named(config)
+    special = _special_names(config)
     added = _added_tokens(config, files, special)
     entries = {entry.id: entry for entry in backend.entries()}
     contents = {entry.content for entry in (*entries.values(), *added.values())}
@@ -73,14 +73,14 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
         if token.type == TokenType.USER_DEFINED
         and (i not in entries or entries[i].type == TokenType.NORMAL)
     }
-    of_file = {i: e for i, e in entries.items() if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)}
-    both = (*added.values(), *of_file.values())
-    ids = {entry.content.decode("utf-8", "replace"): entry.id for entry in both}
+    control = {i: e for i, e in entries.items() if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    all_entries = (*added.values(), *control.values())
+    ids = {entry.content.decode("utf-8", "replace"): entry.id for entry in all_entries}
     for role in SPECIAL_NAMES:
         if (key := f"{role}_token") in config:
             names = _contents([config[key]])  # names without an id are text
             backend.roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
-    backend.added |= added | of_file
+    backend.added |= added | control
     backend.text_tokens = {**backend.text_tokens, **text}
     backend.definitions.append(json.dumps(sorted(text.items())).encode())
     backend.files = files

@@ -201,11 +201,11 @@ _PARTS = ("normalizers", "pretokenizers", "decoders")
 
 def components(component: Any) -> Iterator[Spec]:
     """Yield the JSON of a component and its nested components."""
-    left = [_spec(component)]
-    while left:
-        spec = left.pop()
+    stack = [_spec(component)]
+    while stack:
+        spec = stack.pop()
         if spec["type"] == "Sequence":
-            left += reversed([inner for key in _PARTS for inner in spec.get(key) or []])
+            stack += reversed([inner for key in _PARTS for inner in spec.get(key) or []])
         else:
             yield spec
 
@@ -294,9 +294,9 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     is_joined = False  # the following components receive the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _replaced(component, is_joined)
-        of_whole = None if decode_token or replacements else _OF_WHOLE_TOKENS.get(kind)
-        if of_whole and (kind, is_joined) != ("WordPiece", True):
-            decode_token = of_whole(component)
+        whole_token_rule = None if decode_token or replacements else _OF_WHOLE_TOKENS.get(kind)
+        if whole_token_rule and (kind, is_joined) != ("WordPiece", True):
+            decode_token = whole_token_rule(component)
         elif old and decode_token is None:
             replacements.append((old, new))
         elif kind not in ("Fuse", "ByteFallback") and (kind, is_joined) != ("Strip", True):

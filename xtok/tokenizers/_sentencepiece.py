@@ -93,15 +93,15 @@ class SentencePieceBackend(Backend):
         return ids
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = self._of_starts.encode(list(texts), out_type=int)
+        ids: list[list[int]] = self._start_processor.encode(list(texts), out_type=int)
         return ids
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        processor = self._of_starts if at_start else self._processor
+        processor = self._start_processor if at_start else self._processor
         return [(piece.begin, piece.end) for piece in processor.EncodeAsProto(text).pieces]
 
     @functools.cached_property
-    def _of_starts(self) -> SentencePieceProcessor:
+    def _start_processor(self) -> SentencePieceProcessor:
         from sentencepiece import SentencePieceProcessor
 
         return SentencePieceProcessor(model_proto=self._data)

@@ -155,7 +155,7 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
         TokenizerError: if a line is malformed or repeats another.
     """
     ranks: dict[bytes, int] = {}
-    seen: set[int] = set()
+    ids_seen: set[int] = set()
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
@@ -165,10 +165,10 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
         token, rank = parsed
         if not token:  # Whisper's multilingual.tiktoken ends with an empty token
             continue
-        if token in ranks or rank in seen:
+        if token in ranks or rank in ids_seen:
             raise damaged(f"{source}, line {number}: repeats a token or a rank")
         ranks[token] = rank
-        seen.add(rank)
+        ids_seen.add(rank)
     require_single_bytes(ranks, source)
     return ranks
 
@@ -284,8 +284,8 @@ class RankBackend(Backend):
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         names = {i: name.encode() for name, i in self._text.ids.items()}
-        of_token = self._encoding.decode_single_token_bytes
-        tokens = [names.get(i) or of_token(i) for i in self.encode_texts([text])[0]]
+        token_bytes = self._encoding.decode_single_token_bytes
+        tokens = [names.get(i) or token_bytes(i) for i in self.encode_texts([text])[0]]
         if b"".join(tokens) != text.encode():
             raise TokenizerError(
                 f"the split pattern {self._split_pattern[:80]!r} does not match all of the text "

@@ -128,8 +128,8 @@ class Tokenizer:
         Raises:
             TokenizerError: if the width excludes more than a few of its ids.
         """
-        made_of = self._backend, self._model_id, self._files, self.location, self.name
-        return Tokenizer(*made_of, vocab_size=vocab_size)
+        fields = self._backend, self._model_id, self._files, self.location, self.name
+        return Tokenizer(*fields, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
         """Return the name and result of another loader of the folder, or None without another.
@@ -180,14 +180,14 @@ class Tokenizer:
             self._by_byte_tokens,
             lambda batch: map(self._longest_match, batch),
         )
-        rest = list(range(len(pieces)))
+        todo = list(range(len(pieces)))
         with no_panic(self._model_id):
             for way in ways:
-                for row, ids in zip(rest, way([pieces[row] for row in rest]), strict=True):
+                for row, ids in zip(todo, way([pieces[row] for row in todo]), strict=True):
                     if ids is not None and self._spells(ids, pieces[row]):
                         result[row] = ids
-                rest = [row for row in rest if result[row] is None]
-                if not rest:
+                todo = [row for row in todo if result[row] is None]
+                if not todo:
                     break
         return result
 
@@ -218,12 +218,12 @@ class Tokenizer:
             TokenizerError: as `encode`, and if a token has no row in the model.
         """
         _require_utf8(texts)
-        parts_of = [self._added.split(text) for text in texts]
+        text_parts = [self._added.split(text) for text in texts]
         with no_panic(self._model_id):
-            rows = self._backend.encode_starts([parts[0] for parts in parts_of])
-            rest = self._backend.encode_texts([p for parts in parts_of for p in parts[2::2]])
+            rows = self._backend.encode_starts([parts[0] for parts in text_parts])
+            rest = self._backend.encode_texts([p for parts in text_parts for p in parts[2::2]])
         between = iter(rest)
-        for ids, parts in zip(rows, parts_of, strict=True):
+        for ids, parts in zip(rows, text_parts, strict=True):
             for name in parts[1::2]:
                 ids += [self._added.ids[name], *next(between)]
         if self._without_row:
@@ -282,9 +282,9 @@ class Tokenizer:
         declared as null has no ids; an undeclared role is missing.
         """
         roles = dict(self._backend.declared_roles())
-        if more := eos_ids(self._files) if self._files else []:
+        if eos := eos_ids(self._files) if self._files else []:
             own = roles.get("eos", {})
-            roles["eos"] = {**dict.fromkeys([*own, *more], GENERATION_CONFIG), **own}
+            roles["eos"] = {**dict.fromkeys([*own, *eos], GENERATION_CONFIG), **own}
         return roles
 
     @functools.cached_property
@@ -354,16 +354,16 @@ class Tokenizer:
         return [None if text is None else next(rows) for text in texts]
 
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        runs_of = list(map(utf8_runs, pieces))
-        texts = sorted({text for runs in runs_of for text in runs[::2]})
-        ids_of = dict(zip(texts, self.library_ids(texts), strict=True))
+        runs_by_piece = list(map(utf8_runs, pieces))
+        texts = sorted({text for runs in runs_by_piece for text in runs[::2]})
+        ids_by_text = dict(zip(texts, self.library_ids(texts), strict=True))
         for i in self.table.ids_of_type(TokenType.BYTE).tolist():
             if self.table[i] >= b"\x80":
-                ids_of[self.table[i].decode("ascii", "surrogateescape")] = [i]
+                ids_by_text[self.table[i].decode("ascii", "surrogateescape")] = [i]
         result: list[list[int] | None] = []
-        for runs in runs_of:
+        for runs in runs_by_piece:
             parts = chain.from_iterable(run if i % 2 else [run] for i, run in enumerate(runs))
-            ids = [ids_of.get(part) for part in parts]
+            ids = [ids_by_text.get(part) for part in parts]
             result.append(None if None in ids else [*chain.from_iterable(filter(None, ids))])
         return result
 
@@ -388,15 +388,15 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the emitted ids that differ from `canonical_ids`."""
-        id_of = self.table.canonical_ids()
-        if len(self.table.text_ids) == len(id_of):
+        """Return the emitted ids that differ from `canonical`."""
+        canonical = self.table.canonical_ids()
+        if len(self.table.text_ids) == len(canonical):
             return ()
         count = Counter(filter(None, self.table.tokens()))
         shared = [token for token, n in count.items() if n > 1]
         emitted = zip(shared, self.segment_batch(shared), strict=True)
         return tuple(sorted(
-            ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != id_of[token]
+            ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != canonical[token]
         ))  # fmt: skip
 
 
@@ -432,8 +432,8 @@ def _bounds(
     for first, stop in pairwise(firsts):
         start = int(begins[first]) if first else 0
         end = int(begins[stop]) if stop < len(tokens) else len(data)
-        of_stretch, changed = _stretch(tokens[first:stop], begins[first:stop], data, start, end)
-        starts += of_stretch
+        stretch_bounds, changed = _stretch(tokens[first:stop], begins[first:stop], data, start, end)
+        starts += stretch_bounds
         num_changed += changed
     return [*starts, len(data)], num_changed
 
@@ -502,8 +502,8 @@ def _width(
     """
     largest, num_tokens = max(ids, default=-1), len(ids)
     width, source, origin = vocab_size, "option", "as specified"
-    if width is None and files is not None and (of_model := model_vocab_size(files)):
-        width, source = of_model
+    if width is None and files is not None and (model_width := model_vocab_size(files)):
+        width, source = model_width
         origin = "from its config" if source == "config" else "the default of its model type"
     if width is None:
         width, source, origin = largest + 1, "tokenizer", "its largest token id + 1"

@@ -118,17 +118,17 @@ def token_classes(table: TokenTable) -> NDArray[np.uint8]:
     decoded = enumerate(map(utf8_text, table.tokens()))
     texts = {token_id: text for token_id, text in decoded if text}
     if texts:
-        classes[list(texts)] = _classes_of_texts(list(texts.values()))
+        classes[list(texts)] = _text_classes(list(texts.values()))
     return classes
 
 
-def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
+def _text_classes(texts: list[str]) -> NDArray[np.uint8]:
     points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-    bit_of_point = np.zeros(int(points.max()) + 1, np.uint32)
-    bit_of_point[points] = 1
-    different = np.flatnonzero(bit_of_point)  # look up each character once
-    bit_of_point[different] = [_bit(chr(point)) for point in different.tolist()]
-    bits = bit_of_point[points]
+    point_bits = np.zeros(int(points.max()) + 1, np.uint32)
+    point_bits[points] = 1
+    different = np.flatnonzero(point_bits)  # look up each character once
+    point_bits[different] = [_bit(chr(point)) for point in different.tolist()]
+    bits = point_bits[points]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     starts = np.cumsum(lengths) - lengths
     in_text = np.bitwise_or.reduceat(bits, starts)
@@ -147,8 +147,8 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
         *(((in_text & _BIT[member]) != 0, member) for member in _BY_CHARACTER),
     ]
     conditions, values = zip(*rules, strict=True)
-    chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
-    return chosen.astype(np.uint8)
+    classes: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
+    return classes.astype(np.uint8)
 
 
 def _bit(char: str) -> int:

@@ -51,8 +51,8 @@ def load_folder(
     readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
     if plain is None and path.suffix in readers:
         backend.other = f"{path.name} alone", partial(readers[path.suffix], path)
-    more = _notes(backend, files, path.name, trust_remote_code and runs_code(files))
-    backend.notes = (*backend.notes, *more)
+    notes = _notes(backend, files, path.name, trust_remote_code and runs_code(files))
+    backend.notes = (*backend.notes, *notes)
     return backend
 
 
@@ -61,14 +61,14 @@ def _notes(
 ) -> Iterator[str]:
     if has_run:
         revision = files.commit or files.revision
-        at = f" at {revision}" if revision else ""
-        yield f"ran the tokenizer code of {files}{at}, with your permission"
+        suffix = f" at {revision}" if revision else ""
+        yield f"ran the tokenizer code of {files}{suffix}, with your permission"
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
         yield (
             f"{files} uses the split pattern in its tokenizer.json, which Transformers reports as "
             'incorrect; to replace it, add "fix_mistral_regex": true to its tokenizer_config.json'
         )
-    if _is_of_mistral_common(files) and files.find("tekken.json"):
+    if _is_mistral_common(files) and files.find("tekken.json"):
         yield (
             f"{files} is read from its {name}; AutoTokenizer uses its tekken.json because "
             "mistral-common is installed"
@@ -93,7 +93,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
     files.json("tokenizer_config.json")  # raises if it is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
     # AutoTokenizer uses the general class for these types, unless mistral-common is installed.
-    loader: Any = PreTrainedTokenizerFast if _is_of_mistral_common(files) else AutoTokenizer
+    loader: Any = PreTrainedTokenizerFast if _is_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
             tokenizer = loader.from_pretrained(
@@ -130,7 +130,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
     return tokenizer
 
 
-def _is_of_mistral_common(files: ModelFiles) -> bool:
+def _is_mistral_common(files: ModelFiles) -> bool:
     """Whether AutoTokenizer returns mistral-common's tokenizer, which lists no tokens."""
     model_type = str(files.json("config.json").get("model_type"))
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
@@ -260,7 +260,7 @@ def without_library(files: ModelFiles) -> PlainTokenizer | None:
     if not can_read_alone():
         return None
     try:
-        return _read(files)
+        return _read_plain(files)
     except Exception as error:
         # Missing or damaged files: Transformers raises its own error for them.
         if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
@@ -268,7 +268,7 @@ def without_library(files: ModelFiles) -> PlainTokenizer | None:
         return None
 
 
-def _read(files: ModelFiles) -> PlainTokenizer | None:
+def _read_plain(files: ModelFiles) -> PlainTokenizer | None:
     path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
     model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
     name = _class(config, model)
@@ -304,14 +304,14 @@ def _roles(name: str, config: Mapping[str, Any]) -> dict[str, str]:
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Return the class that AutoTokenizer uses, by both configs; None if unclear."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
-    built = BUILDERS.get(model_type)
+    builder = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
         return None
-    if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
-        return built
+    if name is None and "tokenizer_class" not in model and builder != "LlamaTokenizer":
+        return builder
     if name in READ_DIRECTLY.get(model_type, ()):
         return "TokenizersBackend"
-    return built if str(name).removesuffix("Fast") == built else None
+    return builder if str(name).removesuffix("Fast") == builder else None
 
 
 def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
@@ -345,11 +345,11 @@ def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping
         rust.padding is None
         and rust.truncation is None
         and config.get("added_tokens_decoder", listed) == listed
-        and {*_named(config), *roles.values()} <= {t.content for t in added.values() if t.special}
+        and {*_names(config), *roles.values()} <= {t.content for t in added.values() if t.special}
     )
 
 
-def _named(config: Mapping[str, Any]) -> Iterator[str]:
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
     yield from (_content(v) for k, v in config.items() if _is_token(k, v) and v is not None)
     for key in _EXTRA:
         extra = config.get(key) or []

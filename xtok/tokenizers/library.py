@@ -45,11 +45,11 @@ def library_differences(
 
 def _roles(tokenizer: Tokenizer) -> Iterator[str]:
     for role in SPECIAL_NAMES:
-        theirs = getattr(tokenizer.library, f"{role}_token_id", None)
+        library_id = getattr(tokenizer.library, f"{role}_token_id", None)
         declared = tokenizer.declared.get(role, {}).items()
-        ours = next((i for i, who in declared if who not in (GENERATION_CONFIG, MODEL)), None)
-        if theirs != ours:
-            yield f"{role} is {_or_none(ours)}, expected AutoTokenizer's {_or_none(theirs)}"
+        own_id = next((i for i, who in declared if who not in (GENERATION_CONFIG, MODEL)), None)
+        if library_id != own_id:
+            yield f"{role} is {_or_none(own_id)}, expected AutoTokenizer's {_or_none(library_id)}"
 
 
 def _or_none(token_id: int | None) -> str:
@@ -83,6 +83,6 @@ def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list
 def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
     """Show two rows of ids around their first difference."""
     first = max(0, num_common(ours, theirs) - 1)
-    shown = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
-    where = f" from token {first}" if first else ""
-    return f"{next(shown)}{where}, expected AutoTokenizer's {next(shown)}"
+    excerpts = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
+    place = f" from token {first}" if first else ""
+    return f"{next(excerpts)}{place}, expected AutoTokenizer's {next(excerpts)}"

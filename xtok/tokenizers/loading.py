@@ -86,8 +86,8 @@ def load_tokenizer(
                 f"{name.location} does not support @{name.suffix}",
                 hint="use @ only for a repo's revision or the split pattern of a tiktoken file",
             )
-        given = os.fspath(model)
-        return Tokenizer(backend, name.model_id, files, location, given, vocab_size=vocab_size)
+        text = os.fspath(model)
+        return Tokenizer(backend, name.model_id, files, location, text, vocab_size=vocab_size)
 
 
 def _loaded(

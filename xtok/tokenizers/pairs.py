@@ -114,12 +114,12 @@ class Pair:
         First equal bytes that both tokenizers emit, then equal roles; the lowest ids come first.
         """
         ours, theirs = self.equal_bytes, self.reversed.equal_bytes
-        of_student, of_teacher = _mutual(ours, theirs), _mutual(theirs, ours)
-        back = ((s, t) for t, s in self.reversed.equal_roles.items())
-        for s, t in (*self.equal_roles.items(), *back):
-            if of_student[s] < 0 and of_teacher[t] < 0:
-                of_student[s], of_teacher[t] = t, s
-        return of_student, of_teacher
+        to_teacher, to_student = _mutual(ours, theirs), _mutual(theirs, ours)
+        reversed_roles = ((s, t) for t, s in self.reversed.equal_roles.items())
+        for s, t in (*self.equal_roles.items(), *reversed_roles):
+            if to_teacher[s] < 0 and to_student[t] < 0:
+                to_teacher[s], to_student[t] = t, s
+        return to_teacher, to_student
 
     @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:

@@ -93,11 +93,11 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
-    id_of_name, taken = {teacher.control_names[t]: t for t in without_role}, set(pairs.values())
+    ids_by_name, taken = {teacher.control_names[t]: t for t in without_role}, set(pairs.values())
     for s, name in student.control_names.items():
         if s not in student.roles_by_id:
             candidates = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
-            t = id_of_name.get(name, next(iter(candidates), None))
+            t = ids_by_name.get(name, next(iter(candidates), None))
             if t is not None and t not in taken:
                 pairs[s] = t
                 taken.add(t)
@@ -108,21 +108,21 @@ def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
     """Pair the ids of one role that are not paired yet."""
-    candidates, taken = _ids_of_role(role, teacher), set(earlier.values())
-    rest = [s for s in _ids_of_role(role, student) if s not in earlier]
-    free = [t for t in candidates if t not in taken]
+    candidates, used_ids = _role_ids(role, teacher), set(earlier.values())
+    rest = [s for s in _role_ids(role, student) if s not in earlier]
+    free = [t for t in candidates if t not in used_ids]
     id_of_name = {teacher.name(t): t for t in reversed(free)}
     pairs = {s: id_of_name[student.name(s)] for s in rest if student.name(s) in id_of_name}
     rest = [s for s in rest if s not in pairs]
-    taken.update(pairs.values())
-    free = [t for t in free if t not in taken]
+    used_ids.update(pairs.values())
+    free = [t for t in free if t not in used_ids]
     pairs |= dict(zip(rest, free, strict=False))
     if candidates and role in _SHARED_ROLES:
         pairs |= dict.fromkeys(rest[len(free) :], candidates[0])
     return pairs
 
 
-def _ids_of_role(role: str, table: TokenTable) -> list[int]:
+def _role_ids(role: str, table: TokenTable) -> list[int]:
     # Byte-level tokenizers often declare their eos as "unknown", but never emit it for text.
     ids = table.roles.get(role, ())
     return [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]

@@ -131,12 +131,12 @@ class TokenTable:
 
     def like(self, table: TokenTable) -> TokenTable:
         """Return this table with the roles and preferred ids of another, except UNUSED ids."""
-        used = self.types != TokenType.UNUSED
-        roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
+        is_used = self.types != TokenType.UNUSED
+        roles = {role: tuple(i for i in ids if is_used[i]) for role, ids in table.roles.items()}
         return replace(
             self,
             roles={role: ids for role, ids in roles.items() if ids},
-            preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
+            preferred_ids=tuple(i for i in table.preferred_ids if is_used[i]),
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
@@ -149,12 +149,12 @@ class TokenTable:
     @functools.cached_property
     def _canonical_ids(self) -> dict[bytes, int]:
         ids, tokens = self.text_ids, self._tokens
-        id_of = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
-        if len(id_of) < len(ids):
+        ids_by_token = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
+        if len(ids_by_token) < len(ids):
             preferred = np.isin(ids, self.preferred_ids)
             last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
-            id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
-        return id_of
+            ids_by_token = {tokens[i]: i for i in ids[last_wins].tolist()}
+        return ids_by_token
 
     @functools.cached_property
     def emitted_ids(self) -> NDArray[np.int64]:
@@ -215,9 +215,9 @@ class TokenTable:
 
     def at_width(self, width: int) -> TokenTable:
         """Return the table with another number of UNUSED ids at its end."""
-        more, end = width - len(self), min(width, len(self))
-        types = np.pad(self.types[:end], (0, max(0, more)), constant_values=TokenType.UNUSED)
-        offsets = np.pad(self.offsets[: end + 1], (0, max(0, more)), mode="edge")
+        num_new, end = width - len(self), min(width, len(self))
+        types = np.pad(self.types[:end], (0, max(0, num_new)), constant_values=TokenType.UNUSED)
+        offsets = np.pad(self.offsets[: end + 1], (0, max(0, num_new)), mode="edge")
         return replace(self, types=types, offsets=offsets)
 
     def sha256(self) -> str:
@@ -226,8 +226,8 @@ class TokenTable:
 
     @functools.cached_property
     def _sha256(self) -> str:
-        used = np.flatnonzero(self.types != TokenType.UNUSED)
-        end = int(used[-1]) + 1 if len(used) else 0
+        used_ids = np.flatnonzero(self.types != TokenType.UNUSED)
+        end = int(used_ids[-1]) + 1 if len(used_ids) else 0
         digest = hashlib.sha256(self.types[:end].tobytes())
         digest.update(self.offsets[: end + 1].astype("<i8").tobytes())
         digest.update(self.data.tobytes())
@@ -430,8 +430,8 @@ def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
     """Return the teacher id with the bytes of each student id, int64 `[V_student]`, or −1."""
-    id_of = teacher.canonical_ids().get
-    return np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
+    find_id = teacher.canonical_ids().get
+    return np.fromiter(map(find_id, student.tokens(), repeat(-1)), np.int64, len(student))
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:

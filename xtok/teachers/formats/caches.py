@@ -18,7 +18,7 @@ from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
 from xtok.predictions.checked import exceeds
-from xtok.predictions.topk import masses, rows_of
+from xtok.predictions.topk import masses, segment_ids
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
@@ -119,7 +119,7 @@ class Cache:
         if (k := self._number("k")) is not None:
             _require(rows, counts > k, "a row has {} candidates", counts, f"the footer has k={k}")
         largest = topk.token_ids.copy()
-        np.maximum.at(largest, rows_of(topk.starts), topk.ids)
+        np.maximum.at(largest, segment_ids(topk.starts), topk.ids)
         widths = {"the footer has vocab_size": self._number("vocab_size")}
         if self.config is not None:
             widths[f"{distillkit.CONFIG} has d"] = self.config.d

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import RELATIVE_ROUNDING, PredictionError, checked, without_padding
-from xtok.predictions.topk import TopK, masses, rows_of
+from xtok.predictions.topk import TopK, masses, segment_ids
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 
@@ -34,7 +34,7 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
     # [nnz], bfloat16 and float16 leave the last 16 and 13 bits of a float32 empty
     errors = np.select([bits & 0xFFFF == 0, bits & 0x1FFF == 0], [RELATIVE_ROUNDING, 2.0**-11])
     errors *= np.exp(topk.logprobs) * np.abs(topk.logprobs)
-    limits = _DECIMALS + np.bincount(rows_of(topk.starts), errors, len(has_rest))
+    limits = _DECIMALS + np.bincount(segment_ids(topk.starts), errors, len(has_rest))
     rows = np.flatnonzero(topk.valid & ~has_rest)
     excess = masses(topk)[rows] - 1
     is_around_1 = (np.abs(excess) <= limits[rows]).all() and 4 * (excess > -1e-5).sum() >= len(rows)
@@ -45,7 +45,7 @@ def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
     groups = (roles.get(role, ()) for role in ("pad", "bos", "eos"))
     is_pad, is_begin, is_end = (np.isin(topk.token_ids, ids) for ids in groups)
-    num_text, document = offsets_of(~is_pad), rows_of(topk.bounds)  # tokens before each position
+    num_text, document = offsets_of(~is_pad), segment_ids(topk.bounds)  # tokens before each
     begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
     is_trailing &= ~is_end | np.append(False, is_pad)[:-1]

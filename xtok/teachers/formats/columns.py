@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK, candidates_of
+from xtok.predictions.topk import TopK, candidate_indices
 from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, locate
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
@@ -153,7 +153,7 @@ def next_tokens(
     """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[np.isin(rows, topk.bounds)] = -1  # last tokens
-    starts, kept = candidates_of(topk.starts, rows)
+    starts, kept = candidate_indices(topk.starts, rows)
     is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)
     logprobs = np.full(is_real.shape, PAD, np.float32)

@@ -13,7 +13,7 @@ from xtok._lib.lines import read_text
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_padding
-from xtok.predictions.topk import TopK, chosen_rows
+from xtok.predictions.topk import TopK, take_rows
 from xtok.teachers.formats.columns import CacheColumns, StudentSide, list_array, next_tokens
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import MAX_WIDTH
@@ -73,7 +73,7 @@ def read(
     row[position == 0] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    documents = columns.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+    documents = columns.documents(without_padding(take_rows(topk, row, token_ids, bounds)))
     mask = documents.loss_mask
     if not is_projected or mask is None:
         return documents

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xtok._lib.parquet import python_values
 from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
-from xtok.predictions.topk import TopK, chosen_rows
+from xtok.predictions.topk import TopK, take_rows
 
 PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
@@ -54,7 +54,7 @@ class Documents(NamedTuple):
         bounds, before = offsets_of(kept)[topk.bounds], topk.bounds[:-1]
         is_first = np.isin(np.arange(len(rows)), bounds)
         chosen = np.where(np.isin(rows, before) | ~is_first, rows, -1)
-        cut = chosen_rows(topk, chosen, topk.token_ids[rows], bounds)
+        cut = take_rows(topk, chosen, topk.token_ids[rows], bounds)
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:

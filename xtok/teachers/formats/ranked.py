@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK, rows_of
+from xtok.predictions.topk import TopK, segment_ids
 from xtok.teachers.formats.flat_values import JsonRow, json_document
 
 MIN_REST = 2.0**-24
@@ -58,10 +58,10 @@ def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
 
 def ranked(topk: TopK) -> RankedTopK:
     """Add the rank of each realized token among the candidates."""
-    row_of = rows_of(topk.starts)
-    is_better = topk.logprobs > topk.realized_logprob[row_of]
-    is_better &= topk.ids != topk.token_ids[row_of]
-    ranks = np.bincount(row_of, is_better, len(topk.token_ids)).astype(np.int64) + 1
+    row_ids = segment_ids(topk.starts)
+    is_better = topk.logprobs > topk.realized_logprob[row_ids]
+    is_better &= topk.ids != topk.token_ids[row_ids]
+    ranks = np.bincount(row_ids, is_better, len(topk.token_ids)).astype(np.int64) + 1
     return RankedTopK(topk, ranks)
 
 
@@ -79,13 +79,13 @@ def ranked_entries(
     topk, requested = scores.topk, top_k
     top_k = min(requested, vocab_size - 1)  # besides the realized token
     count = len(topk.token_ids)
-    row_of = rows_of(topk.starts)
-    is_other = topk.ids != topk.token_ids[row_of]
-    row_of, ids, values = row_of[is_other], topk.ids[is_other], topk.logprobs[is_other]
-    bounds = offsets_of(np.bincount(row_of, minlength=count))
-    column = np.arange(len(row_of)) - bounds[row_of]
+    row_ids = segment_ids(topk.starts)
+    is_other = topk.ids != topk.token_ids[row_ids]
+    row_ids, ids, values = row_ids[is_other], topk.ids[is_other], topk.logprobs[is_other]
+    bounds = offsets_of(np.bincount(row_ids, minlength=count))
+    column = np.arange(len(row_ids)) - bounds[row_ids]
     kept = column < top_k
-    cells = row_of[kept], column[kept] + 1
+    cells = row_ids[kept], column[kept] + 1
     all_ids = np.zeros((count, top_k + 1), np.int32)
     logprobs = np.full((count, top_k + 1), np.nan)
     all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob

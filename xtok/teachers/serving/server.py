@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
-from xtok.predictions.topk import within
+from xtok.predictions.topk import cut_to_width
 from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving import dialects
 from xtok.teachers.serving.connection import TeacherError
@@ -83,7 +83,7 @@ def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: i
     the scores are unchanged, except that ids beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
-        cut = within(answer.topk, translator.pair.student.vocab_size)
+        cut = cut_to_width(answer.topk, translator.pair.student.vocab_size)
         return answer if cut is answer.topk else ranked(cut)
     return ranked(translator.project_whole(text, answer.topk, top_k))
 
