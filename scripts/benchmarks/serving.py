@@ -52,7 +52,7 @@ def serving(options: Namespace) -> Iterator[Row]:
         student, teacher = pair.tokenizers
         translator = Translator(pair, build(pair.reversed, config=BACK_MAP), num_threads=1)
         rows = [student.encode(text).ids.tolist() for text in some]
-        spelled = [translator.of_student(row) for row in rows]
+        spelled = [translator.from_student_ids(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
         answers = [_answer(one.teacher_ids, model) for one in spelled]
         score(translator, spelled[0], answers[0], K)  # compiles

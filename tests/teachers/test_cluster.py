@@ -156,7 +156,7 @@ def test_a_failure_of_a_nodes_system_is_raised_without_rays_traceback() -> None:
 
     ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayTaskError=TaskError))
     with pytest.raises(OSError, match=r"No space left on device: 'a\.part'"):
-        cluster.result_of(ray, None)
+        cluster.fetch_result(ray, None)
 
 
 def test_a_node_without_xtok() -> None:

@@ -52,7 +52,7 @@ def check_scores(
 
     Return the teacher's ids, the values of all tokens but the first, and the teacher's own.
     """
-    text = translating.of_student(ids)
+    text = translating.from_student_ids(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
     answer = said(teacher_ids, len(translating.teacher.table))
     scores = score(translating, text, answer, 8)
@@ -72,7 +72,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
     translating = translator(xtok.load_pair(digits, wide))
-    text = translating.of_student([5, 6, 7])
+    text = translating.from_student_ids([5, 6, 7])
     none, n = np.float32(np.nan), np.log
     topk = TopK(
         np.array([5, 6, 7], np.int32), np.array([0, 3]), np.array([0, 0, 2, 4]),

@@ -19,7 +19,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.provenance import difference, make_recipe
-from xtok.teachers.parts import recipe_of_parts
+from xtok.teachers.parts import parts_recipe
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]
@@ -116,7 +116,7 @@ class Kept:
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
         pair = xtok.load_pair(self.other, tokenizer)
-        return recipe_of_parts(pair, (), "", ProjectConfig())["models"]
+        return parts_recipe(pair, (), "", ProjectConfig())["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""

@@ -63,7 +63,7 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
         while len(parts) < len(job.shards):
             waiting |= {remote.remote(shared, n): n for n in islice(rest, most - len(waiting))}
             [done], _ = ray.wait(list(waiting), num_returns=1)
-            value = result_of(ray, done)
+            value = fetch_result(ray, done)
             if isinstance(value, str):
                 hint = "install the same versions of xtok and its packages on all nodes"
                 raise XtokError(value, hint=hint)
@@ -134,7 +134,7 @@ def connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def result_of(ray: Any, reference: Any) -> Any:
+def fetch_result(ray: Any, reference: Any) -> Any:
     """Return the value of a task; raise an error of the node's system, or of the cluster."""
     try:
         return ray.get(reference)

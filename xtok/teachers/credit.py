@@ -80,20 +80,20 @@ def shares(
         tokens: the tokens that get a share, in ascending order; all tokens of a chunk, or none.
         weights: `[all tokens]`, at least 0.
     """
-    share_of = np.zeros(len(number), np.float32)
+    token_share = np.zeros(len(number), np.float32)
     total = np.bincount(number, weights, len(sums))
     weights = np.where(total[number] == 0, 1.0, weights)
     total = np.bincount(number, weights, len(sums))
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
     whole = (sums == 0) | ~np.isfinite(sums)  # every token gets the whole sum
-    so_far, done = np.zeros_like(sums), np.zeros_like(sums)
+    so_far, sum_so_far = np.zeros_like(sums), np.zeros_like(sums)
     rank = ranks(number[tokens])  # position within the chunk
     in_turn = tokens[np.argsort(rank, kind="stable")]
     for turn in np.split(in_turn, np.cumsum(np.bincount(rank))[:-1]):
         chunk = number[turn]
         so_far[chunk] += weights[turn]
         now = np.rint(sums[chunk] / last_bit[chunk] * (so_far[chunk] / total[chunk]))
-        share = (now - done[chunk]) * last_bit[chunk]
-        share_of[turn] = np.where(whole[chunk], sums[chunk], share)
-        done[chunk] = now
-    return share_of
+        share = (now - sum_so_far[chunk]) * last_bit[chunk]
+        token_share[turn] = np.where(whole[chunk], sums[chunk], share)
+        sum_so_far[chunk] = now
+    return token_share

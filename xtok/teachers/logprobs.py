@@ -135,11 +135,11 @@ def _exclude_unscored(
     """Exclude chunks with stand-ins or an unscored first token, in place; require other scores."""
     is_first = np.isin(np.arange(len(values)), document_starts(side.bounds))
     shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
-    wrong = np.flatnonzero(is_unscored & shared[number])
-    if len(wrong):
-        index = side.original_index(wrong[0])
+    unscored = np.flatnonzero(is_unscored & shared[number])
+    if len(unscored):
+        index = side.original_index(unscored[0])
         raise ValueError(
-            f"{name}: {values[wrong[0]]} at {index}, but only a first token and "
+            f"{name}: {values[unscored[0]]} at {index}, but only a first token and "
             "tokens outside response_mask may lack a log-probability"
         )
 
@@ -162,11 +162,11 @@ def _predictions(
     if token_ids.shape != values.shape:
         problem = f"ids have shape {token_ids.shape}, log-probabilities {values.shape}"
         raise ValueError(f"candidates: {problem}")
-    kept, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ means impossible, not unknown
+    known, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ is impossible, not unknown
     unknown = np.full(len(own), np.nan, np.float32)
     candidates = TopK(
-        teacher.ids, teacher.bounds, offsets_of(kept.sum(1)), token_ids[kept],
-        values[kept].astype(np.float32), unknown, np.where(np.isinf(own), unknown, own),
+        teacher.ids, teacher.bounds, offsets_of(known.sum(1)), token_ids[known],
+        values[known].astype(np.float32), unknown, np.where(np.isinf(own), unknown, own),
     )  # fmt: skip
     try:
         topk = checked(candidates, len(aligner.teacher.table), begins=False)
@@ -193,9 +193,9 @@ def _require_one_text(
             texts.append(b"".join(table[i] for i in ids))
         if difference := _difference(*texts):
             common, ours, theirs = difference
-            of_row = f" of row {row}" if sides[0].kept.ndim > 1 else ""
+            place = f" of row {row}" if sides[0].kept.ndim > 1 else ""
             raise XtokError(
-                f"the texts{of_row} differ at byte {len(common.encode())}, after "
+                f"the texts{place} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
                 f"{_shown(ours, theirs)}, the teacher {_shown(theirs, ours)}",
                 hint="score the text that the student wrote, or skip differences with {option}True",

@@ -77,7 +77,7 @@ class Totals:
 class ProjectJob:
     """The input of a projection. The same job gives the same parts on every machine."""
 
-    recipe: Recipe  # everything that determines the parts; see `recipe_of_parts`
+    recipe: Recipe  # everything that determines the parts; see `parts_recipe`
     shards: tuple[tuple[Cache, Shard], ...]
     back_map: ProjectionMap
     config: ProjectConfig
@@ -114,7 +114,7 @@ class ProjectJob:
         return replace(self, shards=tuple(shards), config=config, folder=self.folder.absolute())
 
 
-def recipe_of_parts(
+def parts_recipe(
     pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
     """Return everything that determines the parts of a job, as JSON values.
@@ -173,22 +173,22 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     with locked(target, timeout=0, note=note, busy=busy):
         plan = job.folder / _PLAN
         made = _require_own_files(job)
-        if kept := len(_parts_in(job.folder)):
+        if num_kept := len(_parts_in(job.folder)):
             if made is not None and (names := differing(made, job.recipe)):
                 raise XtokError(
                     f"the checkpoint {job.folder} belongs to another run, with different "
                     f"{' and '.join(names)}",
                     hint=f"delete its parts to start again: rm {job.folder}/*.part",
                 )
-            note(f"resuming from {kept:,} parts in {job.folder}")
+            note(f"resuming from {num_kept:,} parts in {job.folder}")
         write_sealed(plan, [_as_json(job.recipe)], _PLAN)
         try:
             yield
         except BaseException as error:
-            if not (kept := len(_parts_in(job.folder))):
+            if not (num_kept := len(_parts_in(job.folder))):
                 _remove(job.folder)
             elif isinstance(error, KeyboardInterrupt):
-                note(f"{kept:,} parts are kept; run the same command again to resume")
+                note(f"{num_kept:,} parts are kept; run the same command again to resume")
             raise
         _remove(job.folder)
 
@@ -197,9 +197,9 @@ def _require_own_files(job: ProjectJob) -> Recipe | None:
     """Check that no other program's file has a name of the job's files; return the kept recipe."""
     plan = job.folder / _PLAN
     sealed = read_sealed(plan, _PLAN)
-    ours = {*_parts_in(job.folder), *([plan] if sealed else [])}
+    own_files = {*_parts_in(job.folder), *([plan] if sealed else [])}
     for path in [plan, *(job.part(n)[0] for n in range(len(job.shards)))]:
-        if path not in ours and path.exists():
+        if path not in own_files and path.exists():
             hint = "move the file to a different folder, or choose a different output"
             raise OutputError(f"{path} already exists, and xtok did not write it", hint=hint)
     return json.loads(sealed) if sealed else None
@@ -231,17 +231,17 @@ def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
     """Make the part of a shard, unless it exists; `advance` takes bytes read and tokens made."""
-    if (kept := summary_of(job, shard)) is not None:
+    if (summary := read_summary(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
-        return kept
+        return summary
     arrow, teacher = need("pyarrow", job.folder), translator.teacher
     schema, totals = arrow.schema([]), Totals()
 
     def streams() -> Iterator[memoryview]:
         nonlocal schema, totals
-        cache, of_file = job.shards[shard]
+        cache, file_shard = job.shards[shard]
         yield memoryview(_PART)
-        for unchecked, consumed in read_cache(cache, of_file):
+        for unchecked, consumed in read_cache(cache, file_shard):
             rows = cache.check(unchecked, teacher.vocabulary)
             made = project_documents(translator, rows, job.config.top_k)
             table = neutral.table(made)
@@ -249,15 +249,15 @@ def make_part(
             totals = Totals.sum_of([totals, _totals(rows.topk, made.topk, teacher.table)])
             yield _streamed(table)
             advance(consumed, len(made.topk.token_ids))
-        about = {_TOTALS: json.dumps(asdict(totals))}
-        yield _streamed(schema.with_metadata(about).empty_table())
+        metadata = {_TOTALS: json.dumps(asdict(totals))}
+        yield _streamed(schema.with_metadata(metadata).empty_table())
 
-    path, about = job.part(shard)
-    write_sealed(path, streams(), about)
+    path, metadata = job.part(shard)
+    write_sealed(path, streams(), metadata)
     return PartSummary(schema, totals)
 
 
-def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
+def read_summary(job: ProjectJob, shard: int) -> PartSummary | None:
     """Return the summary of a shard's part; None if it is missing, damaged or of another job."""
     last = deque(_streams(job, shard), maxlen=1)
     if not last:
@@ -266,7 +266,7 @@ def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
     return PartSummary(schema.remove_metadata(), Totals(**json.loads(schema.metadata[_TOTALS])))
 
 
-def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
+def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
     """Yield the tables of a shard's part, in the neutral format.
 
     Raises:
@@ -315,7 +315,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
         raise XtokError(problem, hint=hint) from error
 
 
-def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
+def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
     """Count predictions, and the text's bits according to the teacher.
 
     The rest bounds the probability of a token that is not a candidate.
@@ -326,13 +326,13 @@ def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
     is_bounded = is_text & ~is_known & np.isfinite(teacher.rest_logprob)
     nats = own[is_known].sum(dtype=np.float64)
     nats += teacher.rest_logprob[is_bounded].sum(dtype=np.float64)
-    rests = np.exp(made.rest_logprob[made.valid], dtype=np.float64)
+    rests = np.exp(projected.rest_logprob[projected.valid], dtype=np.float64)
     return Totals(
         documents=len(teacher.bounds) - 1,
         teacher_tokens=len(teacher.token_ids),
-        student_tokens=len(made.token_ids),
-        first_tokens=int((~made.valid[document_starts(made.bounds)]).sum()),
-        targets=int(made.valid.sum()),
+        student_tokens=len(projected.token_ids),
+        first_tokens=int((~projected.valid[document_starts(projected.bounds)]).sum()),
+        targets=int(projected.valid.sum()),
         rests=int((~np.isnan(rests)).sum()),
         rest=float(np.nansum(rests)),
         bits=float(-nats / np.log(2)),

@@ -128,7 +128,7 @@ def project(
             resources.enter_context(_compression_config(target, pair, config, note))
         inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
         job = ProjectJob(
-            recipe=parts.recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
+            recipe=parts.parts_recipe(pair, inputs, mapfile.sha256(projection), config),
             shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
             back_map=projection,
             config=config,
@@ -296,7 +296,7 @@ def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
     student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
     width = 1 if to == "vllm" else job.config.top_k
     arrow, first = need("pyarrow", job.folder), schema.empty_table()
-    tables = (parts.tables_of(job, shard) for shard in range(len(job.shards)))
+    tables = (parts.read_tables(job, shard) for shard in range(len(job.shards)))
     for part in chain.from_iterable(tables):
         table = arrow.concat_tables([first, part], promote_options="default")
         if to == "neutral":

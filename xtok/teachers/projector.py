@@ -96,7 +96,7 @@ class Projector:
         self.aligner = TokenAligner(pair)
         self._teacher = _arrays(theirs, ours, back_map)
         self._tokens = theirs.tokens()
-        self._id_of = theirs.canonical_ids()
+        self._by_bytes = theirs.canonical_ids()
         self._in_order = [self._tokens[i] for i in self.aligner.teacher.by_bytes]
         self._student = _spellings(ours)
         self._lengths = ours.lengths.tolist()
@@ -137,7 +137,7 @@ class Projector:
         ends = texts.bounds[np.searchsorted(texts.bounds, position, side="right")]
         predictions = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(position), np.int64)
-        rest, own = np.full((2, len(position)), np.nan, np.float32)
+        rest, realized = np.full((2, len(position)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
         for start in range(0, len(numbers), at_once):
@@ -149,14 +149,14 @@ class Projector:
                 *np.full((2, len(some)), np.nan, np.float32),
             )  # fmt: skip
             self._fill(rows, predictions, top_k)
-            kept = np.arange(top_k) < rows.size[:, None]
-            ids.append(rows.ids[kept])
-            logprobs.append(rows.logprobs[kept])
-            count[some], rest[some], own[some] = rows.size, rows.rest, rows.own
+            is_kept = np.arange(top_k) < rows.size[:, None]
+            ids.append(rows.ids[is_kept])
+            logprobs.append(rows.logprobs[is_kept])
+            count[some], rest[some], realized[some] = rows.size, rows.rest, rows.own
         return TopK(
             student.ids, student.bounds, offsets_of(count),
             np.concatenate(ids), np.concatenate(logprobs), rest,
-            np.where(np.isnan(credit), own, credit),
+            np.where(np.isnan(credit), realized, credit),
         )  # fmt: skip
 
     def positions(self, student: FlatIds, teacher: FlatIds) -> TokenPositions:
@@ -233,12 +233,12 @@ class Projector:
         is_root = keys >> ROOT != 0
         token = keys & (1 << ID_BITS) - 1
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
-        left = other[is_root]
+        bytes_left = other[is_root]
         # The stem before each key's token: empty (-1) for a root key, or an earlier stem.
-        numbers, stem_of = np.unique(np.where(is_root, -1, other), return_inverse=True)
-        spelled = [self._spelled(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
-        stem_of[is_root] = len(spelled) + np.arange(len(left))
-        roots = zip(token[is_root].tolist(), left.tolist(), strict=True)
+        numbers, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
+        spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
+        stem_index[is_root] = len(spelled) + np.arange(len(bytes_left))
+        roots = zip(token[is_root].tolist(), bytes_left.tolist(), strict=True)
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
         stems = [text for _, text in spelled]
         data, offsets = self._teacher[:2]
@@ -246,27 +246,27 @@ class Projector:
         is_spelled = np.empty(len(keys), np.bool_)
         wholes = [before + text for before, text in spelled]
         lengths = np.array([len(before) for before, _ in spelled])
-        of_wholes = np.frombuffer(b"".join(wholes), np.uint8), offsets_of([*map(len, wholes)])
-        both, more = (*of_wholes, lengths, stem_of), (data, begins, offsets[token + 1])
+        whole_arrays = np.frombuffer(b"".join(wholes), np.uint8), offsets_of([*map(len, wholes)])
+        both, more = (*whole_arrays, lengths, stem_index), (data, begins, offsets[token + 1])
         kernels.find_seams(self._student, both, more, is_spelled, may_grow[new])
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
-        is_spelled |= np.array([*map(may_split, wholes)])[stem_of]
+        is_spelled |= np.array([*map(may_split, wholes)])[stem_index]
         todo = np.flatnonzero(is_spelled)
         texts = [
             (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
             for stem, begin, end in zip(
-                stem_of[todo].tolist(), begins[todo].tolist(), offsets[token[todo] + 1].tolist(),
+                stem_index[todo].tolist(), begins[todo].tolist(), offsets[token[todo] + 1].tolist(),
                 strict=True,
             )
         ]  # fmt: skip
         first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
         first[new][todo], is_boundary[new][todo] = self._first_tokens(texts)
-        whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
-        whole = np.where(left == 0, token[is_root], whole)
-        has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
+        ids = np.array([self._by_bytes.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
+        ids = np.where(bytes_left == 0, token[is_root], ids)
+        has_row = (ids >= 0) & (np.diff(self._teacher.row_bounds)[ids] > 0)
         token_or_row[new] = first[new]
-        token_or_row[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
+        token_or_row[new][is_root] = np.where(has_row, -2 - ids, first[new][is_root])
         befores = [before for before, _ in spelled[len(numbers) :]]
         num_same_start[new][is_root] = [*map(self._num_alike, befores)]
         kernels.add_stems(self.prefixes.slots, all_keys[:size], self._size)
@@ -282,7 +282,7 @@ class Projector:
             array[: self._size] = before[: self._size]
         kernels.add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
 
-    def _spelled(self, stem: int) -> tuple[bytes, bytes]:
+    def _stem_bytes(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
         parts: list[bytes] = []  # in reverse order
         while True:

@@ -35,7 +35,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
     """
-    texts = _texts_of(translator, rows)
+    texts = _shared_texts(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
     mask = None
     if rows.loss_mask is not None or any(text.mask is not None for text in texts):
@@ -48,7 +48,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     return rows._replace(topk=topk, loss_mask=mask)
 
 
-def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
+def _shared_texts(translator: Translator, rows: Documents) -> list[SharedText]:
     ids = [rows.topk.token_ids[a:b] for a, b in pairwise(rows.topk.bounds.tolist())]
     whole, parts = rows.values("text"), rows.values("student_text")
     texts, spans = dict[int, SharedText](), dict[int, slice]()
@@ -57,19 +57,19 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
         if part is not None:
             _check_student_text(part, text, location)
         if chat is not None:
-            texts[i] = _of_chat(translator, ids[i], chat)
+            texts[i] = _by_chat(translator, ids[i], chat)
         elif text is not None and (span := _text_in(translator, ids[i], text, location)):
             spans[i] = span
         if part is not None and i not in spans:
             other = "messages" if chat else "control tokens in its text"
             problem = f"student_text is not supported together with {other}"
             raise cache_error(location, problem, "remove student_text")
-    of_student = [whole[i] if parts[i] is None else parts[i] for i in spans]
-    encoded = translator.student.encode_batch(of_student)
+    student_texts = [whole[i] if parts[i] is None else parts[i] for i in spans]
+    encoded = translator.student.encode_batch(student_texts)
     for (i, span), student_ids in zip(spans.items(), encoded, strict=True):
-        texts[i] = _of_text(translator.pair, ids[i], student_ids, span, is_end=parts[i] is not None)
+        texts[i] = _by_text(translator.pair, ids[i], student_ids, span, is_end=parts[i] is not None)
     rest = [i for i in range(len(ids)) if i not in texts]
-    texts.update(zip(rest, translator.of_teacher([ids[i] for i in rest]), strict=True))
+    texts.update(zip(rest, translator.from_teacher_ids([ids[i] for i in rest]), strict=True))
     return [texts[i] for i in range(len(ids))]
 
 
@@ -84,8 +84,8 @@ def _text_in(
     table, data = translator.teacher.table, text.encode()
     is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]
     ends = offsets_of([*map(len, spelled)])
-    of_text = np.flatnonzero(~is_control)
-    inner = slice(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else slice(len(ids), 0)
+    indices = np.flatnonzero(~is_control)
+    inner = slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(len(ids), 0)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
         for expected in (data, b" " + data):  # some libraries put a space before the text
             end = int(np.searchsorted(ends, start + len(expected)))
@@ -102,7 +102,7 @@ def _text_in(
     raise cache_error(location, problem, hint)
 
 
-def _of_text(
+def _by_text(
     pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, *, is_end: bool
 ) -> SharedText:
     """Align a text, and surround it with the counterparts of the teacher's control tokens.
@@ -117,9 +117,9 @@ def _of_text(
     )
     bos = pair.tables[0].roles.get("bos", ())  # once, however often the teacher has read it
     begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
-    ours = np.array([*begin, *student_ids, *end], np.int32)
+    student = np.array([*begin, *student_ids, *end], np.int32)
     if not is_end:
-        return SharedText.of(ours, ids)
+        return SharedText.of(student, ids)
     our_bounds, their_bounds = (
         offsets_of(table.lengths[np.array(part, np.int32)])
         for table, part in zip(pair.tables, (student_ids, ids[span]), strict=True)
@@ -130,25 +130,25 @@ def _of_text(
     if len(shared):
         first = len(begin) + int(np.searchsorted(our_bounds, shared[0]))
         their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
-        spans.append((slice(first, len(ours)), slice(their_first, len(ids))))
-    return SharedText.of(ours, ids, spans)
+        spans.append((slice(first, len(student)), slice(their_first, len(ids))))
+    return SharedText.of(student, ids, spans)
 
 
-def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
-    ours, theirs = _rendered(sides, translator.pair, translator.templates)
-    if not np.array_equal(ids, theirs.ids[: len(ids)]):
+def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
+    student, teacher = _rendered(sides, translator.pair, translator.templates)
+    if not np.array_equal(ids, teacher.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
-        raise cache_error(sides[1].location, problem, "; ".join([hint, *_notes_of(theirs)]))
-    spans = written_alike(ours, theirs.first(len(ids)), translator.pair.equal_roles)
-    return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
+        raise cache_error(sides[1].location, problem, "; ".join([hint, *_chat_notes(teacher)]))
+    spans = written_alike(student, teacher.first(len(ids)), translator.pair.equal_roles)
+    return SharedText.of(student.ids, ids, spans, student.assistant_mask)
 
 
 def _narrow(
     mask: NDArray[np.bool_],
     bounds: NDArray[np.int64],
     positions: NDArray[np.int64],
-    of_teacher: NDArray[np.bool_],
+    is_shared: NDArray[np.bool_],
 ) -> None:
     """Remove the student tokens from a mask that start at a token outside the teacher's, in place.
 
@@ -160,7 +160,7 @@ def _narrow(
         located = start + np.flatnonzero(positions[start:stop] >= 0)
         if len(located) and mask[start]:
             before = np.searchsorted(located, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = of_teacher[positions[located[before.clip(0)]]]
+            mask[start:stop] = is_shared[positions[located[before.clip(0)]]]
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
@@ -168,11 +168,11 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
     teacher, topk = pair.tokenizers[1], rows.topk
     starts = document_starts(topk.bounds)
     firsts = topk.token_ids[starts]
-    without = int((firsts != teacher.bos_id).sum())
-    if teacher.bos_id is not None and without:
+    num_without = int((firsts != teacher.bos_id).sum())
+    if teacher.bos_id is not None and num_without:
         name = teacher.special_token_names["bos_token"]
         yield (
-            f"{without:,} of the first {len(firsts):,} rows do not start with {name} (id "
+            f"{num_without:,} of the first {len(firsts):,} rows do not start with {name} (id "
             f"{teacher.bos_id}), which the library of {pair.teacher.model_id} adds to texts; many "
             "models predict badly without it"
         )
@@ -184,7 +184,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_rendered(sides, pair, templates) for sides in chats)
-    notes = ([*ours.notes, *_notes_of(theirs)] for ours, theirs in rendered)
+    notes = ([*student.notes, *_chat_notes(theirs)] for student, theirs in rendered)
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 
@@ -234,5 +234,5 @@ def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversati
     return chats
 
 
-def _notes_of(chat: Conversation) -> list[str]:
+def _chat_notes(chat: Conversation) -> list[str]:
     return [note for note in chat.notes if note != NO_END_OF_TURN]

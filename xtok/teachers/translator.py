@@ -164,7 +164,7 @@ class Translator:
 
     # Texts
 
-    def of_teacher(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
+    def from_teacher_ids(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
         """Return the texts of the teacher's ids, decoded as conversations or as bytes.
 
         The student's conversation ends with the last words that both templates write.
@@ -174,7 +174,7 @@ class Translator:
         spelled = map(SharedText.of, self._to_student([ids.tolist() for ids in rest]), rest)
         return [chat or next(spelled) for chat in chats]
 
-    def of_student(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
+    def from_student_ids(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
         """Return the text of the student's ids, as the teacher reads it.
 
         The teacher's chat template renders ids that are certainly a conversation. All other ids are
@@ -207,16 +207,16 @@ class Translator:
             return None
         if source == 1 and not self.teacher.table.is_control[ids].any():
             return None
-        back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
-        if back is None:
+        conversation = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
+        if conversation is None:
             return None
         try:
-            other, alone = self._other_side(back, 1 - source, system)
+            other, alone = self._other_side(conversation, 1 - source, system)
         except XtokError:  # the template does not support a role or tools
             if system:
                 raise
             return None
-        this = back.conversation
+        this = conversation.conversation
         ours, theirs = (this, other) if source == 0 else (other, this)
         spans = self._shared_spans((ours, theirs), source)
         if not spans:
@@ -239,32 +239,32 @@ class Translator:
         Returns none if the bytes of one differ, or if the source has an answer outside of them.
         """
         spans = written_alike(*sides, self._roles)
-        needed = sides[source].assistant_mask.copy()
+        is_target = sides[source].assistant_mask.copy()
         if source == 1:
-            needed &= self.pair.tables[1].lengths[sides[1].ids] > 0
+            is_target &= self.pair.tables[1].lengths[sides[1].ids] > 0
         for both in spans:
-            needed[both[source]] = False
+            is_target[both[source]] = False
             student, teacher = (
                 b"".join(table[i] for i in side.ids[span].tolist())
                 for table, side, span in zip(self.pair.tables, sides, both, strict=True)
             )
             if student != teacher:
                 return []
-        return [] if needed.any() else spans
+        return [] if is_target.any() else spans
 
-    def _other_side(self, back: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
+    def _other_side(self, chat: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
         """Render a recovered conversation with the other side's template and system text.
 
         Also returns the tokens of the system text.
         """
         tokenizer, template = self.pair.tokenizers[side], self.templates[side]
         if not system:
-            return back.render(tokenizer, template), slice(0, 0)
-        own = back.messages[0]["role"] in ("system", "developer")
+            return chat.render(tokenizer, template), slice(0, 0)
+        own = chat.messages[0]["role"] in ("system", "developer")
         first = {"role": "system", "content": system}
-        back = replace(back, messages=[first, *back.messages[own:]])
-        numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
-        other = back.render(tokenizer, template)
+        chat = replace(chat, messages=[first, *chat.messages[own:]])
+        numbers = {i: i - 1 + own for i in range(1, len(chat.messages))}
+        other = chat.render(tokenizer, template)
         whole = other.message_spans[0].whole
         return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 

@@ -37,7 +37,7 @@ FORMATS = (
 _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
-def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
+def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
     """Detect the format from the first line. The second value names `project` as the source.
 
     Raises:
@@ -96,10 +96,10 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
         choices = [x for x in choices if isinstance(x, dict)] if isinstance(choices, list) else []
         choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
         for number, choice in enumerate(choices or [{}]):
-            yield _answer_of_choice(item, choice, number, is_only=len(choices) < 2)
+            yield _choice_answer(item, choice, number, is_only=len(choices) < 2)
 
 
-def _answer_of_choice(
+def _choice_answer(
     value: Mapping[str, Any], choice: Mapping[str, Any], number: int, *, is_only: bool
 ) -> dict[str, Any]:
     """Merge a choice with the fields that all choices of a response share."""
@@ -131,15 +131,15 @@ def _columns(
     answer: Mapping[str, Any], kind: CacheKind, location: LineOffset
 ) -> dict[str, str | None]:
     """Return the other fields as strings, so that all rows have the same schema."""
-    others = {name: value for name, value in answer.items() if name not in FIELDS}
+    other_fields = {name: value for name, value in answer.items() if name not in FIELDS}
     if kind == "sglang":  # its text is the generated text
-        others.pop("text", None)
+        other_fields.pop("text", None)
         if isinstance(answer.get("prompt"), str):
-            others["text"] = answer["prompt"]
+            other_fields["text"] = answer["prompt"]
     try:
         return {
             name: value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
-            for name, value in others.items()
+            for name, value in other_fields.items()
         }
     except RecursionError as error:
         raise cache_error(location, "the fields are nested too deeply", _RETRY_HINT) from error

@@ -34,5 +34,5 @@ def table(documents: Documents, target: StudentSide) -> Any:
         "target_logprobs": logprobs.astype(np.float32),
         "target_mask": is_target.astype(np.int8),
     }
-    made = {name: list_array(topk.bounds, values) for name, values in columns.items()}
-    return pyarrow.table({**documents.columns, **made})
+    lists = {name: list_array(topk.bounds, values) for name, values in columns.items()}
+    return pyarrow.table({**documents.columns, **lists})

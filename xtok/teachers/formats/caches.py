@@ -20,7 +20,7 @@ from xtok.errors import OutputError
 from xtok.predictions.checked import exceeds
 from xtok.predictions.topk import masses, segment_ids
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
-from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
+from xtok.teachers.formats.answers import FORMATS, detect_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
@@ -133,11 +133,11 @@ class Cache:
                 raise cache_error(self.path, problem, "pass the model that made these ids")
         if self.looks_renormalized or (self.renormalized and not self.is_projected):
             sums, problem = masses(topk), "its probabilities sum to {:.4g}"
-            wrong = topk.valid & exceeds(np.abs(sums - 1), 0)
+            is_wrong = topk.valid & exceeds(np.abs(sums - 1), 0)
             reason, hint = "the footer has normalized=topk", _FOOTER_HINT
             if self.looks_renormalized:
                 reason, hint = "the first rows look renormalized", _FIRST_ROWS_HINT
-            _require(rows, wrong, problem, sums, reason, hint)
+            _require(rows, is_wrong, problem, sums, reason, hint)
         return rows
 
     def _number(self, key: str) -> int | None:
@@ -174,10 +174,10 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             form = "Parquet" if is_parquet else "not Parquet"
             raise cache_error(path, f"the file is {form}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
-            detected, about = kind_of_answers(path)
+            detected, about = detect_answers(path)
             return Cache(path=path, kind=kind or detected, about=about)
         schema = ParquetTable(path).schema
-        kind = _kind_of_columns(path, schema.names, kind)
+        kind = _detect_columns(path, schema.names, kind)
         about = {
             key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for key, value in (schema.metadata or {}).items()
@@ -195,7 +195,7 @@ def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None
             raise cache_error(path, problem, "write the cache as this version of xtok does")
 
 
-def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
+def _detect_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise cache_error(path, f"two columns have the name {twice}")

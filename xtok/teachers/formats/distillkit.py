@@ -57,9 +57,9 @@ def read(
         columns.check_lengths([rows], values[0][:1], names)
         assert config is not None  # `open_cache` requires it
         both = [(bounds[1], data) for bounds, data in (packed, values)]
-        matrix, of_matrix = decompressed_rows(both[0], both[1], config, locations[0])
+        matrix, matrix_logprobs = decompressed_rows(both[0], both[1], config, locations[0])
         starts = np.arange(len(matrix) + 1) * matrix.shape[1]
-        ids, logprobs = matrix.ravel(), of_matrix.ravel()
+        ids, logprobs = matrix.ravel(), matrix_logprobs.ravel()
     bounds, token_ids = columns.bounds, columns.token_ids
     lengths = np.diff(bounds)
     predicted = offsets_of(np.maximum(0, lengths - 1))
@@ -130,7 +130,7 @@ def is_plain(names: Sequence[str]) -> bool:
     return {"token_ids", "top_values"} <= {*names}
 
 
-def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
+def read_compression(path: Path, names: Sequence[str]) -> Compression | None:
     """Read the config next to a file. It is optional for plain rows.
 
     Raises:
@@ -245,8 +245,8 @@ class _Bytes:
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         if self.rest.shape[1] < num_bytes:
             raise cache_error(self.location, f"its rows are too short for {CONFIG}", _AGAIN_HINT)
-        taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
-        return taken
+        block, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
+        return block
 
     def check_end(self) -> None:
         if self.rest.shape[1]:

@@ -43,18 +43,18 @@ class Documents(NamedTuple):
         """Return the location of a token, for errors."""
         return locate(index, self.locations, [self.topk.bounds])
 
-    def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
+    def at_tokens(self, is_token: NDArray[np.bool_]) -> Documents:
         """Remove all other tokens, which are padding, bool `[N]`.
 
         A prediction from padding alone is removed as well, because its token becomes the first.
         """
-        if kept.all():
+        if is_token.all():
             return self
-        rows, topk, mask = np.flatnonzero(kept), self.topk, self.loss_mask
-        bounds, before = offsets_of(kept)[topk.bounds], topk.bounds[:-1]
+        rows, topk, mask = np.flatnonzero(is_token), self.topk, self.loss_mask
+        bounds, before = offsets_of(is_token)[topk.bounds], topk.bounds[:-1]
         is_first = np.isin(np.arange(len(rows)), bounds)
-        chosen = np.where(np.isin(rows, before) | ~is_first, rows, -1)
-        cut = take_rows(topk, chosen, topk.token_ids[rows], bounds)
+        source_rows = np.where(np.isin(rows, before) | ~is_first, rows, -1)
+        cut = take_rows(topk, source_rows, topk.token_ids[rows], bounds)
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:

@@ -84,12 +84,12 @@ def ranked_entries(
     row_ids, ids, values = row_ids[is_other], topk.ids[is_other], topk.logprobs[is_other]
     bounds = offsets_of(np.bincount(row_ids, minlength=count))
     column = np.arange(len(row_ids)) - bounds[row_ids]
-    kept = column < top_k
-    cells = row_ids[kept], column[kept] + 1
+    is_kept = column < top_k
+    cells = row_ids[is_kept], column[is_kept] + 1
     all_ids = np.zeros((count, top_k + 1), np.int32)
     logprobs = np.full((count, top_k + 1), np.nan)
     all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob
-    all_ids[cells], logprobs[cells] = ids[kept], values[kept]
+    all_ids[cells], logprobs[cells] = ids[is_kept], values[is_kept]
     _fill_short_rows(all_ids, logprobs, 1 + np.diff(bounds), _other_logprobs(topk, vocab_size))
     ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
     sizes = np.minimum(requested + (ranks > requested), top_k + 1)
@@ -102,8 +102,8 @@ def ranked_entries(
 def _other_logprobs(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
     rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # NaN in a row without candidates
-    left = np.maximum(1, vocab_size - np.diff(topk.starts))
-    return np.asarray(np.log(np.maximum(rest, MIN_REST) / left))
+    num_left = np.maximum(1, vocab_size - np.diff(topk.starts))
+    return np.asarray(np.log(np.maximum(rest, MIN_REST) / num_left))
 
 
 def _fill_short_rows(
@@ -122,16 +122,16 @@ def _fill_short_rows(
         logprobs[row, size:] = min(other_logprobs[row], last)
 
 
-def logprobs_of_ids(
+def lookup_logprobs(
     scores: RankedTopK, chosen: Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[float]]:
     """Return the log-probabilities of the chosen ids of each row."""
-    topk, of_others = scores.topk, _other_logprobs(scores.topk, vocab_size).tolist()
+    topk, other_logprobs = scores.topk, _other_logprobs(scores.topk, vocab_size).tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     ids, logprobs = topk.ids.tolist(), topk.logprobs.tolist()
     rows = []
     for n, (start, end) in enumerate(pairwise(topk.starts.tolist())):
-        logprob_of = dict(zip(ids[start:end], logprobs[start:end], strict=True))
-        logprob_of[tokens[n]] = realized[n]
-        rows.append([logprob_of.get(i, of_others[n]) for i in chosen[n]])
+        by_id = dict(zip(ids[start:end], logprobs[start:end], strict=True))
+        by_id[tokens[n]] = realized[n]
+        rows.append([by_id.get(i, other_logprobs[n]) for i in chosen[n]])
     return rows

@@ -37,8 +37,8 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
     try:
         owns = meta["input_token_logprobs"]
         tops = meta.get("input_top_logprobs") or _unflattened(meta)
-        rows = [_row(own, top) for own, top in zip(owns, tops, strict=True)]
-        tokens, of_tokens = [own[1] for own in owns], [own[0] for own in owns]
+        rows = [_row(entry, top) for entry, top in zip(owns, tops, strict=True)]
+        tokens, logprobs = [entry[1] for entry in owns], [entry[0] for entry in owns]
     except MALFORMED as error:
         names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
         problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout"
@@ -47,13 +47,13 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
     if isinstance(size, int) and size > len(tokens):
         problem = f"contains only the last {len(tokens)} of {size} prompt tokens"
         raise cache_error(location, problem, _HINT)
-    return json_document(tokens, rows, location, _HINT, of_tokens)
+    return json_document(tokens, rows, location, _HINT, logprobs)
 
 
-def _row(own: Any, top: Any) -> JsonRow:
+def _row(entry: Any, top: Any) -> JsonRow:
     """Return the candidates of a token; the token itself is last unless it is among them."""
     row = [(i, logprob) for logprob, i, *_ in top or ()]
-    return [*row, (own[1], own[0])] if row and own[1] not in dict(row) else row
+    return [*row, (entry[1], entry[0])] if row and entry[1] not in dict(row) else row
 
 
 _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
@@ -102,14 +102,14 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     if any(content.count(name) != 1 for name in _ONCE):  # a key occurs twice
         parse_json(content)
     owns, tops = meta.input_token_logprobs, meta.input_top_logprobs
-    if [own[1] for own in owns] != [*ids]:
+    if [entry[1] for entry in owns] != [*ids]:
         raise ValueError("the response is for other ids")
     if len(tops) != len(ids):
         raise ValueError(f"{len(tops)} rows for {len(ids)} ids")
-    rows = [_row(own, top) for own, top in zip(owns, tops, strict=True)]
+    rows = [_row(entry, top) for entry, top in zip(owns, tops, strict=True)]
     each = zip(ids, rows, strict=True)
     ranks = [[t for t, _ in row].index(i) + 1 if row else 0 for i, row in each]
-    return ranked_topk(ids, rows, ranks, _HINT, [own[0] for own in owns])
+    return ranked_topk(ids, rows, ranks, _HINT, [entry[0] for entry in owns])
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:

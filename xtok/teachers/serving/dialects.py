@@ -16,7 +16,7 @@ import numpy as np
 from xtok._lib.parsing import parse_json
 from xtok.config import MAX_ENTRIES
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.ranked import RankedTopK, logprobs_of_ids
+from xtok.teachers.formats.ranked import RankedTopK, lookup_logprobs
 from xtok.tokenizers.display import shorten
 from xtok.tokenizers.table import Vocabulary
 
@@ -98,8 +98,8 @@ def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = ""
         elif name in request.__struct_fields__ or not value or (value == 1 and name in _COUNTS):
             continue
         elif name in _REFUSED:
-            shown = f"{prefix}{name}: {shorten(json.dumps(value))}"
-            raise BadRequest(f"{shown}, but this server {_REFUSED[name]}")
+            example = f"{prefix}{name}: {shorten(json.dumps(value))}"
+            raise BadRequest(f"{example}, but this server {_REFUSED[name]}")
         else:
             names.append(shorten(prefix + name))
     return names
@@ -120,7 +120,7 @@ class _PromptRequest(Common):
 
 def completions(body: bytes) -> ScoringRequest:
     """Read `POST /v1/completions`."""
-    request, unread = _read(body, _PromptRequest)
+    request, unread = _read_body(body, _PromptRequest)
     if not isinstance(request.prompt, list) or not request.prompt:
         raise BadRequest("prompt: expected a list of token ids, or a list of such lists")
     sequences, _ = _split(request.prompt, "prompt")
@@ -159,11 +159,11 @@ class _TokensRequest(Common, kw_only=True):
 
 def inference(body: bytes) -> ScoringRequest:
     """Read `POST /inference/v1/generate`."""
-    request, unread = _read(body, _TokensRequest)
+    request, unread = _read_body(body, _TokensRequest)
     sampling, ids = request.sampling_params, request.token_ids
     top_k, chosen = sampling.prompt_logprobs, list[list[int]]()
     if sampling.prompt_logprob_token_ids is not None:
-        top_k, chosen = top_k or 0, _chosen_of_positions(sampling, len(ids))
+        top_k, chosen = top_k or 0, _position_ids(sampling, len(ids))
     size = _checked_top_k(top_k)
 
     def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
@@ -185,7 +185,7 @@ def inference(body: bytes) -> ScoringRequest:
     return ScoringRequest([ids], size, write, request, unread, sampling.temperature, any(chosen))
 
 
-def _chosen_of_positions(sampling: _Sampling, count: int) -> list[list[int]]:
+def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
     """Return the chosen ids of each token; empty before the start."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
@@ -219,7 +219,7 @@ def _chosen_logprobs(
     outside = [i for row in chosen for i in row if not lowest <= i < student.vocab_size]
     if outside:
         raise BadRequest(outside_vocabulary("chosen id", outside[0], student))
-    return logprobs_of_ids(ranked, chosen, student.vocab_size)
+    return lookup_logprobs(ranked, chosen, student.vocab_size)
 
 
 # SGLang
@@ -247,7 +247,7 @@ def generate_request(body: bytes) -> ScoringRequest:
         return _demo(body)
     if "input_ids" not in keys:
         raise BadRequest("input_ids: expected a list of token ids, or a list of such lists")
-    request, unread = _read(body, _GenerateRequest)
+    request, unread = _read_body(body, _GenerateRequest)
     sequences, is_one = _split(request.input_ids, "input_ids")
     if not request.return_logprob:
         raise BadRequest("return_logprob: expected true, because this server only scores")
@@ -321,7 +321,7 @@ def _triples(logprobs: Sequence[float], ids: Sequence[int]) -> list[list[Any]]:
 
 def _demo(body: bytes) -> ScoringRequest:
     """Read a request for vLLM's demo server, as from atropos. Its rows contain plain numbers."""
-    request, unread = _read(body, _PromptRequest)
+    request, unread = _read_body(body, _PromptRequest)
     if not isinstance(request.prompt, _DemoPrompt):
         raise BadRequest("prompt: expected {'prompt_token_ids': [...]}")
     top_k = _checked_top_k(request.prompt_logprobs)
@@ -352,7 +352,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"{field}: {message}" if field else message) from problem
 
 
-def _read(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
+def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
     """Return a request and its ignored fields. Refuses a key that occurs twice."""
     request = _decoded(body, kind)
     try:

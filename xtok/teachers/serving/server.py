@@ -83,8 +83,8 @@ def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: i
     the scores are unchanged, except that ids beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
-        cut = cut_to_width(answer.topk, translator.pair.student.vocab_size)
-        return answer if cut is answer.topk else ranked(cut)
+        topk = cut_to_width(answer.topk, translator.pair.student.vocab_size)
+        return answer if topk is answer.topk else ranked(topk)
     return ranked(translator.project_whole(text, answer.topk, top_k))
 
 
@@ -226,7 +226,7 @@ class Proxy:
         for ids in sequences:
             self._check_ids(ids)
             try:
-                text = self.translator.of_student(ids, system)
+                text = self.translator.from_student_ids(ids, system)
             except XtokError as error:
                 raise BadRequest(str(error)) from error
             self.metrics.sequences.labels(str(text.mask is not None).lower()).inc()

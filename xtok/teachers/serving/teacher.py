@@ -145,14 +145,14 @@ class TeacherServer:
         response = await self.connection.send("POST", "/tokenize", json=body)
         value = json_of(response) if response.is_success else None
         if not isinstance(value, dict) or not isinstance(value.get("tokens"), list):
-            return await self._difference_of_texts(tokenizer, ids)
+            return await self._text_difference(tokenizer, ids)
         if self.max_model_len is None and isinstance(value.get("max_model_len"), int):
             self.max_model_len = value["max_model_len"]
         if value["tokens"] == ids:
             return ""
         return f"it splits a text into {len(value['tokens'])} other tokens, not these {len(ids)}"
 
-    async def _difference_of_texts(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
+    async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
         """Compare the texts of tokens in a response, for a server without /tokenize."""
         request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
 
@@ -248,14 +248,14 @@ class TeacherServer:
         raise TeacherError(f"it responds neither as vLLM nor as SGLang: {problem}")
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
-        wanted = DEFAULT_CANDIDATES if candidates is None else candidates
-        allowed = await self.detect(wanted)
-        self.candidates = min(wanted, allowed)
-        if allowed >= min(wanted, len(self.tokenizer.table)):
+        num_wanted = DEFAULT_CANDIDATES if candidates is None else candidates
+        allowed = await self.detect(num_wanted)
+        self.candidates = min(num_wanted, allowed)
+        if allowed >= min(num_wanted, len(self.tokenizer.table)):
             return
         if allowed < MIN_CANDIDATES or candidates is not None:
-            hint = self.format.MORE.format(max(wanted, DEFAULT_CANDIDATES))
-            raise XtokError(f"{self._returns(allowed)}, expected {wanted}", hint=hint)
+            hint = self.format.MORE.format(max(num_wanted, DEFAULT_CANDIDATES))
+            raise XtokError(f"{self._returns(allowed)}, expected {num_wanted}", hint=hint)
         note(f"{self._returns(allowed)}; for more: {self.format.MORE.format(DEFAULT_CANDIDATES)}")
 
     def _returns(self, candidates: int) -> str:
