@@ -64,7 +64,7 @@ def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) ->
     return library
 
 
-def of_trl() -> list[Path]:
+def trl_templates() -> list[Path]:
     """The templates that TRL brings; none without it."""
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()

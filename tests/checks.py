@@ -74,24 +74,24 @@ def identity(projection: ProjectionMap) -> None:
     assert (projection.weights == 1).all()
 
 
-def works(done: Done) -> Done:
-    assert done.returncode == 0, done.stderr
-    return done
+def works(result: Done) -> Done:
+    assert result.returncode == 0, result.stderr
+    return result
 
 
-def fails(done: Done, message: str, hint: str = "") -> None:
-    lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert lines[-2].startswith("error: "), done.stderr
+def fails(result: Done, message: str, hint: str = "") -> None:
+    lines = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (1, ""), result.stderr
+    assert lines[-2].startswith("error: "), result.stderr
     assert message in lines[-2]
     assert lines[-1].startswith("hint: ")
     assert hint in lines[-1]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
 
 
-def printed_json(done: Done) -> Any:
+def printed_json(result: Done) -> Any:
     """Return the object that a command prints with `--json`."""
-    return json.loads(works(done).stdout)
+    return json.loads(works(result).stdout)
 
 
 def fits_80_columns(text: str) -> bool:
@@ -105,10 +105,12 @@ def is_printable(text: str) -> bool:
 
 def usage_error(*args: str) -> str:
     """Return the stderr of a wrong command line on a wide terminal."""
-    done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert re.fullmatch(r"(note: .*\n)*error: .+\nhint: run xtok( [a-z-]+)? --help\n", done.stderr)
-    return done.stderr
+    result = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"(note: .*\n)*error: .+\nhint: run xtok( [a-z-]+)? --help\n", result.stderr
+    )
+    return result.stderr
 
 
 KILLED = """
@@ -161,7 +163,7 @@ def one_core() -> Iterator[None]:
 
 
 @contextmanager
-def folder_of_nobody(mode: int) -> Iterator[Path]:
+def unreadable_folder(mode: int) -> Iterator[Path]:
     """A folder with this mode, in which this process is not root until the end."""
     folder, user = Path(tempfile.mkdtemp(prefix="xtok-")), os.geteuid()
     folder.chmod(mode)

@@ -14,8 +14,8 @@ def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.Compl
     """Run a program of Python in a process of its own."""
     command = [sys.executable, "-c", code, *map(str, args)]
     settings = {"capture_output": True, "text": True, "check": False, **options}
-    done: subprocess.CompletedProcess[str] = subprocess.run(command, **settings)
-    return done
+    result: subprocess.CompletedProcess[str] = subprocess.run(command, **settings)
+    return result
 
 
 def two_files(small: Path) -> list[str]:

@@ -16,7 +16,7 @@ from xtok.tokenizers import Tokenizer
 Row = dict[int, float]
 
 
-def rows_of_map(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
+def map_rows(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
     """Return the non-empty rows as lists of (teacher id, weight) in the map's order."""
     rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for s, t, w in zip(*(array.tolist() for array in projection.edges), strict=True):
@@ -122,10 +122,10 @@ def projected_logprobs(
         if student_logprobs is not None and any(student_logprobs[i] for i in ours):
             weights = [-student_logprobs[i] for i in ours]
         unit = 2.0 ** max(math.frexp(total)[1] - 24, -149)
-        done, ends = 0.0, []
+        result, ends = 0.0, []
         for weight in weights:
-            done += weight
-            ends.append(done)
+            result += weight
+            ends.append(result)
         before = 0
         for i, end in zip(ours, ends, strict=True):
             now = round(total / unit * (end / ends[-1]))

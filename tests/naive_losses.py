@@ -163,11 +163,11 @@ Spelled = list[list[int]]
 
 def completions(spellings: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
     """The tokens that are spelled by a prefix and a piece, and their pieces, the lowest token."""
-    token_of_piece: dict[int, int] = {}
+    tokens_by_piece: dict[int, int] = {}
     for token, pieces in enumerate(spellings):
         if len(pieces) == len(prefix) + 1 and pieces[:-1] == prefix:
-            token_of_piece.setdefault(pieces[-1], token)
-    return [(token, piece) for piece, token in token_of_piece.items()]
+            tokens_by_piece.setdefault(pieces[-1], token)
+    return [(token, piece) for piece, token in tokens_by_piece.items()]
 
 
 def with_rest(events: Tensor) -> Tensor:

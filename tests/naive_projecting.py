@@ -92,7 +92,7 @@ def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None
     )  # fmt: skip
 
 
-def rows_of_topk(predictions: TopK) -> list[dict[int, float]]:
+def topk_rows(predictions: TopK) -> list[dict[int, float]]:
     """Each row's candidates and their probabilities."""
     rows = []
     for a, b in pairwise(predictions.starts):

@@ -120,10 +120,10 @@ def write_distillkit(
     if compressed:
         bits = math.ceil(math.log2(d))
         table["bytepacked_indices"] = [
-            [packed([f"{i:0{bits}b}" for i in row]) for row in of_row] for of_row in ids
+            [packed([f"{i:0{bits}b}" for i in row]) for row in row_values] for row_values in ids
         ]
         table["compressed_logprobs"] = [
-            [list(np.array(row, "<f4").tobytes()) for row in of_row] for of_row in logprobs
+            [list(np.array(row, "<f4").tobytes()) for row in row_values] for row_values in logprobs
         ]
         path.with_name("compression_config.yaml").write_text(config_for(d, k))
     else:

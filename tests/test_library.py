@@ -42,10 +42,10 @@ def test_doctor_accepts_a_model_or_a_pair(small: Path) -> None:
     assert [side.model_id for side in xtok.doctor("bytes").tokenizers] == ["bytes"]
     assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
     assert xtok.doctor(xtok.load_tokenizer("bytes")) == xtok.doctor("bytes")
-    of_two = xtok.doctor("bytes", model)
-    assert [side.model_id for side in of_two.tokenizers] == ["bytes", "small.model"]
-    assert of_two.advice is not None
-    assert of_two.advice.commands[0] == ("xtok", "events", "bytes", str(model))
+    pair_diagnosis = xtok.doctor("bytes", model)
+    assert [side.model_id for side in pair_diagnosis.tokenizers] == ["bytes", "small.model"]
+    assert pair_diagnosis.advice is not None
+    assert pair_diagnosis.advice.commands[0] == ("xtok", "events", "bytes", str(model))
 
 
 # A map: its path, or the map itself
@@ -87,14 +87,14 @@ def test_convert_accepts_a_map_or_a_path(
 
 def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: Path) -> None:
     assert xtok.compare(path, projection).rows_that_differ == 0
-    of_bytes, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
+    bytes_path, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
     text.write_text("201 ab, 20", encoding="utf-8")
     bytes_map, pair = xtok.build("bytes", "bytes"), xtok.load_pair("bytes", "bytes")
-    bytes_map.save(of_bytes)
-    evaluation = xtok.evaluate(pair, of_bytes, [text])
-    assert [m.name for m in evaluation.measures] == [of_bytes]
-    two = xtok.evaluate(pair, [of_bytes, bytes_map], [text])
-    assert [m.name for m in two.measures] == [of_bytes, "map 2"]
+    bytes_map.save(bytes_path)
+    evaluation = xtok.evaluate(pair, bytes_path, [text])
+    assert [m.name for m in evaluation.measures] == [bytes_path]
+    two = xtok.evaluate(pair, [bytes_path, bytes_map], [text])
+    assert [m.name for m in two.measures] == [bytes_path, "map 2"]
     assert {m.coverage for m in two.measures} == {1.0}
 
 

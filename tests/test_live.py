@@ -89,10 +89,10 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
     pair = xtok.load_pair(str(small / "small-byte-level"), teacher)
     back_map = xtok.build(pair.reversed, config=BACK_MAP)
     stored, output = tmp_path / "teacher.jsonl", tmp_path / "student.parquet"
-    done = xtok.project(stored, pair, output, back_map=back_map)
-    assert (done.documents, done.first_tokens) == (2, 2)
-    assert done.targets > 0
-    assert pyarrow.parquet.read_metadata(done.paths[0]).num_rows == 2
+    result = xtok.project(stored, pair, output, back_map=back_map)
+    assert (result.documents, result.first_tokens) == (2, 2)
+    assert result.targets > 0
+    assert pyarrow.parquet.read_metadata(result.paths[0]).num_rows == 2
 
 
 def test_errors_at_startup_of_the_teachers_server(tmp_path: Path) -> None:

@@ -46,11 +46,11 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
         module.write_text(f"raise RuntimeError('{commit} has moved on')\n", encoding="utf-8")
         words += ["--distillkit", f"{tmp_path / commit}@{commit}"]
     command = [sys.executable, "-W", "ignore", str(PEERS), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 3
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 3
     for commit in ("0f17ee0", "a84de17"):
-        assert f"commit {commit} (as stated; no git checkout)" in done.stdout
-        assert f"RuntimeError: {commit} has moved on" in done.stdout
+        assert f"commit {commit} (as stated; no git checkout)" in result.stdout
+        assert f"RuntimeError: {commit} has moved on" in result.stdout
 
 
 def test_a_note_that_several_tables_have_is_said_once() -> None:

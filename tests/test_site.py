@@ -40,8 +40,8 @@ def build(tree: Path, site: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = build(ROOT, folder)
-    assert done.returncode == 0, done.stdout
+    result = build(ROOT, folder)
+    assert result.returncode == 0, result.stdout
     return folder
 
 
@@ -108,7 +108,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, broken: str, about: list[st
         shutil.copy(ROOT / name, tree)
     with (tree / "docs" / "guides" / "choosing.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{broken}\n")
-    done = build(tree, tmp_path / "site")
-    assert done.returncode == 1
+    result = build(tree, tmp_path / "site")
+    assert result.returncode == 1
     for name in about:
-        assert name in done.stdout
+        assert name in result.stdout

@@ -100,8 +100,8 @@ def test_every_student_is_trained_once(
     assert "| 0.000 | 0.000 to 0.000 |" in against
     single = dict(results)[runs[0]]
     assert single["steps"] == [0, 1, 2, 3, 4]
-    [of_held] = study_data.rows_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
-    held, before = of_held["text"], of_held["teacher_context"]
+    [held_rows] = study_data.rows_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    held, before = held_rows["text"], held_rows["teacher_context"]
     document = (TEXTS / "french.txt").read_text(encoding="utf-8")
     assert len(before) > 300
     assert (before + held)[-len(held) - 300 :] in document
@@ -229,8 +229,10 @@ def test_exchanged_events_have_the_same_sizes(back: Pair) -> None:
     worse = study_data.exchanged(event_map)
     worse.check()
     assert np.array_equal(worse.student_event, event_map.student_event)
-    sizes, of_worse = (np.sort(np.bincount(x.teacher_event)).tolist() for x in (event_map, worse))
-    assert sizes == of_worse
+    sizes, worse_sizes = (
+        np.sort(np.bincount(x.teacher_event)).tolist() for x in (event_map, worse)
+    )
+    assert sizes == worse_sizes
     assert (worse.teacher_event != event_map.teacher_event).mean() > 0.5
 
 
@@ -243,15 +245,15 @@ def test_chunks_of_whole_words_begin_with_a_space(models: list[str], back: Pair)
         study_data.Run("healing", "ce", "none", 1.0, 1.0, 0, 1e-3),
     )
     words = teacher.of_words(batch)["shifted"]
-    words_of_rows = []
+    row_words = []
     for row, ids in enumerate(batch["targets"]):
         chunks = words.student_chunk_id[row]
         valid = words.pair_valid[row].nonzero()[:, 0].tolist()
-        words_of_rows.append([b"".join(back.tables[0][i] for i in ids[chunks == k].tolist())
+        row_words.append([b"".join(back.tables[0][i] for i in ids[chunks == k].tolist())
                       for k in valid])  # fmt: skip
         same = side["shifted"]
         assert torch.equal(chunks >= 0, same.student_chunk_id[row] >= 0)
-    assert words_of_rows == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
+    assert row_words == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
 
 
 def test_strict_chunks_have_a_single_token_on_both_sides(back: Pair) -> None:

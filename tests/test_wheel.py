@@ -53,8 +53,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("xtok", "tests"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
 
@@ -134,8 +134,8 @@ def test_the_tree_is_not_imported(installed: Path, programs: Forks, tmp_path: Pa
         "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'xtok']\n"
         "print(json.dumps([sys.path, files, importlib.metadata.version('xtok')]))"
     )
-    done = works(programs.run(["-c", code], tmp_path, program="python"))
-    path, files, version = json.loads(done.stdout.splitlines()[-1])
+    result = works(programs.run(["-c", code], tmp_path, program="python"))
+    path, files, version = json.loads(result.stdout.splitlines()[-1])
     assert str(ROOT) not in path
     assert len(files) > 40
     assert [file for file in files if not Path(file).is_relative_to(installed)] == []
@@ -157,9 +157,9 @@ def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> No
     (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
-        done = programs.run([name, *WORK[name]], tmp_path)
-        if done.returncode:
-            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stderr}")
+        result = programs.run([name, *WORK[name]], tmp_path)
+        if result.returncode:
+            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{result.stderr}")
     assert not failed, "\n".join(failed)
     outputs = {p.name for p in tmp_path.glob("*.*")}
     assert {args[-1] for args in WORK.values() if "-o" in args} <= outputs

@@ -63,7 +63,8 @@ def losses_of(
     outputs, sides = run(student, batch, heads[0]), batch["teachers"]
     with torch.no_grad():
         theirs: list[Any] = [
-            logits_of(*of_teacher) for of_teacher in zip(teachers, sides, heads[1:], strict=True)
+            logits_of(*teacher_inputs)
+            for teacher_inputs in zip(teachers, sides, heads[1:], strict=True)
         ]
     if how == "averaged-logits":
         theirs = [averaged_logits(theirs, objective.teacher_weights or [1.0] * len(theirs))]
@@ -171,8 +172,8 @@ def heads_of(
     Also compares some samples with the models' own libraries.
     """
     batch = prepare(collate(samples), options.device)
-    student, *of_teachers = objective.takes_hidden
-    takes = [student, *(takes and options.teachers == "sum" for takes in of_teachers)]
+    student, *per_teacher = objective.takes_hidden
+    takes = [student, *(takes and options.teachers == "sum" for takes in per_teacher)]
     wanted = False if options.logits else None
     with autocast(options):
         heads, notes = find_heads(models, [batch, *batch["teachers"]], takes, wanted)

@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_IMODE
 
 import pytest
-from checks import folder_of_nobody
+from checks import unreadable_folder
 
 from xtok._lib.io import (
     cache_folder,
@@ -61,7 +61,7 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
     owner: tuple[int, int],
 ) -> None:
     """Before any work, and where it changes meanwhile, when it is written."""
-    with folder_of_nobody(0o777) as folder:
+    with unreadable_folder(0o777) as folder:
         path = folder / "a.txt"
         os.seteuid(0)
         path.write_bytes(b"before")

@@ -30,13 +30,13 @@ def archive(kind: str) -> bytes:
     """Return an archive with the text as a file in it."""
     file = io.BytesIO()
     if kind == "zip":
-        with zipfile.ZipFile(file, "w") as of_zip:
-            of_zip.writestr("a.txt", TEXT)
+        with zipfile.ZipFile(file, "w") as zip_file:
+            zip_file.writestr("a.txt", TEXT)
     else:
-        with tarfile.open(fileobj=file, mode="w") as of_tar:
+        with tarfile.open(fileobj=file, mode="w") as tar_file:
             about = tarfile.TarInfo("a.txt")
             about.size = len(TEXT)
-            of_tar.addfile(about, io.BytesIO(TEXT))
+            tar_file.addfile(about, io.BytesIO(TEXT))
     return file.getvalue()
 
 

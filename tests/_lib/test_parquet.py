@@ -144,8 +144,8 @@ def test_no_byte_of_a_footer_or_page_raises_another_error(tmp_path: Path) -> Non
     path = tmp_path / "a.parquet"
     table_of(path, a=[["b"], ["c", "d"]], b=[1, 2])
     whole = path.read_bytes()
-    done = run_python(FLIPS, path)
-    assert done.stdout == f"{len(whole) - 8}", done.stderr
+    result = run_python(FLIPS, path)
+    assert result.stdout == f"{len(whole) - 8}", result.stderr
 
 
 FLIPS = """

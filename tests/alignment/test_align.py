@@ -130,8 +130,8 @@ def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
 
 def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe a\x00")
-    done = works(cli("align", *two_files(small), "--file", "bytes"))
-    assert r"\xff│\xfe" in done.stdout
+    result = works(cli("align", *two_files(small), "--file", "bytes"))
+    assert r"\xff│\xfe" in result.stdout
 
 
 def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def aligner(aligners: Aligners) -> TokenAligner:
 Spell = Callable[..., list[int]]
 
 
-def ids_of_parts(tokenizer: Tokenizer, *parts: str) -> list[int]:
+def parts_ids(tokenizer: Tokenizer, *parts: str) -> list[int]:
     """Segment text; a part that names a control token is that token."""
     names = {n: i for i, n in tokenizer.table.control_names.items()}
     ids: list[int] = []
@@ -71,13 +71,13 @@ def ids_of_parts(tokenizer: Tokenizer, *parts: str) -> list[int]:
 @pytest.fixture(scope="module")
 def ours(byte_level: Tokenizer) -> Spell:
     """Spell in the student's tokens."""
-    return partial(ids_of_parts, byte_level)
+    return partial(parts_ids, byte_level)
 
 
 @pytest.fixture(scope="module")
 def theirs(sentencepiece: Tokenizer) -> Spell:
     """Spell in the teacher's."""
-    return partial(ids_of_parts, sentencepiece)
+    return partial(parts_ids, sentencepiece)
 
 
 # Exact by bytes
@@ -99,11 +99,11 @@ def test_random_tokens_of_the_same_bytes(aligners: Aligners, data: st.DataObject
     s = data.draw(st.lists(st.sampled_from(rows.text_ids.tolist()), max_size=30))
     # Any spelling of the same bytes, partial UTF-8 included; not only the tokenizer's own.
     rest = b"".join(rows[i] for i in s)
-    of_bytes = aligner.teacher.table.canonical_ids()
+    ids_by_bytes = aligner.teacher.table.canonical_ids()
     t = []
     while rest:
-        n = data.draw(st.sampled_from([n for n in range(1, 12) if rest[:n] in of_bytes]))
-        t.append(of_bytes[rest[:n]])
+        n = data.draw(st.sampled_from([n for n in range(1, 12) if rest[:n] in ids_by_bytes]))
+        t.append(ids_by_bytes[rest[:n]])
         rest = rest[n:]
     same_bytes(aligner, s, t)
 
@@ -215,9 +215,9 @@ def test_truncation_leaves_a_tail_unaligned(
     s, t = ours(TEXT * 4), theirs(TEXT * 4)
     whole = chunks_of(aligner, s, t)
     for cut in (1, 5, len(t) // 2, len(t) - 1):
-        of_prefix = chunks_of(aligner, s, t[:cut])
-        assert of_prefix == whole[: len(of_prefix)]
-        assert whole[len(of_prefix)][1][-1] >= cut  # the next chunk reaches behind the cut
+        prefix_chunks = chunks_of(aligner, s, t[:cut])
+        assert prefix_chunks == whole[: len(prefix_chunks)]
+        assert whole[len(prefix_chunks)][1][-1] >= cut  # the next chunk reaches behind the cut
 
 
 def test_a_passage_missing_from_a_side_excludes_only_itself(
@@ -235,7 +235,7 @@ def test_a_passage_missing_from_a_side_excludes_only_itself(
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
     pair: Pair, ours: Spell, digits: Tokenizer
 ) -> None:
-    s, t = ours("x", "201", "y"), ids_of_parts(digits, "z", "201", "w")
+    s, t = ours("x", "201", "y"), parts_ids(digits, "z", "201", "w")
     three, two = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (3, 2))
     assert three == [("x", "z", False), ("2|0|1", "201", True), ("y", "w", False)]
     # Groups of at most two tokens do not match, and the rest is too long for one chunk.
@@ -260,7 +260,7 @@ def test_chunks_are_the_same_before_and_after_the_first_600_tokens(
 
 
 def test_groups_may_be_longer_than_the_text(pair: Pair, ours: Spell, digits: Tokenizer) -> None:
-    s, t = ours("x", "201", "y"), ids_of_parts(digits, "z", "201", "w")
+    s, t = ours("x", "201", "y"), parts_ids(digits, "z", "201", "w")
     some, most = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (len(s + t), 64))
     assert some == most
 

@@ -213,8 +213,8 @@ def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> 
 def test_additional_messages_of_the_teacher_are_not_aligned(
     aligner: TokenAligner, pair: Pair
 ) -> None:
-    of_teacher = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
-    chat = chat_record({"messages": CHAT, "teacher_messages": of_teacher}, "line 1")
+    teacher_messages = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
+    chat = chat_record({"messages": CHAT, "teacher_messages": teacher_messages}, "line 1")
     templates = ChatTemplates(student_template=TURNS, teacher_template=TURNS)
     chat_alignment = align_chat(aligner, pair, chat, templates)
     assert "201 steps." in chat_alignment.teacher.text

@@ -79,14 +79,14 @@ def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return first, lacking(folder / "other", "unknown", "ß\n")
 
 
-of_library = cache(Rust.from_file)
+load_rust = cache(Rust.from_file)
 
 
 def spans(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
     """Where tokens are in the text's bytes, by the library."""
     if tokenizer.vocabulary.model_id == "bytes":
         return [(i, i + 1) for i in range(len(text.encode()))]
-    library = of_library(f"{tokenizer.location}/tokenizer.json")
+    library = load_rust(f"{tokenizer.location}/tokenizer.json")
     offsets = library.encode(text, add_special_tokens=False).offsets
     return [(len(text[:a].encode()), len(text[:b].encode())) for a, b in offsets]
 
@@ -104,7 +104,7 @@ def check_chunks(
             if number >= 0:
                 members[number].append(at)
                 assert tokenizer.table[token]
-        stretches.append([stretch(text.encode(), of_chunk) for of_chunk in members])
+        stretches.append([stretch(text.encode(), chunk_tokens) for chunk_tokens in members])
     assert stretches[0] == stretches[1], text
     return count
 

@@ -88,7 +88,7 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
 
 def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer) -> None:
     texts = b"The lamp wa", b"s lit"
-    (prompt, answer), apart, of_ranks = (
+    (prompt, answer), apart, ranks_ids = (
         [*map(side.segment, texts)] for side in (byte_level, sentencepiece, ranks)
     )
     [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
@@ -97,7 +97,7 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
     assert retokenizer.sequence([bos, *prompt], answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence() == [begin]
     without = Retokenizer(xtok.load_pair(byte_level, ranks))  # a family that has no bos
-    assert without.sequence(prompt, answer) == [*chain(*of_ranks)]
+    assert without.sequence(prompt, answer) == [*chain(*ranks_ids)]
 
 
 def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
@@ -221,8 +221,8 @@ def test_each_turn_is_aligned_separately(digits: Tokenizer, composing: Tokenizer
     collator = DistillationCollator(digits, composing, bos=False)
     [side] = collator.from_student_ids(ids, torch.ones_like(ids), labels)["teachers"]
     alignment, turns = side["alignment"], []
-    for of_side, chunk in ((labels[0], "student"), (side["labels"][0], "teacher")):
-        is_target = of_side >= 0
+    for side_labels, chunk in ((labels[0], "student"), (side["labels"][0], "teacher")):
+        is_target = side_labels >= 0
         turn = torch.cumsum(is_target & ~is_target.roll(1), 0)
         chunks = getattr(alignment, f"{chunk}_chunk_id")[0]
         turns.append([turn[chunks == n].unique().tolist() for n in range(alignment.num_chunks)])

@@ -58,7 +58,7 @@ def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
 
 
 def weight(projection: ProjectionMap, s: int, t: int) -> float:
-    return dict(naive.rows_of_map(projection)[s]).get(t, 0.0)
+    return dict(naive.map_rows(projection)[s]).get(t, 0.0)
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
@@ -83,22 +83,22 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
     monkeypatch.setattr("xtok.building.counted.choose_alpha", lambda *_: 1e-6)
     m = counted_map(pair, [path], counting(target="chunk"), base)
-    of_twenty = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
+    weights_20 = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
     # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
-    assert of_twenty == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
+    assert weights_20 == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
 
 
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
     projection = counted_map(pair, [path], counting(top_k=3), base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
-    weights = Counter({t: 4 * w for t, w in naive.rows_of_map(base)[two]})
+    weights = Counter({t: 4 * w for t, w in naive.map_rows(base)[two]})
     for name in (b"201", b"20", b"20"):
         weights[token(pair.tokenizers[1], name)] += 1
     expected = naive.heaviest(naive.normalized(dict(weights)), 3)
-    assert dict(naive.rows_of_map(projection)[two]) == pytest.approx(expected, abs=1e-7)
-    cut = naive.heaviest(dict(naive.rows_of_map(base)[e]), 3)
-    assert dict(naive.rows_of_map(projection)[e]) == pytest.approx(cut, abs=1e-7)
+    assert dict(naive.map_rows(projection)[two]) == pytest.approx(expected, abs=1e-7)
+    cut = naive.heaviest(dict(naive.map_rows(base)[e]), 3)
+    assert dict(naive.map_rows(projection)[e]) == pytest.approx(cut, abs=1e-7)
     assert (projection.row_kind[two], projection.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
     assert projection.top_k == 3
     last = projection.history[-1]
@@ -124,8 +124,8 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
     loose = counted_map(pair, [corpus], counting(), base)
     exact = counted_map(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
-    assert len(naive.rows_of_map(loose)[s]) > 1
-    assert naive.rows_of_map(exact)[s] == [(t, 1.0)]
+    assert len(naive.map_rows(loose)[s]) > 1
+    assert naive.map_rows(exact)[s] == [(t, 1.0)]
     assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
@@ -154,19 +154,19 @@ def test_ignored_ids_are_not_counted(
 
 
 @pytest.mark.parametrize("special_tokens", ["roles", "fuzzy", "off"])
-@pytest.mark.parametrize("of_initial", ["roles", "fuzzy", "off"])
+@pytest.mark.parametrize("initial_special", ["roles", "fuzzy", "off"])
 def test_options_of_an_initial_map_apply_where_the_config_has_defaults(
-    pair: Pair, corpus: Path, special_tokens: SpecialTokens, of_initial: SpecialTokens
+    pair: Pair, corpus: Path, special_tokens: SpecialTokens, initial_special: SpecialTokens
 ) -> None:
     """The recipe and the history record them, so later stages match in the same way."""
     (s, _), (_, t) = ids(pair, b"2", b"2"), ids(pair, b"e", b"e")
     initial_config = replace(
-        NO_SLOT, special_tokens=of_initial, canonicalization="relaxed", token_form="text",
+        NO_SLOT, special_tokens=initial_special, canonicalization="relaxed", token_form="text",
         ignore_student_ids=(s,), ignore_teacher_ids=(t,),
     )  # fmt: skip
     config = counting(exact_match=True, special_tokens=special_tokens)
     projection = counted_map(pair, [corpus], config, multitoken(pair, initial_config))
-    used = of_initial if special_tokens == "roles" else special_tokens  # the default is roles
+    used = initial_special if special_tokens == "roles" else special_tokens  # the default is roles
     options = replace(initial_config, special_tokens=used)
     assert replace(used_options(projection), scale_trick=False) == options
     assert projection.recipe is not None
@@ -191,8 +191,8 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     assert config.target == ("both" if loss == "p-kl" else "start")
     projection = build(pair, config=config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
-    assert all(naive.rows_of_map(projection)[s] == [(t, 1.0)] for s, t in matches) == is_exact
-    assert max(len(row) for row in naive.rows_of_map(projection).values()) <= 8
+    assert all(naive.map_rows(projection)[s] == [(t, 1.0)] for s, t in matches) == is_exact
+    assert max(len(row) for row in naive.map_rows(projection).values()) <= 8
     assert not projection.enable_scale_trick
 
 
@@ -214,13 +214,13 @@ def test_the_command_records_its_text(
     cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
-    done = cli(
+    result = cli(
         "build", small / "small-byte-level", small / "small-digits", "--text", corpus,
         "--no-exact-match", "--output", "map.safetensors",
         "--initial-projection-path", "base.safetensors",
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
-    assert "120 documents" in done.stderr
+    assert (result.returncode, result.stdout) == (0, "map.safetensors\n"), result.stderr
+    assert "120 documents" in result.stderr
     history = ProjectionMap.load(tmp_path / "map.safetensors").history
     step, content = history[-1], corpus.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()

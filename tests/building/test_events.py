@@ -104,7 +104,7 @@ def small_index() -> tuple[EventIndex, Tensor, Tensor]:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
-    index, of_student, of_teacher = small_index()
+    index, student_tokens, teacher_tokens = small_index()
     generator = torch.Generator().manual_seed(0)
     student = torch.randn((2, 5, 8), dtype=torch.float64, generator=generator).requires_grad_()
     teacher = torch.randn((2, 6, 6), dtype=torch.float64, generator=generator)
@@ -117,8 +117,8 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
     loss = event_kl(student, teacher, index, aligned, config)
     terms = []
     for row, i, other, j in indices:
-        s = torch.softmax(student[row, i, :7] / temperature, -1) @ of_student
-        r = torch.softmax(teacher[other, j] / temperature, -1) @ of_teacher
+        s = torch.softmax(student[row, i, :7] / temperature, -1) @ student_tokens
+        r = torch.softmax(teacher[other, j] / temperature, -1) @ teacher_tokens
         p, q = (s, r) if reverse else (r, s)
         terms.append((p * (p.log() - q.log())).sum())
     expected = torch.stack(terms).mean() * temperature**2
@@ -143,20 +143,20 @@ def test_event_kl_in_bfloat16_and_of_a_view() -> None:
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e4, torch.finfo(torch.float32).min])
 def test_an_improbable_event_of_several_tokens_counts(low: float) -> None:
     """It counts like an event of a single token, although float32 sums are 0 below exp(-87)."""
-    index, of_student, _ = small_index()
+    index, student_tokens, _ = small_index()
     teacher = torch.zeros(1, 1, 6)
     aligned = alignment([[1]], [[1]])
     logits = torch.zeros(1, 1, 7)
-    logits[..., of_student[:, 1] > 0] = low
+    logits[..., student_tokens[:, 1] > 0] = low
     exact = logits.double().requires_grad_()
     ours, theirs = logits.clone().requires_grad_(), torch.tensor([2.0, 2.0, 1.0, 1.0]).double() / 6
     loss = event_kl(ours, teacher, index, aligned)
-    events_of = torch.stack([exact.log_softmax(-1)[0, 0, of_student[:, e] > 0].logsumexp(0)
+    events_of = torch.stack([exact.log_softmax(-1)[0, 0, student_tokens[:, e] > 0].logsumexp(0)
                              for e in range(4)])  # fmt: skip
     expected = (theirs * (theirs.log() - events_of)).sum()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
     loss.backward()
-    share = float(known(ours.grad)[0, 0, of_student[:, 1] > 0].sum())
+    share = float(known(ours.grad)[0, 0, student_tokens[:, 1] > 0].sum())
     assert share == pytest.approx(-2 / 6, abs=1e-4)
 
 
@@ -236,8 +236,8 @@ def test_two_event_maps_are_measured_side_by_side(
     leaks = {m.name: m.leak for m in evaluation.event_measures}
     assert leaks["one"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
     assert evaluation.measures == ()
-    of_class = {(c.name, class_label(c.token_class)): c for c in evaluation.classes}
-    assert len(of_class) == len(evaluation.classes)
+    measures_by_class = {(c.name, class_label(c.token_class)): c for c in evaluation.classes}
+    assert len(measures_by_class) == len(evaluation.classes)
     total = sum(c.starts * c.loss for c in evaluation.classes if c.name == "bytes")
     assert total / evaluation.event_measures[0].starts == pytest.approx(leaks["bytes"])
     assert {row.name for row in evaluation.worst_rows} == {"bytes"}
@@ -249,7 +249,7 @@ def test_two_event_maps_are_measured_side_by_side(
     listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
     assert len(listed) == len(classes)
     for name, starts, shared, *shown in listed:
-        by_bytes_row, merged_row = of_class["bytes", name], of_class["one", name]
+        by_bytes_row, merged_row = measures_by_class["bytes", name], measures_by_class["one", name]
         assert (starts, shared) == (f"{by_bytes_row.starts:,}", f"{by_bytes_row.reference:.2%}")
         assert shown == [f"{by_bytes_row.loss:.2%}", f"{merged_row.loss:.2%}"]
 
@@ -284,6 +284,6 @@ def test_options_that_event_maps_refuse(cli: Cli, models: list[str]) -> None:
         (["events", *models, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
     ):
-        done = cli(*words)
-        assert done.returncode in (1, 2), words
-        assert message in " ".join(done.stderr.split()).replace("│ ", ""), (words, done.stderr)
+        result = cli(*words)
+        assert result.returncode in (1, 2), words
+        assert message in " ".join(result.stderr.split()).replace("│ ", ""), (words, result.stderr)

@@ -414,10 +414,10 @@ def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.txt"
     pairs.write_text(f"bytes bytes\n{small / 'small.model'}\tbytes\nnone.model bytes\n\n")
     arguments = "pairs.txt", "maps", "--top-k", "3"
-    done = [run_script(tmp_path, *arguments, task="2") for _ in range(2)]
+    result = [run_script(tmp_path, *arguments, task="2") for _ in range(2)]
     expected = (0, "maps/small_to_bytes_top3.safetensors\n")
-    assert [(d.returncode, d.stdout) for d in done] == [expected] * 2
-    assert "is kept" in done[1].stderr
+    assert [(d.returncode, d.stdout) for d in result] == [expected] * 2
+    assert "is kept" in result[1].stderr
     for task, culprit in (
         ("3", "none.model"), ("4", "line 4"), ("5", "line 5"), ("0", "array"), ("", "array")
     ):  # fmt: skip

@@ -172,10 +172,10 @@ def test_both_tables_or_none(tmp_path: Path) -> None:
 
 def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
-    done = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
-    assert (done.returncode, done.stdout) == (0, "pair.pt\npair.reverse.pt\n")
+    result = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
+    assert (result.returncode, result.stdout) == (0, "pair.pt\npair.reverse.pt\n")
     flags = "loss_fn.common_indices_from_subtoks=true loss_fn.kl_chunk_shift=true"
-    lines = done.stderr.splitlines()
+    lines = result.stderr.splitlines()
     assert (
         "note: for NeMo-RL's draft of October 2026: teachers.0.is_cross_tokenizer=true "
         "teachers.0.aligner.projection_matrix_path=null "
@@ -190,8 +190,8 @@ def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
     named = cli("events", *pair, "--for", "csd", "--quiet")
     own = "small_to_small-byte-level_spellings.safetensors"
     assert named.stdout == f"{own}\n"
-    done = cli("convert", own, "-o", "again.pt", "-s", pair[0], "-t", pair[1], "--json")
-    assert json.loads(done.stdout)["paths"] == ["again.pt", "again.reverse.pt"]
+    result = cli("convert", own, "-o", "again.pt", "-s", pair[0], "-t", pair[1], "--json")
+    assert json.loads(result.stdout)["paths"] == ["again.pt", "again.reverse.pt"]
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "pair.pt").read_bytes()
     swapped = cli("verify", own, "-s", pair[1], "-t", pair[0])
     assert (swapped.returncode, "swapped" in swapped.stdout) == (3, True)
@@ -213,8 +213,8 @@ def test_inspect_counts_spelled_and_omitted_tokens(
     long_tokens: SpellingMap, cli: Cli, tmp_path: Path
 ) -> None:
     long_tokens.save(tmp_path / "m.safetensors")
-    done = works(cli("inspect", "m.safetensors"))
-    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in done.stdout.splitlines()]
+    result = works(cli("inspect", "m.safetensors"))
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in result.stdout.splitlines()]
     assert ["shared", "256", "256"] in cells
     assert ["2 pieces", "1", "0"] in cells
     assert ["student", "'ab'", "256", "'a' 'b'"] in cells

@@ -122,8 +122,8 @@ def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> N
     projection = multitoken(xtok.load_pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
-    of_others = projection.is_slot & (projection.student_ids != pad)
-    assert set(projection.teacher_ids[of_others].tolist()) == {pad}
+    is_other_slot = projection.is_slot & (projection.student_ids != pad)
+    assert set(projection.teacher_ids[is_other_slot].tolist()) == {pad}
     assert projection.row(pad)[0][0] == pad
     assert projection.row(pad)[0][1] not in (pad, -1)
 
@@ -135,7 +135,7 @@ def test_maps_agree_with_the_plain_recipe(tokenizers: Tokenizers, sides: tuple[s
     projection = multitoken(xtok.load_pair(student, teacher), config)
     projection.check()
     expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
-    rows = naive.rows_of_map(projection)
+    rows = naive.map_rows(projection)
     assert rows.keys() == expected.keys()
     for s, entries in rows.items():
         assert dict(entries) == pytest.approx(expected[s], rel=1e-5)

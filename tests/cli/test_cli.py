@@ -63,18 +63,18 @@ def command_of(name: str) -> Any:
 
 def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) -> None:
     line, name = ["build", *pair_options(small)], "small-digits_to_small_top4.safetensors"
-    done = works(cli(*line))
-    assert done.stdout == f"{name}\n"
+    result = works(cli(*line))
+    assert result.stdout == f"{name}\n"
     assert os.listdir(tmp_path) == [name]
-    reports = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    reports = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
     assert [line.split(":")[0] for line in reports] == ["build"]
-    assert "it/s" not in done.stderr  # no progress bar where there is no terminal
+    assert "it/s" not in result.stderr  # no progress bar where there is no terminal
     quiet = works(cli(*line, "--quiet"))
-    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
-    of_loss = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
+    assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
+    notes = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
     chosen = "--no-scale-trick --weights synthetic --target both --no-exact-match"
-    assert of_loss.startswith(f"note: --for p-kl chose {chosen}\n")
-    assert " rows counted" in of_loss
+    assert notes.startswith(f"note: --for p-kl chose {chosen}\n")
+    assert " rows counted" in notes
 
 
 def test_files_do_not_depend_on_the_run_the_threads_or_the_name(
@@ -98,8 +98,8 @@ def test_the_width_of_an_extended_map_is_kept(cli: Cli) -> None:
 
 
 def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
-    done = cli("multitoken", "bytes", "bytes", "--json", "-o", "a.safetensors", "-q")
-    assert printed_json(done) == {
+    result = cli("multitoken", "bytes", "bytes", "--json", "-o", "a.safetensors", "-q")
+    assert printed_json(result) == {
         "paths": ["a.safetensors"],
         "reports": [
             {
@@ -114,8 +114,8 @@ def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
             }
         ],
     }
-    done = cli("convert", "a.safetensors", "b.pt", "--json", "-q")
-    assert printed_json(done) == {"paths": ["b.pt"], "reports": []}
+    result = cli("convert", "a.safetensors", "b.pt", "--json", "-q")
+    assert printed_json(result) == {"paths": ["b.pt"], "reports": []}
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +155,9 @@ def test_a_map_by_nemo_configures_every_command(
         "P": pair_options(small),
         "T": ["--text", "text.txt"],
     }
-    done = works(cli(*(part for word in line.split() for part in values.get(word, [word]))))
-    assert re.search(printed, done.stdout)
-    assert done.stderr == "" or not line.startswith("verify")
+    result = works(cli(*(part for word in line.split() for part in values.get(word, [word]))))
+    assert re.search(printed, result.stdout)
+    assert result.stderr == "" or not line.startswith("verify")
     if (tmp_path / "x.pt").exists():
         teacher = xtok.ProjectionMap.load(tmp_path / "x.pt").teacher
         if "P" in line:
@@ -168,10 +168,10 @@ def test_a_map_by_nemo_configures_every_command(
 
 
 def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo: Path) -> None:
-    done = cli("reapply-exact", by_nemo)
-    fails(done, "contains no tokens", "STUDENT and TEACHER")
-    done = cli("reapply-exact", by_nemo, *two_files(small))
-    fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
+    result = cli("reapply-exact", by_nemo)
+    fails(result, "contains no tokens", "STUDENT and TEACHER")
+    result = cli("reapply-exact", by_nemo, *two_files(small))
+    fails(result, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 
 
 def test_a_note_on_each_map_that_names_another_model(
@@ -181,8 +181,8 @@ def test_a_note_on_each_map_that_names_another_model(
     shutil.copytree(small / "small-digits", tmp_path / "renamed")
     for command in ("evaluate", "report"):
         maps = [by_nemo, by_nemo]
-        done = works(cli(command, *maps, "renamed", small / "small.model", "--text", "text.txt"))
-        assert done.stderr.count("names small-digits as its student") == 2
+        result = works(cli(command, *maps, "renamed", small / "small.model", "--text", "text.txt"))
+        assert result.stderr.count("names small-digits as its student") == 2
 
 
 def test_sort_cut_reads_slots_with_preserve_last(cli: Cli, maps: Path, tmp_path: Path) -> None:
@@ -217,12 +217,12 @@ def test_errors_of_several_maps_name_the_wrong_map(
 
 
 def test_inspect_shows_the_map_at_80_columns_or_as_json(cli: Cli, maps: Path) -> None:
-    done = cli("inspect", "map.safetensors", cwd=maps)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert fits_80_columns(done.stdout)
+    result = cli("inspect", "map.safetensors", cwd=maps)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert fits_80_columns(result.stdout)
     for expected in ("small-digits", "small.model", "multitoken", "exact"):
-        assert expected in done.stdout
-    assert "\x1b" not in done.stdout
+        assert expected in result.stdout
+    assert "\x1b" not in result.stdout
     values = printed_json(
         cli("inspect", "map.safetensors", "--num-examples", "2", "--json", cwd=maps)
     )
@@ -283,8 +283,8 @@ def test_closed_stdout_is_not_an_error(
     """The exit code is that of the command, and a map is written."""
     new = tmp_path / "new.safetensors"
     env = {"SMALL": str(small), "TWO_FILES": " ".join(two_files(small)), "NEW": str(new)}
-    done = shell(f"xtok {line}", maps, forks, **env)
-    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (code, "", lines)
+    result = shell(f"xtok {line}", maps, forks, **env)
+    assert (result.returncode, result.stderr, len(result.stdout.splitlines())) == (code, "", lines)
     assert new.exists() == line.startswith("build")
 
 
@@ -307,9 +307,9 @@ def test_a_stream_that_cannot_be_used_is_an_error(
 def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
     for option in ("", "--json"):
         line = f"xtok inspect map.safetensors {option}"
-        done = shell(line, maps, None, PYTHONIOENCODING="latin-1")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout
+        result = shell(line, maps, None, PYTHONIOENCODING="latin-1")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout
 
 
 # Quiet, debug, help
@@ -317,8 +317,8 @@ def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
 
 def test_quiet_does_not_silence_errors_and_debug_shows_the_traceback(cli: Cli) -> None:
     fails(cli("build", "x/y/z", "x", "--quiet"), "x/y/z")
-    done = cli("inspect", "none.pt", env={"XTOK_DEBUG": "1"})
-    assert (done.returncode, "Traceback" in done.stderr) == (1, True)
+    result = cli("inspect", "none.pt", env={"XTOK_DEBUG": "1"})
+    assert (result.returncode, "Traceback" in result.stderr) == (1, True)
 
 
 def test_each_command_has_a_summary_and_a_valid_example(cli: Cli) -> None:
@@ -385,13 +385,13 @@ def test_the_help_names_the_keys_of_input_files() -> None:
 def test_help_of_models_is_shown_once(cli: Cli) -> None:
     assert cli("help", "models").stdout == cli("help", "models", env={"COLUMNS": "120"}).stdout
     assert "SentencePiece" in cli("help", "models").stdout
-    of_command = cli("help", "sort-cut").stdout
-    assert of_command == cli("sort-cut", "--help").stdout
-    assert "Usage: xtok sort-cut MAP [OPTIONS]\n" in of_command
+    command_help = cli("help", "sort-cut").stdout
+    assert command_help == cli("sort-cut", "--help").stdout
+    assert "Usage: xtok sort-cut MAP [OPTIONS]\n" in command_help
     assert cli("help", "sort-cut", "--help-all").stdout == cli("sort-cut", "--help-all").stdout
     assert cli("--help-all").stdout == cli("--help").stdout == cli("help").stdout
-    done = cli("help", "nosuch")
-    assert (done.returncode, "No such command 'nosuch'" in done.stderr) == (2, True)
+    result = cli("help", "nosuch")
+    assert (result.returncode, "No such command 'nosuch'" in result.stderr) == (2, True)
 
 
 def test_models_follow_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
@@ -535,10 +535,10 @@ def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -
     texts = [tmp_path / name for name in ("a.txt", "b.txt")]
     for path in texts:
         path.write_text("x")
-    done = cli("build", "bytes", "bytes", "--text", *map(str, texts))
-    assert done.returncode == 2
+    result = cli("build", "bytes", "bytes", "--text", *map(str, texts))
+    assert result.returncode == 2
     hint = "hint: quote a pattern of files, as --text '*.txt'; or run xtok build --help"
-    assert " ".join(done.stderr.split()).endswith(hint)
+    assert " ".join(result.stderr.split()).endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -550,10 +550,10 @@ def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -
     ],
 )
 def test_a_text_that_begins_with_a_dash(cli: Cli, words: list[str]) -> None:
-    done = cli(*words)
-    assert done.returncode == 2
+    result = cli(*words)
+    assert result.returncode == 2
     hint = f"hint: put -- before a text or token that begins with a dash; or run xtok {words[0]}"
-    assert hint in " ".join(done.stderr.split())
+    assert hint in " ".join(result.stderr.split())
     assert cli(*words[:-1], "--", words[-1]).returncode != 2
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import fails, folder_of_nobody, is_printable, on_a_full_disk, works
+from checks import fails, is_printable, on_a_full_disk, unreadable_folder, works
 from command_lines import two_files
 from conftest import ROOT, Cli
 from forked import Forks
@@ -91,11 +91,11 @@ def test_a_killed_command_leaves_a_whole_file_or_none(
         [*(model if word == "M" else word for word in line.split()), "-o", output]
         for output, line in WRITING.items()
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [forks.folder / "python", "-c", KILLER, json.dumps(work)],
         cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=False, timeout=400,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     left = set(os.listdir(tmp_path)) - {*WRITING, "map.safetensors", "chat.json"}
     assert not [name for name in left if not TEMPORARY.fullmatch(name)]
 
@@ -113,7 +113,7 @@ def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> 
 
 
 def test_a_folder_that_cannot_be_listed_can_be_written() -> None:
-    with folder_of_nobody(0o333) as folder:
+    with unreadable_folder(0o333) as folder:
         with pytest.raises(PermissionError):
             os.listdir(folder)
         TINY.save(folder / "map.safetensors")
@@ -126,8 +126,8 @@ def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, forks: For
     TINY.save(target)
     old = target.read_bytes()
     line = ["build", *two_files(small), "--output", str(target)]
-    done = on_a_full_disk(forks, 9000, line, tmp_path)
-    fails(done, f"{target} cannot be written: File too large", "check the free space")
+    result = on_a_full_disk(forks, 9000, line, tmp_path)
+    fails(result, f"{target} cannot be written: File too large", "check the free space")
     assert target.read_bytes() == old
     assert os.listdir(tmp_path) == [target.name]
 
@@ -237,9 +237,9 @@ def test_a_long_history_is_cut(cli: Cli, tmp_path: Path) -> None:
     step = {"stage": "s" * 1000, "options": {"a" * 1000: "b" * 1_900_000}}
     history = (step,) * 3 + ({**step, "options": {}},) * 20
     replace(TINY, history=history).save(tmp_path / "map.safetensors")
-    done = works(cli("inspect", "map.safetensors", "--num-examples", "0"))
-    assert "and 13 stages more" in done.stdout
-    assert len(done.stdout) < 10_000
+    result = works(cli("inspect", "map.safetensors", "--num-examples", "0"))
+    assert "and 13 stages more" in result.stdout
+    assert len(result.stdout) < 10_000
 
 
 # Vocabularies that would write to the terminal
@@ -288,9 +288,9 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
 ) -> None:
     for command in ("build", "multitoken"):
         line = command, small / "small.model", "null:5", "--output", "map.safetensors"
-        done = cli(*line, "--strict")
-        fails(done, "null:5 cannot spell", "leave out --strict")
-        assert len(re.findall(r"\d+ '.*?'", done.stderr)) == 3
+        result = cli(*line, "--strict")
+        fails(result, "null:5 cannot spell", "leave out --strict")
+        assert len(re.findall(r"\d+ '.*?'", result.stderr)) == 3
         assert not (tmp_path / "map.safetensors").exists()
         assert "note: null:5 cannot spell" in works(cli(*line)).stderr
         if command == "build":  # also if the file exists

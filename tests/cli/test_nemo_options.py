@@ -148,8 +148,8 @@ def test_each_option_makes_a_map_with_and_without_an_output(
         models += ["--embedding-model", "spelling"]
     value = [] if is_flag else [TYPED.get(name, "4")]
     args = [command, *models, f"--{name.replace('_', '-')}", *value, *output, "-q"]
-    done = CliRunner().invoke(make_app([command]), args)
-    assert (done.exit_code, done.exception) == (0, None)
+    result = CliRunner().invoke(make_app([command]), args)
+    assert (result.exit_code, result.exception) == (0, None)
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")} - {"map.pt"}
     assert len(written) == 1
     if output and name not in ("output_path", "final_output"):
@@ -176,8 +176,8 @@ def test_values_that_look_like_options_are_kept() -> None:
 
 def test_error_names_the_option_as_typed(cli: Cli, small: Path) -> None:
     works(cli("build", "bytes", small / "small.model", "--output", "m.pt"))
-    done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
-    fails(done, "", "--top-k")
+    result = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
+    fails(result, "", "--top-k")
 
 
 def test_the_guide_has_a_row_for_each() -> None:
@@ -218,8 +218,8 @@ def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_pat
     random_model(tmp_path / "teacher", small / "small-byte-level", 48)
     models = f"--student-model {tmp_path / 'student'} --teacher-model {tmp_path / 'teacher'}"
     for line, path in RECIPE.items():
-        done = cli(*line.replace("MODELS", models).split())
-        assert done.stdout == f"{path}\n", done.stderr
+        result = cli(*line.replace("MODELS", models).split())
+        assert result.stdout == f"{path}\n", result.stderr
     projection = ProjectionMap.load(tmp_path / "final" / "matrix_top4.pt")
     assert [step["stage"] for step in projection.history] == [
         "generate", "multitoken", "reapply-exact", "sort-cut"
@@ -228,13 +228,13 @@ def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_pat
 
 def test_options_of_their_wrapper_name_the_output_of_build(cli: Cli, small: Path) -> None:
     models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
-    done = cli("build", *models, "--runtime-top-k", "4", "-q")
-    assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
-    done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
-    assert done.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
+    result = cli("build", *models, "--runtime-top-k", "4", "-q")
+    assert result.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
+    result = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
+    assert result.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
     # NeMo-RL has no maps for one loss, so its name would not tell them apart.
-    done = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
-    assert done.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
+    result = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
+    assert result.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,8 @@ def test_build_is_its_stages_byte_for_byte(
     pair = xtok.load_pair(student, teacher)
     if config.weights == "synthetic":
         first, _ = synthetic_map(pair, config, find_matches(pair, config))
-        of_stage = replace(config, top_k=config.prep_top_k, exact_match=False)
-        first = replace(first, recipe=make_recipe(of_stage))
+        stage_config = replace(config, top_k=config.prep_top_k, exact_match=False)
+        first = replace(first, recipe=make_recipe(stage_config))
     else:
         first = multitoken(pair, config.multitoken)
     built = xtok.build(student, teacher, config)
@@ -135,9 +135,12 @@ def test_build_reports_the_finished_map_and_the_counted_text(tmp_path: Path) -> 
     """The row that a slot was on before is pinned; an ignored row is empty as asked."""
     student = byte_ranks(tmp_path / "student.tiktoken")
     projection = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
-    [done] = projection.reports
-    assert {what: n for what, n in done.counts.items() if n} == {"rows empty": 1, "rows exact": 255}
-    assert [note for note in done.notes if not note.startswith("student")] == [
+    [result] = projection.reports
+    assert {what: n for what, n in result.counts.items() if n} == {
+        "rows empty": 1,
+        "rows exact": 255,
+    }
+    assert [note for note in result.notes if not note.startswith("student")] == [
         "teacher student.tiktoken: 256 ids wide (from the tokenizer)"
     ]
     for config in (
@@ -455,8 +458,8 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
 
 def test_options_without_effect_are_noted(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the text")
-    done = works(cli("build", "bytes", "bytes", "--weights", "synthetic", "--max-pieces", "2"))
-    assert done.stderr.startswith("note: --max-pieces has no effect with --weights synthetic\n")
+    result = works(cli("build", "bytes", "bytes", "--weights", "synthetic", "--max-pieces", "2"))
+    assert result.stderr.startswith("note: --max-pieces has no effect with --weights synthetic\n")
     line = "build bytes bytes --text a.txt --scale-trick --weights decay"
     assert works(cli(*line.split())).stderr.startswith(
         "note: --scale-trick has no effect with --text\nnote: --weights has no effect with --text\n"

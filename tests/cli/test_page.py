@@ -199,9 +199,9 @@ def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, byt
     for part in (b"comparison", b"quality"):
         assert b'id="%b"' % part in pages["measured"]
     rows = re.findall(rb'class="n( strong| soft)" data-v="[^-]', pages["measured"])
-    of_class = [row.starts >= 100 for row in report.evaluation.classes]  # figures of few are grey
-    assert Counter(rows) == {b" strong": sum(of_class), b" soft": 2 * of_class.count(False)}
-    assert 0 < sum(of_class) < len(of_class)
+    has_enough = [row.starts >= 100 for row in report.evaluation.classes]  # figures of few are grey
+    assert Counter(rows) == {b" strong": sum(has_enough), b" soft": 2 * has_enough.count(False)}
+    assert 0 < sum(has_enough) < len(has_enough)
 
 
 def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
@@ -283,9 +283,9 @@ def test_the_same_inputs_give_the_same_bytes(
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
     for name in ("a.html", "folder/b.html"):
         line = "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q"
-        done = works(cli("report", *line))
-        assert done.stderr == ""
-        assert done.stdout.splitlines() == [name, name.replace(".html", ".json")]
+        result = works(cli("report", *line))
+        assert result.stderr == ""
+        assert result.stdout.splitlines() == [name, name.replace(".html", ".json")]
     first, second = ((tmp_path / name).read_bytes() for name in ("a.html", "folder/b.html"))
     assert first == second
     data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
@@ -308,12 +308,12 @@ def test_the_policy_allows_only_the_style_and_script_of_the_page(pages: dict[str
     elements = Elements(pages["hostile"])
     policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))
     data, script = elements.texts["script"]
-    of_style, of_script = (
+    style_hash, script_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (elements.texts["style"][0], script)
     )
     assert policy[1].decode() == (
-        f"default-src 'none'; style-src 'sha256-{of_style}'; script-src 'sha256-{of_script}'; "
+        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; "
         "base-uri 'none'; form-action 'none'"
     )
     assert "<" not in data

@@ -83,9 +83,9 @@ def test_completion(
     monkeypatch.setenv("COLUMNS", "10000")  # as `program` has it
     for name, value in completing(shell, line).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as done:
+    with pytest.raises(SystemExit) as result:
         APP(prog_name="xtok")
-    assert done.value.code == 0
+    assert result.value.code == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert words(shell, printed.out) == expected
@@ -93,9 +93,9 @@ def test_completion(
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_long_help_is_no_completion(cli: Cli, shell: str) -> None:
-    done = cli(env=completing(shell, "xtok build --weig"))
-    assert words(shell, done.stdout) == ["--weights"]
-    assert len(done.stdout.splitlines()) == 1
+    result = cli(env=completing(shell, "xtok build --weig"))
+    assert words(shell, result.stdout) == ["--weights"]
+    assert len(result.stdout.splitlines()) == 1
 
 
 def test_completion_is_quick(files: Path) -> None:
@@ -106,9 +106,9 @@ def test_completion_is_quick(files: Path) -> None:
         "program()"
     )
     env = {**os.environ, **completing("bash", "xtok inspect ")}
-    done = run_python(code, cwd=files, check=True, env=env)
-    assert len(done.stdout.splitlines()) > 2
-    assert done.stdout.splitlines()[-1] == "[]"
+    result = run_python(code, cwd=files, check=True, env=env)
+    assert len(result.stdout.splitlines()) > 2
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.fixture
@@ -158,13 +158,13 @@ def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str
 
 
 def test_the_version_has_the_facts_for_a_bug_report(cli: Cli) -> None:
-    done = cli("--version", env={"HF_TOKEN": "hf_secret"})
-    assert (done.returncode, done.stderr) == (0, "")
-    first, python, *rest = done.stdout.splitlines()
+    result = cli("--version", env={"HF_TOKEN": "hf_secret"})
+    assert (result.returncode, result.stderr) == (0, "")
+    first, python, *rest = result.stdout.splitlines()
     assert first == f"xtok {__version__} ({Path(console.__file__).parents[1]})"
     assert python.startswith(f"Python {sys.version.split()[0]} ")
     assert {line.split()[0] for line in rest} >= {"numpy", "tokenizers", "torch", "transformers"}
-    assert "hf_secret" not in done.stdout
+    assert "hf_secret" not in result.stdout
 
 
 # Signals
@@ -237,17 +237,17 @@ def test_a_signal_prints_a_line_and_leaves_no_file(
     """SIGTERM also ends a background job, which ignores Ctrl-C."""
     names = {"M": str(small / "small.model"), "T": str(corpus)}
     typed = [names.get(word, word) for word in line.split()]
-    done = killed(program, stop, typed, tmp_path, None if "find_spec" in program else forks)
+    result = killed(program, stop, typed, tmp_path, None if "find_spec" in program else forks)
     code, message = {"SIGINT": (130, "interrupted\n"), "SIGTERM": (143, "terminated\n")}[stop]
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", message)
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str) -> None:
-    done = killed(AT_THE_END, stop, ["--version"], tmp_path)
-    assert (done.returncode, done.stderr) == (-getattr(signal, stop), "")
-    assert done.stdout.startswith(f"xtok {__version__} (")
+    result = killed(AT_THE_END, stop, ["--version"], tmp_path)
+    assert (result.returncode, result.stderr) == (-getattr(signal, stop), "")
+    assert result.stdout.startswith(f"xtok {__version__} (")
 
 
 # Progress bars
@@ -265,10 +265,10 @@ def on_a_terminal(args: list[str], folder: Path, forks: Forks, columns: int, cod
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
     with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
         command = [str(forks.folder / "python"), "-c", KILLED.format(code=code), "SIGINT", *args]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=folder, env=forks.env, stdout=subprocess.PIPE, stderr=stderr, check=True
         )
-        assert done.stdout == b"map.safetensors\n"
+        assert result.stdout == b"map.safetensors\n"
         return shown.read(65536).decode()
 
 

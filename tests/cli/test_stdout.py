@@ -61,7 +61,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(
     work["vocab"] = ["--json", "small.model", "-t", "bytes"]  # a file, or JSON
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]
-    done = subprocess.run(
+    result = subprocess.run(
         [forks.folder / "python", "-c", RUN_ALL, json.dumps([[n, work[n]] for n in order])],
         cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(
         {name: (tmp_path / f"{name}.{kind}").read_text(encoding="utf-8") for name in work}
         for kind in ("out", "err")
     )
-    codes = dict(line.split() for line in done.stdout.splitlines())
+    codes = dict(line.split() for line in result.stdout.splitlines())
     assert codes == dict.fromkeys(order, "0") | {"doctor": codes["doctor"]}
     for name in order:
         assert "evil" not in printed[name], name
@@ -93,20 +93,20 @@ def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> No
         "class Own(PreTrainedTokenizerFast): pass\n"
     )
     line = "build own bytes --trust-remote-code -o map.safetensors"
-    done = works(cli(*line.split(), env={"HF_HOME": str(tmp_path / "hf")}))
-    assert done.stdout == "map.safetensors\n"
-    assert done.stderr.count("Welcome!\\x1b[31m\n") == 20
-    assert is_printable(done.stderr)
+    result = works(cli(*line.split(), env={"HF_HOME": str(tmp_path / "hf")}))
+    assert result.stdout == "map.safetensors\n"
+    assert result.stderr.count("Welcome!\\x1b[31m\n") == 20
+    assert is_printable(result.stderr)
 
 
 def test_paths_are_printed_byte_for_byte(small: Path, tmp_path: Path, forks: Forks) -> None:
     model = bytes(small / "small.model")
     command = [bytes(forks.folder / "xtok"), b"build", model, b"bytes", b"-q", b"-o"]
     for name in (b"\xff.safetensors", b"a\x1b[31m\n.safetensors"):
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, name], cwd=tmp_path, env=forks.env, stdout=subprocess.PIPE, check=True
         )
-        assert done.stdout == name + b"\n"
+        assert result.stdout == name + b"\n"
 
 
 def test_json_is_safe_on_a_terminal(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_a_map_of_equal_tokenizers_is_written_with_a_note(
     cli: Cli, small: Path, tmp_path: Path, line: str
 ) -> None:
     words = [*line.split(), small / "small-digits", small / "small-digits"]
-    done = works(cli(*words))
-    assert f"{NOTE}\n" in done.stderr
-    path = done.stdout.removesuffix("\n")
+    result = works(cli(*words))
+    assert f"{NOTE}\n" in result.stderr
+    path = result.stdout.removesuffix("\n")
     assert os.listdir(tmp_path) == [path]
     content = (tmp_path / path).read_bytes()
     assert works(cli(*words, "--quiet")).stdout == f"{path}\n"
@@ -139,8 +139,8 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
 def test_output_for_training_is_noted_if_a_preset_is_better(cli: Cli, output: list[str]) -> None:
     better = "note: to train, xtok events STUDENT TEACHER (event KL) is better"
     line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
-    done = works(cli(*line.split(), *output))
-    for command in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):
+    result = works(cli(*line.split(), *output))
+    for command in (result, works(cli("sort-cut", result.stdout.strip(), "--top_k", "4", *output))):
         assert better in command.stderr
         assert ("NeMo-RL reads .pt: xtok convert " in command.stderr) == (not output)
 
@@ -152,9 +152,9 @@ def test_a_counted_map_is_not_called_worse(cli: Cli, small: Path) -> None:
 
 def test_multitoken_shows_examples(cli: Cli, small: Path) -> None:
     line = ["multitoken", small / "small-digits", small / "small.model", "--num-examples", "50"]
-    done = works(cli(*line, "-o", "m.pt"))
-    assert done.stdout == "m.pt\n"
-    assert done.stderr.count("│ pieces") == 50
+    result = works(cli(*line, "-o", "m.pt"))
+    assert result.stdout == "m.pt\n"
+    assert result.stderr.count("│ pieces") == 50
     assert works(cli(*line, "-o", "m.pt", "--quiet")).stderr == ""
 
 

@@ -181,8 +181,8 @@ def test_the_text_equals_that_of_transformers(expression: str) -> None:
 
     template = each(f"{{% set c = m.content %}}[{{{{ {expression} }}}}]")
     chat = [{"role": "user", "content": content} for content in (" xay yz ", "a", "x é\ny")]
-    of_backend: Any = PreTrainedTokenizerFast
-    library = of_backend(tokenizer_object=Backend(BPE()))
+    hf_class: Any = PreTrainedTokenizerFast
+    library = hf_class(tokenizer_object=Backend(BPE()))
     try:
         expected = library.apply_chat_template(chat, chat_template=template, tokenize=False)
     except IndexError:
@@ -349,7 +349,7 @@ def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
 # What tools' messages add
 
 
-def of_ids(tokenizer: Tokenizer, ids: list[int]) -> str:
+def decode_ids(tokenizer: Tokenizer, ids: list[int]) -> str:
     names = tokenizer.table.control_names
     return b"".join(tokenizer.table[i] or names[i].encode() for i in ids).decode()
 
@@ -367,7 +367,7 @@ def test_turns_without_a_control_token_at_their_end(byte_level: Tokenizer) -> No
     template = each("{{ '<|im_start|>' + m.role + m.content }}")
     chat = [CHAT[3], {"role": "assistant", "content": "<|im_end|> four"}]
     suffix = tool_suffix(byte_level, [*chat, TOOLS[2]], template=template)
-    assert of_ids(byte_level, suffix.tolist()) == "<|im_start|>toolfour"
+    assert decode_ids(byte_level, suffix.tolist()) == "<|im_start|>toolfour"
 
 
 # Bad input
@@ -813,8 +813,8 @@ def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
     trl = pytest.importorskip("trl")
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-    of_trl = [Path(trl.__file__).parent / "chat_templates"] * (name in LEFT_OUT_BY_TRL)
-    library, tokenizer = family(name, *of_trl)
+    trl_folders = [Path(trl.__file__).parent / "chat_templates"] * (name in LEFT_OUT_BY_TRL)
+    library, tokenizer = family(name, *trl_folders)
     trainer = SimpleNamespace(
         processing_class=library, _tokenizer=library, _is_vlm=False,
         chat_template=library.chat_template, chat_template_kwargs={},
@@ -830,7 +830,7 @@ def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
         elif name == "qwen3":  # TRL refuses it: before the tool's message, it has <think> there
             assert expected is None
             begin = "\n<|im_start|>user\n<tool_response>\nfour\n"
-            assert of_ids(tokenizer, suffix or []).startswith(begin)
+            assert decode_ids(tokenizer, suffix or []).startswith(begin)
         else:
             assert suffix == expected
     keeps = or_error(lambda: is_chat_template_prefix_preserving(library))

@@ -23,7 +23,7 @@ from xtok.conversation.formats import FORMATS
 from xtok.tokenizers import load_tokenizer
 
 
-def chat_of_named(messages: list[dict[str, Any]]) -> object:
+def named_chat(messages: list[dict[str, Any]]) -> object:
     """Render with a tokenizer that has only a named template."""
     named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
     return render(load_tokenizer(folder("tokenizer_config", chat_template=named)), messages)
@@ -122,7 +122,7 @@ ERRORS: Errors = {
         (lambda: chat([QUESTION], "none.jinja"), "the chat template none.jinja is not a file"),
     ],
     "use one of these names, or a Jinja file with template=, or one of …": [
-        (lambda: chat_of_named([QUESTION]), "model has no chat template named default; it has rag"),
+        (lambda: named_chat([QUESTION]), "model has no chat template named default; it has rag"),
     ],
     "fix it, or use another template with template=": [
         (

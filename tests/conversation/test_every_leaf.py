@@ -248,7 +248,7 @@ def library(small: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
 
 
-@pytest.mark.parametrize("path", chat_families.of_trl(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", chat_families.trl_templates(), ids=lambda path: path.stem)
 def test_values_missing_from_the_text_are_reported(
     path: Path, library: Any, byte_level: Tokenizer
 ) -> None:
@@ -294,5 +294,5 @@ def test_values_missing_from_the_text_are_reported(
 
 def test_the_table_has_all_templates() -> None:
     pytest.importorskip("trl")
-    stems = sorted(path.stem for path in chat_families.of_trl())
+    stems = sorted(path.stem for path in chat_families.trl_templates())
     assert sorted(name for group in GROUPS.values() for name in group) == stems

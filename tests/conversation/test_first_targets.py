@@ -95,7 +95,7 @@ def check_targets(
 
 
 TEMPLATES = {name: chat_families.TEMPLATES / f"{name}.jinja" for name in chat_families.NAMES}
-TEMPLATES |= {path.stem: path for path in chat_families.of_trl()}
+TEMPLATES |= {path.stem: path for path in chat_families.trl_templates()}
 
 
 @pytest.mark.real

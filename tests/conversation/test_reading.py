@@ -115,7 +115,7 @@ def proved(tokenizer: Tokenizer, ids: Any, read: ReadBack) -> None:
 
 
 Family = Callable[[str], Tokenizer]
-TEMPLATES = {path.stem: path.parent for path in chat_families.of_trl()}
+TEMPLATES = {path.stem: path.parent for path in chat_families.trl_templates()}
 
 
 @pytest.fixture(scope="module")
@@ -214,12 +214,12 @@ def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.Da
         assert conversation.conversation.ids.tolist() == cut.tolist()
         again = render(qwen, conversation.messages, variables=conversation.variables,
                        add_generation_prompt=conversation.add_generation_prompt)  # fmt: skip
-        own, of_again = (
+        own, again_text = (
             [(i, flag) for token, flag in zip(chat.ids.tolist(), chat.assistant_mask, strict=True)
              for i in byte_ids(qwen, token)]
             for chat in (conversation.conversation, again)
         )  # fmt: skip
-        assert own == of_again[: len(own)]
+        assert own == again_text[: len(own)]
     single = [i for token in cut.tolist() for i in byte_ids(qwen, token)]
     other = read_back(qwen, single)
     assert (other is None) == (conversation is None)

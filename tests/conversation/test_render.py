@@ -57,14 +57,14 @@ def lines(*values: object) -> str:
 def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(SHORT))
     options = ("--chat-template", "plain", "-q")
-    done = [
+    result = [
         cli("render", "chat.json", *model, *options)
         for model in (["bytes"], ["--model", "bytes"], [], ["bytes", "-m", "bytes"])
     ]
-    assert [command.returncode for command in done] == [0, 0, 2, 2]
-    assert json.loads(done[0].stdout) == json.loads(done[1].stdout) == ROW
-    assert "give a model: FILE MODEL" in done[2].stderr
-    assert "give the model once, as an argument or as --model" in done[3].stderr
+    assert [command.returncode for command in result] == [0, 0, 2, 2]
+    assert json.loads(result[0].stdout) == json.loads(result[1].stdout) == ROW
+    assert "give a model: FILE MODEL" in result[2].stderr
+    assert "give the model once, as an argument or as --model" in result[3].stderr
 
 
 # Reading
@@ -142,15 +142,15 @@ def test_files_of_no_conversations(tmp_path: Path, name: str, content: Any, prob
 
 def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, CHAT[:1]))
-    done = cli("render", "chats.jsonl", *PLAIN)
-    assert done.returncode == 0
-    first, second = map(json.loads, done.stdout.splitlines())
+    result = cli("render", "chats.jsonl", *PLAIN)
+    assert result.returncode == 0
+    first, second = map(json.loads, result.stdout.splitlines())
     assert first == ROW
     assert second["text"] == "User\nWie hoch? 🌊\n\n"
     assert second["message_spans"][0]["content"] == {
         "chars": [5, 16], "bytes": [5, 19], "tokens": [5, 19],
     }  # fmt: skip
-    notes = done.stderr.splitlines()
+    notes = result.stderr.splitlines()
     assert notes[:1] == [
         "note: conversations: 2; tokens: 44, of these the assistant's: 4",
     ]
@@ -160,7 +160,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     assert len(notes) == 3
     written = cli("render", "chats.jsonl", *PLAIN, "--output", "rows.jsonl", "--quiet")
     assert (written.stdout, written.stderr) == ("rows.jsonl\n", "")
-    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == done.stdout
+    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     (folder / "chats.json").write_text(json.dumps([SHORT, CHAT]))
     for name in ("rows.jsonl", "rows.parquet"):
-        done = works(forks.run(["render", "chats.json", *PLAIN, "-o", name], folder))
-        assert done.stdout == f"{name}\n"
+        result = works(forks.run(["render", "chats.json", *PLAIN, "-o", name], folder))
+        assert result.stdout == f"{name}\n"
     return folder
 
 
@@ -178,9 +178,9 @@ def written(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
 def test_python_and_the_command_write_the_same_file(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, CHAT))
     works(cli("render", "chats.jsonl", *PLAIN, "-o", f"ours/{name}"))
-    done = render_file("bytes", tmp_path / "chats.jsonl", tmp_path / name, template="plain")
+    result = render_file("bytes", tmp_path / "chats.jsonl", tmp_path / name, template="plain")
     assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
-    assert (done.conversations, done.targets) == (2, 9)
+    assert (result.conversations, result.targets) == (2, 9)
     with pytest.raises(OutputError, match="is the input"):
         render_file("bytes", tmp_path / "chats.jsonl", tmp_path / "chats.jsonl")
 
@@ -217,9 +217,9 @@ def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Pa
     )
     (tmp_path / "own.jinja").write_text(template)
     args = ["render", "chat.json", "-m", "bytes", "--chat-template", "own.jinja"]
-    done = cli(*args, "--add-generation-prompt")
-    assert json.loads(done.stdout)["text"] == "add kurzWie hoch? 🌊A:"
-    [note] = [line for line in done.stderr.splitlines() if "writes today's date" in line]
+    result = cli(*args, "--add-generation-prompt")
+    assert json.loads(result.stdout)["text"] == "add kurzWie hoch? 🌊A:"
+    [note] = [line for line in result.stderr.splitlines() if "writes today's date" in line]
     assert "variable day " in note
 
 
@@ -239,9 +239,9 @@ def test_errors_leave_no_output(cli: Cli, tmp_path: Path, args: str, error: str,
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, [{"role": "judge", "content": "x"}]))
     nested = "[" * 900 + "]" * 900
     (tmp_path / "deep.json").write_text(f'[{{"role": "user", "content": {nested}}}]')
-    done = cli("render", *PLAIN, *args.split())
-    assert done.returncode == 1
-    first, second = done.stderr.splitlines()
+    result = cli("render", *PLAIN, *args.split())
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
     assert first.startswith(f"error: {error}")
     assert second.startswith("hint: ")
     assert hint in second
@@ -253,8 +253,8 @@ def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "pyarrow.py").write_text("raise ImportError('none')")
     env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[2]}"}
-    done = cli("render", "chat.json", "no-such-model", "-o", "rows.parquet", env=env)
-    fails(done, "requires the package pyarrow")
+    result = cli("render", "chat.json", "no-such-model", "-o", "rows.parquet", env=env)
+    fails(result, "requires the package pyarrow")
 
 
 # Those who read the rows

@@ -62,18 +62,18 @@ def parquet(folder: Path, rows: Sequence[Any], strings: Any = None) -> Path:
     return path
 
 
-def of_python(_: Path, rows: Sequence[Any]) -> list[Any]:
+def from_python(_: Path, rows: Sequence[Any]) -> list[Any]:
     records = [read_row(row, f"row {n}") for n, row in enumerate(rows)]
     assert all(isinstance(record, ChatRecord) for record in records)
     return fields_of(records)
 
 
-def of_datasets(folder: Path, rows: Sequence[Any]) -> list[Any]:
+def from_datasets(folder: Path, rows: Sequence[Any]) -> list[Any]:
     """Rows of `datasets`, which fills missing fields with null, as the collator gets them."""
     from datasets import Dataset
 
     table = pyarrow.parquet.read_table(parquet(folder, rows))
-    return of_python(folder, [drop(row) for row in Dataset(table)])
+    return from_python(folder, [drop(row) for row in Dataset(table)])
 
 
 def drop(value: Any) -> Any:
@@ -88,8 +88,8 @@ CONTAINERS: dict[str, Read] = {
     "JSON array in a line": lambda folder, rows: conversations(one_line(folder, rows)),
     "JSON lines": lambda folder, rows: conversations(lines(folder, rows)),
     "Parquet": lambda folder, rows: conversations(parquet(folder, rows)),
-    "datasets": of_datasets,
-    "Python": of_python,
+    "datasets": from_datasets,
+    "Python": from_python,
 }
 
 ASK, SEVEN = {"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7"}

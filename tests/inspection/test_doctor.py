@@ -38,12 +38,12 @@ REWRITING = CHATML.replace(
 )
 
 
-def of_student(template: str | None) -> ChatTemplates:
+def student_template(template: str | None) -> ChatTemplates:
     return ChatTemplates(student_template=template)
 
 
 def diagnose(tokenizer: Tokenizer, template: str | None = None) -> TokenizerDiagnosis:
-    [diagnosis] = doctor(tokenizer, templates=of_student(template)).tokenizers
+    [diagnosis] = doctor(tokenizer, templates=student_template(template)).tokenizers
     return diagnosis
 
 
@@ -66,7 +66,7 @@ def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
         "roles": "ok", "end of a turn": "ok", "prefix, tool message": "ok", "tool suffix": "ok",
         "prefix, user turn": "ok",
     }  # fmt: skip
-    assert doctor(byte_level, templates=of_student(CHATML)).failed == ()
+    assert doctor(byte_level, templates=student_template(CHATML)).failed == ()
     assert check(diagnosis, "width").message == (
         "1,280 (from the config), largest id 1,199, 80 ids without a token"
     )
@@ -91,11 +91,11 @@ def test_a_template_that_rewrites_earlier_turns(byte_level: Tokenizer) -> None:
     contents = [line.split(":")[0] for line in tool.message.split("\n")]
     assert contents == ["content present", "empty", "absent"]
     assert check(diagnosis, "prefix, user turn").level == "warning"
-    assert doctor(byte_level, templates=of_student(REWRITING)).failed == ()
-    assert doctor(byte_level, templates=of_student(REWRITING), tools=True).failed == (
+    assert doctor(byte_level, templates=student_template(REWRITING)).failed == ()
+    assert doctor(byte_level, templates=student_template(REWRITING), tools=True).failed == (
         "small-byte-level: prefix, tool message",
     )
-    assert doctor(byte_level, templates=of_student(CHATML), tools=True).failed == ()
+    assert doctor(byte_level, templates=student_template(CHATML), tools=True).failed == ()
 
 
 TWO_ROLES = (
@@ -211,19 +211,19 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
 
 
 def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
-    done = works(cli("doctor", small / "small-digits", small / "small.model"))
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("next: ")]
+    result = works(cli("doctor", small / "small-digits", small / "small.model"))
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("next: ")]
     assert fits_80_columns("\n".join(lines))
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in result.stdout
     for expected in ("small-digits", "probe text", "a map between them", "next: xtok events"):
-        assert expected in done.stdout
+        assert expected in result.stdout
     assert cli("doctor", "bytes", "bytes", "bytes").returncode == 2
 
 
 def test_doctor_exits_with_3(cli: Cli) -> None:
-    done = cli("doctor", "bytes")
-    assert done.returncode == 3
-    first, *_, last = done.stdout.splitlines()
+    result = cli("doctor", "bytes")
+    assert result.returncode == 3
+    first, *_, last = result.stdout.splitlines()
     assert first == "failed: bytes: 1 check failed (bytes: eos)"
     assert last == "failed: bytes: eos"
 
@@ -284,7 +284,7 @@ def test_prefixes_of_real_templates(
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():
         pytest.skip("the templates are missing: run scripts/fetch_tokenizers.py")
-    [diagnosis] = doctor(load_real(tokenizer), templates=of_student(str(path))).tokenizers
+    [diagnosis] = doctor(load_real(tokenizer), templates=student_template(str(path))).tokenizers
     assert check(diagnosis, "prefix, tool message").level == tool
     assert check(diagnosis, "prefix, user turn").level == user
     result = {"role": "tool", "name": "add", "tool_call_id": "a1B2c3D4e", "content": "4"}

@@ -15,7 +15,7 @@ import pytest
 from checks import fails, fits_80_columns, known, printed_json, works
 from conftest import ROOT, Cli, Load
 from make_tokenizers import byte_ranks
-from naive import rows_of_map
+from naive import map_rows
 
 import xtok
 from xtok.building.build import build
@@ -130,8 +130,8 @@ def test_measures_match_their_definition(
         ours, theirs = (starts(side, document) for side in pair.tokenizers)
         for offset in ours.keys() & theirs.keys():
             counts[ours[offset], theirs[offset]] += 1
-    plain, of_recipe, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
-    rows, total = rows_of_map(maps["plain"]), sum(counts.values())
+    plain, recipe_measures, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
+    rows, total = map_rows(maps["plain"]), sum(counts.values())
     assert (plain.starts, plain.documents) == (total, 12)
     assert plain.at_starts.cross_entropy.value == pytest.approx(
         mean_loss(rows, counts, width), abs=1e-9
@@ -146,10 +146,10 @@ def test_measures_match_their_definition(
         mass = -sum(n for n, _ in heaviest)
         best[s] = [(t, -n / mass) for n, t in heaviest]
     assert plain.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
-    recipe = mean_loss(rows_of_map(maps["recipe"]), counts, width)
+    recipe = mean_loss(map_rows(maps["recipe"]), counts, width)
     assert plain.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
-    assert of_recipe.at_starts.closed == 0
+    assert recipe_measures.at_starts.closed == 0
     measured = plain.at_starts.cross_entropy
     closed = (plain.at_starts.recipe - measured.value) / (
         plain.at_starts.recipe - plain.at_starts.floor
@@ -163,7 +163,7 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
     (tmp_path / "a.txt").write_text(text)
     [measures] = evaluate(pair, maps["recipe"], tmp_path / "a.txt").measures
     s, t = (starts(side, text) for side in pair.tokenizers)
-    rows, width = rows_of_map(maps["recipe"]), maps["recipe"].shape[1]
+    rows, width = map_rows(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
     for a, b in pairwise([*sorted(s.keys() & t.keys()), len(text)]):
         own = [i for offset, i in s.items() if a <= offset < b]
@@ -226,9 +226,9 @@ def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
     )
     (tmp_path / "a.txt").write_text("201 201 201\n" * 20)
     m = xtok.build(*both.tokenizers)
-    of_201 = m.student_ids == m.student_ids_of("201")
-    assert of_201.sum() == 3
-    thirds = replace(m, weights=np.where(of_201, np.float32(1 / 3), m.weights))
+    is_201 = m.student_ids == m.student_ids_of("201")
+    assert is_201.sum() == 3
+    thirds = replace(m, weights=np.where(is_201, np.float32(1 / 3), m.weights))
     by_loss = {
         loss: evaluate(both, thirds, tmp_path / "a.txt", for_loss=loss) for loss in ("p-kl", "gold")
     }

@@ -13,7 +13,7 @@ import torch
 from checks import error_of, fails, fits_80_columns, printed_json, works
 from conftest import Cli
 from make_tokenizers import byte_ranks
-from naive import rows_of_map
+from naive import map_rows
 
 import xtok
 from xtok.building.counting.pair_text import PairText
@@ -141,11 +141,11 @@ def test_an_option_in_the_history_is_not_cut(
 
 
 def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: str) -> None:
-    done = works(cli("inspect", saved, "\\x1b[31m", "ab"))
-    assert "\x1b" not in done.stdout
-    assert "'\\x1b[31m'" in done.stdout
-    assert "rows by kind" not in done.stdout
-    assert fits_80_columns(done.stdout)
+    result = works(cli("inspect", saved, "\\x1b[31m", "ab"))
+    assert "\x1b" not in result.stdout
+    assert "'\\x1b[31m'" in result.stdout
+    assert "rows by kind" not in result.stdout
+    assert fits_80_columns(result.stdout)
     both = printed_json(cli("inspect", saved, "ab", "--id", "257", "--json"))
     assert [row["student_id"] for row in both["rows"]] == [258, 257]
     assert (both["student"], both["rows_matching"]) == ("student.tiktoken", None)
@@ -159,11 +159,13 @@ def test_an_unknown_token_does_not_hide_the_others(
     cli: Cli, projection: ProjectionMap, saved: str
 ) -> None:
     line = ["inspect", saved, "201", " ,", r"\xe4", "ab", r"\xff\xff", "Ж", "20", "no"]
-    done = cli(*line, "--quiet")
-    assert done.returncode == 1
-    assert all(f"│ '{token}' " in done.stdout for token in ("201", " ,", r"\xe4", "ab", "Ж", "20"))
+    result = cli(*line, "--quiet")
+    assert result.returncode == 1
+    assert all(
+        f"│ '{token}' " in result.stdout for token in ("201", " ,", r"\xe4", "ab", "Ж", "20")
+    )
     error = "error: student.tiktoken has no token '\\xff\\xff'; student.tiktoken has no token 'no'"
-    assert done.stderr.splitlines()[0] == error
+    assert result.stderr.splitlines()[0] == error
     rows = json.loads(cli(*line, "--json", "-q").stdout)["rows"]
     assert [row["token"] for row in rows] == ["201", " ,", r"\xe4", "ab", "Ж", "20"]
     fails(cli("inspect", saved, "no", "nor"), "'no'; student.tiktoken has no token 'nor'")
@@ -199,8 +201,8 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     )
     shown: Any = xtok.inspect(bare, config=InspectConfig(classes=True), pair=pair)
     assert shown.coverage
-    of_token: Any = xtok.inspect(bare, [97], pair=pair)
-    assert of_token.rows[0].entries[0].token == "a"
+    explanation: Any = xtok.inspect(bare, [97], pair=pair)
+    assert explanation.rows[0].entries[0].token == "a"
     fails(cli(*line, "--classes"), "the map contains no tokens")
     fails(cli(*line, "a"), "contains no tokens")
 
@@ -209,10 +211,10 @@ def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "של", "\u202eab", "灯塔站", "x" * 5000)
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "של", "灯", "x" * 7000)
     xtok.build(student, teacher).save(tmp_path / "m.safetensors")
-    done = works(cli("inspect", "m.safetensors", *(f"--id={i}" for i in range(256, 260))))
-    assert "\u202e" not in done.stdout
-    assert len(done.stdout) < 16_000
-    assert fits_80_columns(done.stdout)
+    result = works(cli("inspect", "m.safetensors", *(f"--id={i}" for i in range(256, 260))))
+    assert "\u202e" not in result.stdout
+    assert len(result.stdout) < 16_000
+    assert fits_80_columns(result.stdout)
     fails(cli("inspect", "m.safetensors", "灯塔站", "-s", "student.tiktoken"), "split pattern")
 
 
@@ -246,7 +248,7 @@ def text(tmp_path: Path) -> Path:
 
 def test_distance_of_rows(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
     comparison = compare(recipe, heaviest)
-    ours, theirs = rows_of_map(recipe), rows_of_map(heaviest)
+    ours, theirs = map_rows(recipe), map_rows(heaviest)
     distances = {}
     for s in ours.keys() | theirs.keys():
         a, b = dict(ours.get(s, [])), dict(theirs.get(s, []))
@@ -303,9 +305,9 @@ def test_two_maps_on_the_command_line(
     recipe.save(text.parent / "a.safetensors")
     heaviest.save(text.parent / "b.safetensors")
     line = ["inspect", "a.safetensors", "--against", "b.safetensors"]
-    done = works(cli(*line, "--text", "a.txt", "-s", small / "small-byte-level"))
-    assert fits_80_columns(done.stdout)
-    assert "weighted by the text" in done.stdout
+    result = works(cli(*line, "--text", "a.txt", "-s", small / "small-byte-level"))
+    assert fits_80_columns(result.stdout)
+    assert "weighted by the text" in result.stdout
     assert cli(*line, "--text", "a.txt").returncode == 2
     forgotten = cli("inspect", "a.safetensors", "b.safetensors")
     assert (forgotten.returncode, forgotten.stdout) == (2, "")
@@ -350,8 +352,8 @@ def test_inspect_shows_the_tokens_of_an_event(
     fails(cli(*line, "no such"), "has no token")
     for words in (["--classes"], ["--kind", "empty"], ["--against", "e.safetensors"]):
         fails(cli(*line, *words), "event map")
-    of_token = works(cli(*line, "201")).stdout
-    assert f"'201' #{table.ids_of('201')[0]}" in of_token
+    explanation = works(cli(*line, "201")).stdout
+    assert f"'201' #{table.ids_of('201')[0]}" in explanation
 
 
 def test_inspect_shows_how_a_token_is_spelled(

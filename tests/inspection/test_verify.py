@@ -196,9 +196,9 @@ def test_given_widths(path: Path, numbers_pair: Sides, with_models: bool, cli: C
     assert verification.failed == ("student width",)
     assert messages(verification)["student width"] == "258, but 999 from the option"
     line = ["verify", path, *(["bytes", "bytes"] if with_models else [])]
-    done = cli(*line, "--teacher-vocab-size", "998")
-    assert done.returncode == 3
-    assert "260, but 998 from the option" in done.stdout
+    result = cli(*line, "--teacher-vocab-size", "998")
+    assert result.returncode == 3
+    assert "260, but 998 from the option" in result.stdout
 
 
 def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_files_that_are_not_maps_are_errors(data: bytes, tmp_path: Path) -> None
 
 
 def test_verify_on_the_command_line(cli: Cli, path: Path) -> None:
-    done = cli("verify", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    result = cli("verify", path)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
     assert lines[0] == "ok      format          258 × 260, 261 entries"
     assert lines[-1] == f"{path}: every check holds"
     assert printed_json(cli("verify", path, "--json"))["checks"][0]["level"] == "ok"

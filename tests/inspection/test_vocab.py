@@ -27,8 +27,8 @@ def test_rows_equal_the_token_table(tokenizers: Tokenizers) -> None:
         assert [t.length for t in listing.tokens] == table.lengths.tolist()
         assert [TokenType[t.type.upper()] for t in listing.tokens] == table.types.tolist()
         assert [t.name for t in listing.tokens] == [*map(table.name, range(len(table)))]
-        of_role = {(role, i) for role, ids in table.roles.items() for i in ids}
-        assert {(role, t.id) for t in listing.tokens for role in t.roles} == of_role
+        role_ids = {(role, i) for role, ids in table.roles.items() for i in ids}
+        assert {(role, t.id) for t in listing.tokens for role in t.roles} == role_ids
         assert sum(listing.types.values()) == len(table) == listing.vocab_size
         assert {(t.teacher_id, t.spelling) for t in listing.tokens} == {(None, None)}
 
@@ -67,9 +67,9 @@ def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
     data = printed_json(cli("vocab", model, " the", "--id", "7", "--json"))
     assert [token["id"] for token in data["tokens"]] == [the, 7]
     assert data["model"] == "small-byte-level"
-    of_roles = works(cli("vocab", teacher)).stdout
-    assert "bos" in of_roles
-    assert "'</s>'" in of_roles
+    printed_roles = works(cli("vocab", teacher)).stdout
+    assert "bos" in printed_roles
+    assert "'</s>'" in printed_roles
     whole = printed_json(cli("vocab", teacher, "--json"))["tokens"]
     assert [token["id"] for token in whole] == [
         *range(len(xtok.load_tokenizer(str(teacher)).table))
@@ -150,13 +150,13 @@ def lengths_are_the_texts(tokenizer: Tokenizer) -> None:
         encoding = tokenizer.encode(text)
         own = np.diff(encoding.bounds)
         assert own.sum() == len(text.encode())
-        of_table = lengths[encoding.ids]
+        token_lengths = lengths[encoding.ids]
         if len(own):
             first = tokenizer.table[int(encoding.ids[0])]
-            of_table[0] -= first.startswith(b" ") and not text.startswith(" ")
+            token_lengths[0] -= first.startswith(b" ") and not text.startswith(" ")
             if text.startswith(" "):  # the prefix is a token of its own, or part of the first
-                of_table[0] -= of_table.sum() - own.sum()
-        assert own.tolist() == of_table.tolist(), text
+                token_lengths[0] -= token_lengths.sum() - own.sum()
+        assert own.tolist() == token_lengths.tolist(), text
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "bytes"])

@@ -477,9 +477,9 @@ def test_memory_for_a_pt_is_limited_by_the_size_of_the_file(
             expected.append(is_valid)
             paths.append(tmp_path / f"{what}.pt")
             paths[-1].write_bytes(make())
-    done = run_python(READ_ALL, *paths)
-    assert done.returncode == 0, done.stderr
-    lines = [[*map(int, line.split())] for line in done.stdout.splitlines()]
+    result = run_python(READ_ALL, *paths)
+    assert result.returncode == 0, result.stderr
+    lines = [[*map(int, line.split())] for line in result.stdout.splitlines()]
     assert [was_read for was_read, _ in lines] == expected
     for path, (was_read, peak) in zip(paths, lines, strict=True):
         size = path.stat().st_size

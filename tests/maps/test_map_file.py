@@ -378,9 +378,9 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path, forks: Forks) ->
     path = tmp_path / "csr.pt"
     torch.save(MATRIX.to_sparse_csr(), path)
     code = "import sys; import xtok; print(xtok.ProjectionMap.load(sys.argv[1]))"
-    done = forks.run(["-c", code, path], tmp_path, program="python")
-    assert done.stdout == "ProjectionMap(unknown → unknown, 3 × 3, nnz=3)\n"
-    assert done.stderr == ""
+    result = forks.run(["-c", code, path], tmp_path, program="python")
+    assert result.stdout == "ProjectionMap(unknown → unknown, 3 × 3, nnz=3)\n"
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -480,12 +480,12 @@ def test_a_file_of_another_kind_is_named_in_a_new_process(kind: str, tmp_path: P
     xtok.spellings("bytes", "bytes").save(tmp_path / "SpellingMap.safetensors")
     for path in sorted(tmp_path.iterdir()):
         code = f"import xtok\nprint(type(xtok.{kind}.load({str(path)!r})).__name__)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         if path.stem == kind:
-            assert done.stdout.strip() == kind
+            assert result.stdout.strip() == kind
         else:
-            assert "xtok.errors.MapFileError: " in done.stderr
-            assert f"{path} is " in done.stderr
+            assert "xtok.errors.MapFileError: " in result.stderr
+            assert f"{path} is " in result.stderr
 
 
 def test_a_subclass_of_a_map_loads_as_itself(tmp_path: Path) -> None:

@@ -143,15 +143,15 @@ def test_offline_the_cache_serves_the_map(repo: Repo) -> None:
     ],
 )
 def test_errors(repo: Repo, cli: Cli, source: str, problem: str, hint: str) -> None:
-    done = cli("inspect", source, env=repo.environment(repo.url))
-    assert len(done.stderr.splitlines()) == 2
-    fails(done, problem, hint)
+    result = cli("inspect", source, env=repo.environment(repo.url))
+    assert len(result.stderr.splitlines()) == 2
+    fails(result, problem, hint)
 
 
 def test_no_network(repo: Repo, cli: Cli) -> None:
-    done = cli("inspect", MAP, env=repo.environment(NOWHERE))
-    assert len(done.stderr.splitlines()) == 2
-    fails(done, "the hub cannot be reached", "hf download org/maps")
+    result = cli("inspect", MAP, env=repo.environment(NOWHERE))
+    assert len(result.stderr.splitlines()) == 2
+    fails(result, "the hub cannot be reached", "hf download org/maps")
 
 
 def test_commands_read_maps_of_the_hub(repo: Repo, cli: Cli, tmp_path: Path) -> None:

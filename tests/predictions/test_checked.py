@@ -46,11 +46,11 @@ def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path
         out = tmp_path / f"out.{'jsonl' if to == 'vllm' else 'parquet'}"
         config = xtok.ProjectConfig(to=to)
         pair = xtok.load_pair(digits, byte_level)
-        done = xtok.project(path, pair, out, config, back_map=back_map)
+        result = xtok.project(path, pair, out, config, back_map=back_map)
         if to == "vllm":
-            return json.loads(out.read_text()), done
+            return json.loads(out.read_text()), result
         [student_row] = pyarrow.parquet.read_table(out).to_pylist()
-        return {n: v for n, v in student_row.items() if n not in ("id", "text")}, done
+        return {n: v for n, v in student_row.items() if n not in ("id", "text")}, result
 
     return run
 
@@ -62,7 +62,7 @@ def answer_of(row: Row, kind: str) -> Row:
     return teachers.vllm_answer(copy) if kind == "vllm" else copy
 
 
-def rows_of_vllm(answer: Row) -> list[Any]:
+def read_vllm(answer: Row) -> list[Any]:
     rows: list[Any] = answer["choices"][0]["prompt_logprobs"]
     return rows
 
@@ -74,7 +74,7 @@ def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
     """Set the value of a text's own token to a server's placeholder for −∞."""
     answer, token = answer_of(row, kind), row["input_ids"][position]
     if kind == "vllm":
-        rows_of_vllm(answer)[position][str(token)]["logprob"] = value
+        read_vllm(answer)[position][str(token)]["logprob"] = value
     elif kind == "sglang":
         about = answer["meta_info"]
         about["input_token_logprobs"][position][0] = value
@@ -96,15 +96,13 @@ def test_placeholder_log_probabilities_are_ignored(
 ) -> None:
     plain, before = projected(kind, answer_of(row, kind))
     changed = own_unknown(row, kind, 9, value)
-    projected_row, done = projected(kind, changed)
-    assert done.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
-    assert done.teacher_is_bound
+    projected_row, result = projected(kind, changed)
+    assert result.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
+    assert result.teacher_is_bound
     owns = projected_row["realized_logprob"]
     assert owns.count(None) >= plain["realized_logprob"].count(None)
     lines, _ = projected(kind, changed, "vllm")
-    values = [
-        e["logprob"] for candidates in rows_of_vllm(lines) for e in (candidates or {}).values()
-    ]
+    values = [e["logprob"] for candidates in read_vllm(lines) for e in (candidates or {}).values()]
     values += [
         v for logprobs in (owns, *projected_row["topk_logprobs"]) for v in logprobs if v is not None
     ]
@@ -121,7 +119,7 @@ def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any
     plain, before = projected(layout, answer_of(row, layout))
     answer, token = answer_of(row, layout), row["input_ids"][0]
     if kind == "vllm":
-        rows_of_vllm(answer)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
+        read_vllm(answer)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
     elif kind == "sglang":
         answer["meta_info"]["input_token_logprobs"][0][0] = 0.0
         answer["meta_info"]["input_top_logprobs"][0] = [[0.0, token, None], [-9999.0, 5, None]]
@@ -148,7 +146,8 @@ def test_rows_of_the_next_token_are_an_error_for_any_number(
     if kind == "vllm":
         entries = zip(cut["topk_ids"], cut["topk_logprobs"], strict=True)
         answer["choices"][0]["prompt_logprobs"] = [
-            {str(i): {"logprob": lp} for i, lp in zip(*of_row, strict=True)} for of_row in entries
+            {str(i): {"logprob": lp} for i, lp in zip(*row_entries, strict=True)}
+            for row_entries in entries
         ]
     with pytest.raises(XtokError):
         projected(layout, answer)
@@ -216,7 +215,7 @@ def vllm_flat(answer: Row) -> Row:
 
 
 def vllm_floats(answer: Row) -> Row:
-    rows = rows_of_vllm(answer)
+    rows = read_vllm(answer)
     rows[:] = [row and {i: entry["logprob"] for i, entry in row.items()} for row in rows]
     return answer
 

@@ -168,8 +168,8 @@ def test_a_node_without_xtok() -> None:
         "print(cloudpickle.loads(sys.stdin.buffer.read())([], 0))"
     )
     task = cloudpickle.dumps(cluster.task_for("0.1.0", {}))
-    done = subprocess.run([sys.executable, "-c", code], input=task, stdout=subprocess.PIPE)
-    assert done.stdout.decode() == (
+    result = subprocess.run([sys.executable, "-c", code], input=task, stdout=subprocess.PIPE)
+    assert result.stdout.decode() == (
         f"the node {socket.gethostname()} does not have the package xtok\n"
     )
 

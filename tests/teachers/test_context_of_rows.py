@@ -32,8 +32,8 @@ def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any
     xtok.project(cache, pair, output, ProjectConfig(**options), back_map=back_map)
     [read_row] = pyarrow.parquet.read_table(output).to_pylist()
     output.unlink()
-    done: Row = read_row
-    return done
+    result: Row = read_row
+    return result
 
 
 def shifted(row: Row, ids: list[int], sources: list[int]) -> Row:

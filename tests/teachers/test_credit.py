@@ -108,16 +108,16 @@ def test_shares_match_the_plain_twin(
     assert (projected.logprobs <= 0).all()
     tokens = teacher.table.tokens()
     pieces = [student.table[i] for i in s], [tokens[i] for i in t]
-    for positions, of_teacher in naive.common_boundaries(*pieces):
+    for positions, teacher_positions in naive.common_boundaries(*pieces):
         expected = naive.prefix_credit(
             [pieces[0][i] for i in positions],
-            [pieces[1][j] for j in of_teacher],
-            [{tokens[k]: p for k, p in rows[j].items()} for j in of_teacher],
-            [own[j] for j in of_teacher],
+            [pieces[1][j] for j in teacher_positions],
+            [{tokens[k]: p for k, p in rows[j].items()} for j in teacher_positions],
+            [own[j] for j in teacher_positions],
             tokens[1:],
         )
         assert projected.logprobs[positions].tolist() == pytest.approx(expected, abs=1e-5)
-        total = np.float32(math.fsum(own[j] for j in of_teacher))
+        total = np.float32(math.fsum(own[j] for j in teacher_positions))
         assert projected.logprobs[positions].astype(np.float64).sum() == total
 
 

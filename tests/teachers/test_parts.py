@@ -266,8 +266,8 @@ def test_finished_parts_survive_a_missing_cluster(
 ) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
     options = "-o", "out.parquet", "--engine", "ray", "--address", "nowhere"
-    done = cli("project", cache_file, *models, "--map", back_map, *options)
-    fails(done, "Ray cluster at nowhere: ")
+    result = cli("project", cache_file, *models, "--map", back_map, *options)
+    fails(result, "Ray cluster at nowhere: ")
     assert names(stopped) == KEPT
 
 
@@ -358,26 +358,26 @@ def test_a_run_killed_before_its_first_part_does_not_block_the_output(
 def test_killed_run_resumes(
     how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
-    done = killed(IN_THE_THIRD_PART, how, command, tmp_path, forks)
+    result = killed(IN_THE_THIRD_PART, how, command, tmp_path, forks)
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 2
     assert not (tmp_path / "out.parquet").exists()
     number = signal.Signals[how]
     if how == "SIGKILL":
-        assert done.returncode == -number
+        assert result.returncode == -number
     else:
         word = "interrupted" if how == "SIGINT" else "terminated"
-        assert done.returncode == 128 + number
-        assert done.stderr.splitlines()[-2:] == [
+        assert result.returncode == 128 + number
+        assert result.stderr.splitlines()[-2:] == [
             "note: 2 parts are kept; run the same command again to resume", word
         ]  # fmt: skip
     note = "note: resuming from 2 parts in out.parquet.checkpoint\n"
     goes_on(cli(*command), note, whole, tmp_path)
 
 
-def goes_on(done: Done, note: str, whole: bytes, folder: Path) -> None:
+def goes_on(result: Done, note: str, whole: bytes, folder: Path) -> None:
     """Check that a resumed command writes the same output as an uninterrupted run."""
-    assert works(done).stdout == "out.parquet\n"
-    assert note in done.stderr
+    assert works(result).stdout == "out.parquet\n"
+    assert note in result.stderr
     assert (folder / "out.parquet").read_bytes() == whole
     assert names(folder) == {"a.parquet", "out.parquet", "whole.parquet"}
 
@@ -388,8 +388,8 @@ def test_a_second_run_with_the_same_output_is_an_error(
     """Of the second, while the first has all parts but no output."""
 
     def again() -> None:
-        done = cli(*command, "-q")
-        fails(done, "another run is writing out.parquet")
+        result = cli(*command, "-q")
+        fails(result, "another run is writing out.parquet")
 
     run(tmp_path / "out.parquet", progress=lambda *_: at_the_end(again))
     assert (tmp_path / "out.parquet").read_bytes() == whole
@@ -427,10 +427,10 @@ def test_a_full_disk(
 ) -> None:
     """The error has one line; no file is incomplete, and finished parts are kept."""
     size = len(whole) - 1000  # more than a part, less than the output
-    done = on_a_full_disk(forks, size, command, tmp_path)
-    assert done.returncode == 1
-    assert "out.parquet cannot be written: " in done.stderr
-    assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 1
+    result = on_a_full_disk(forks, size, command, tmp_path)
+    assert result.returncode == 1
+    assert "out.parquet cannot be written: " in result.stderr
+    assert result.stderr.count("error: ") == result.stderr.count("hint: ") == 1
     assert not (tmp_path / "out.parquet").exists()
     assert not [*tmp_path.rglob("*.tmp")]
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 3

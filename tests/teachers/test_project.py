@@ -19,9 +19,9 @@ from naive_projecting import (
     Row,
     ids_and_bounds,
     map_of,
-    rows_of_topk,
     small,
     top_k,
+    topk_rows,
 )
 
 import xtok
@@ -109,32 +109,32 @@ def test_rows_match_the_naive_projection(
     topk = projector.project(predictions, *ids_and_bounds(spellings), 99)
     for either in (projector, again):  # what a projector has seen, and its threads, change nothing
         assert_equal_topk(either.project(predictions, *ids_and_bounds(spellings), 99), topk)
-    best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of_topk(topk)]
+    best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in topk_rows(topk)]
     cut = projector.project(predictions, *ids_and_bounds(spellings), 2)
-    assert [list(row.items()) for row in rows_of_topk(cut)] == [row[:2] for row in best]
+    assert [list(row.items()) for row in topk_rows(cut)] == [row[:2] for row in best]
 
-    known = rows_of_topk(predictions)
-    for row, all_of_it, i in zip(known, rows, predictions.token_ids.tolist(), strict=True):
-        if all_of_it:
-            row[i] = all_of_it.get(i, 0.0)
+    known = topk_rows(predictions)
+    for row, whole_row, i in zip(known, rows, predictions.token_ids.tolist(), strict=True):
+        if whole_row:
+            row[i] = whole_row.get(i, 0.0)
     expected: list[dict[int, float]] = []
     begin = 0
-    for ids, ours_of_it in zip(texts, spellings, strict=True):
-        rows_of_it = known[begin : begin + len(ids)]
-        twin = Projection(ids, rows_of_it, tokens, back, student, along_path=along_path)
+    for ids, our_part in zip(texts, spellings, strict=True):
+        row_part = known[begin : begin + len(ids)]
+        twin = Projection(ids, row_part, tokens, back, student, along_path=along_path)
         ends = np.cumsum([0, *(len(tokens[i]) for i in ids)])
-        starts = np.cumsum([0, *(len(student.table[s]) for s in ours_of_it)])[:-1].tolist()
+        starts = np.cumsum([0, *(len(student.table[s]) for s in our_part)])[:-1].tolist()
         for start in starts:
             position = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
             is_aligned = int(ends[position]) in starts
             inside = start - int(ends[position])
             expected.append(twin.at(position, inside, is_aligned=is_aligned) or {})
         begin += len(ids)
-    for row, want in zip(rows_of_topk(topk), expected, strict=True):
+    for row, want in zip(topk_rows(topk), expected, strict=True):
         assert_close(row, want)
     for projected_rows in (topk, cut):
         rests = np.exp(projected_rows.rest_logprob.astype(np.float64))
-        for row, rest in zip(rows_of_topk(projected_rows), rests, strict=True):
+        for row, rest in zip(topk_rows(projected_rows), rests, strict=True):
             assert not row or sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_rows_of_a_bigram_teacher_are_exact_at_common_starts(
     topk = projected((student, teacher), back, ids, rows, spelling)
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
-    for s, row in zip(spelling, rows_of_topk(topk), strict=True):
+    for s, row in zip(spelling, topk_rows(topk), strict=True):
         index = begins.index(start) if start in begins else 0
         if index and index < len(ids):
             assert_close(row, model.begins(ids[index - 1], spell, longest))
@@ -218,10 +218,10 @@ def test_realized_tokens_have_the_probability_of_their_bytes() -> None:
     rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
     topk = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
-    assert rows_of_topk(topk)[0] == {}
-    assert_close(rows_of_topk(topk)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
-    assert_close(rows_of_topk(topk)[2], {2: 1.0})
-    assert_close(rows_of_topk(topk)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
+    assert topk_rows(topk)[0] == {}
+    assert_close(topk_rows(topk)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
+    assert_close(topk_rows(topk)[2], {2: 1.0})
+    assert_close(topk_rows(topk)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
     assert np.exp(topk.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
     assert topk.valid.tolist() == [False, True, True, True]
     assert np.exp(topk.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
@@ -238,7 +238,7 @@ def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -
     assert student.segment(b"(a") == [256]
     rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
     topk = projected((student, teacher), {}, [c, both, a], rows, [*b"c!(a"])
-    assert_close(rows_of_topk(topk)[2], {ord("("): 1.0})
+    assert_close(topk_rows(topk)[2], {ord("("): 1.0})
 
 
 def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
@@ -249,7 +249,7 @@ def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
     topk = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
     # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
     total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
-    assert_close(rows_of_topk(topk)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
+    assert_close(topk_rows(topk)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
     assert np.exp(topk.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 
@@ -271,7 +271,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
     projector = Projector(xtok.load_pair(student, teacher), map_of(back, teacher, student))
     topk = projector.project(unknown, *ids_and_bounds([[1, 1, 1]]), 9)
     assert np.isnan(topk.rest_logprob).all()
-    assert [*map(sorted, rows_of_topk(topk))] == [[], [3], [2]]
+    assert [*map(sorted, topk_rows(topk))] == [[], [3], [2]]
 
 
 def test_maps_of_other_pairs_are_refused() -> None:

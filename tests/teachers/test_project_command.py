@@ -31,17 +31,17 @@ from xtok.tokenizers.table import TokenTable
 def test_the_command(cli: Cli, models: list[str], back_map: Path, tmp_path: Path) -> None:
     """The path on stdout, the report on stderr; without a map, the same file."""
     command = "project", "a.parquet", *models, "-k", "8", "-o"
-    done = cli(*command, "out.parquet")
-    assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr
-    assert "note: 6 documents; 224 of 227 student tokens have a target (98.7%), " in done.stderr
-    assert "not counting 6 that begin a text; mean rest: 14.0%\n" in done.stderr
-    assert "note: bits per byte of this text, by the teacher: 1.571\n" in done.stderr
+    result = cli(*command, "out.parquet")
+    assert (result.returncode, result.stdout) == (0, "out.parquet\n"), result.stderr
+    assert "note: 6 documents; 224 of 227 student tokens have a target (98.7%), " in result.stderr
+    assert "not counting 6 that begin a text; mean rest: 14.0%\n" in result.stderr
+    assert "note: bits per byte of this text, by the teacher: 1.571\n" in result.stderr
     about = pyarrow.parquet.read_schema(tmp_path / "out.parquet").metadata
     expected = {b"k": b"8", b"format_version": b"1", b"temperature": b"1.0", b"convention": b"T"}
     assert (expected | {b"tokenizer": b"small-digits"}).items() <= about.items()
-    done = cli(*command, "same.parquet", "--map", back_map, "--json")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
+    result = cli(*command, "same.parquet", "--map", back_map, "--json")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
     assert (data["documents"], data["student_tokens"]) == (6, 233)
     assert data["paths"] == ["same.parquet"]
     assert (tmp_path / "same.parquet").read_bytes() == (tmp_path / "out.parquet").read_bytes()
@@ -106,8 +106,8 @@ def test_maps_of_another_direction(cli: Cli, small: Path, tmp_path: Path) -> Non
     works(cli("build", teacher, student, "-o", "back.safetensors", "-q"))
     slots = ProjectionMap.load(tmp_path / "back.safetensors").scale_slot
     assert slots is not None
-    done = works(cli(*command, "back.safetensors"))  # which is what the help says
-    assert f"note: back.safetensors: ignoring its {slots.sum():,} scale slots\n" in done.stderr
+    result = works(cli(*command, "back.safetensors"))  # which is what the help says
+    assert f"note: back.safetensors: ignoring its {slots.sum():,} scale slots\n" in result.stderr
 
 
 def test_the_map_is_built_once(
@@ -145,8 +145,8 @@ def test_columns_that_json_lacks(
         column = pyarrow.array([value] * len(table))
         pyarrow.parquet.write_table(table.append_column("when", column), cache_file)
         kind = pyarrow.parquet.read_schema(cache_file).field("when").type
-        done = cli("project", "a.parquet", *models, "-o", "out.jsonl", "--to", "vllm", "-q")
-        fails(done, f"a.parquet: the column 'when' has the type {kind}")
+        result = cli("project", "a.parquet", *models, "-o", "out.jsonl", "--to", "vllm", "-q")
+        fails(result, f"a.parquet: the column 'when' has the type {kind}")
         works(cli("project", "a.parquet", *models, "-o", "out.parquet"))
         column_written = pyarrow.parquet.read_table(tmp_path / "out.parquet")["when"]
         assert column_written.to_pylist() == [value] * len(table)
@@ -159,8 +159,8 @@ def test_columns_of_two_types(
     cli: Cli, models: list[str], stored: list[Row], tmp_path: Path
 ) -> None:
     teachers.write_neutral(tmp_path / "b.parquet", [{**row, "id": 1} for row in stored])
-    done = cli("project", "*.parquet", *models, "-o", "out/out.parquet", "-q")
-    fails(done, "different types")
+    result = cli("project", "*.parquet", *models, "-o", "out/out.parquet", "-q")
+    fails(result, "different types")
     assert not (tmp_path / "out").exists()
 
 

@@ -33,7 +33,7 @@ def by_transformers(folder: Path) -> Library:
 
 
 @pytest.fixture(scope="module", params=["NFC", "NFKC", "Lowercase"])
-def of_folder(
+def folder_tokenizer(
     request: pytest.FixtureRequest, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Tokenizer, Library]:
     folder = qwen_like(small, tmp_path_factory.mktemp("encode") / request.param, request.param)
@@ -43,9 +43,9 @@ def of_folder(
 @settings(max_examples=150)
 @given(data=st.data())
 def test_a_folder_encodes_as_transformers(
-    of_folder: tuple[Tokenizer, Library], data: st.DataObject
+    folder_tokenizer: tuple[Tokenizer, Library], data: st.DataObject
 ) -> None:
-    tokenizer, library = of_folder
+    tokenizer, library = folder_tokenizer
     pieces = st.lists(st.sampled_from(pieces_for(tokenizer)), max_size=12)
     check_encoding(tokenizer, library, data.draw(pieces.map("".join)))
 

@@ -258,11 +258,11 @@ def test_added_tokens_of_a_tiktoken_folder(folder: Path) -> None:
 
 
 def test_other_damage_in_a_folder(folder: Path, small: Path, tmp_path: Path) -> None:
-    of_pieces = tmp_path / "pieces"
-    of_pieces.mkdir()
-    shutil.copy(small / "small.model", of_pieces / "tokenizer.model")
-    (of_pieces / "tokenizer_config.json").write_text("[" * 100_000)
-    assert "is not a JSON object" in not_loaded(of_pieces)
+    pieces_folder = tmp_path / "pieces"
+    pieces_folder.mkdir()
+    shutil.copy(small / "small.model", pieces_folder / "tokenizer.model")
+    (pieces_folder / "tokenizer_config.json").write_text("[" * 100_000)
+    assert "is not a JSON object" in not_loaded(pieces_folder)
     config = '{"bos_token": ["a"], "chat_template": [{"name": "a"}]}'
     (folder / "tokenizer_config.json").write_text(config)
     tokenizer = load_tokenizer(f"{folder}{AT}")

@@ -333,9 +333,9 @@ def test_mistral_with_its_own_library(small: Path, tmp_path: Path) -> None:
     folder = copied(small / "small-hf", tmp_path / "folder", model(model_type="mistral"))
     shutil.copy(folder / "config.json", folder / "tekken.json")
     by_library = copied(folder, tmp_path / "unknown", tokens(some_key=1))
-    done = run_python(LOAD, tmp_path, folder, folder / "tokenizer.json", by_library)
+    result = run_python(LOAD, tmp_path, folder, folder / "tokenizer.json", by_library)
     expected = load_tokenizer(folder).encode("two boats").ids.tolist()
-    assert done.stdout.startswith(f"{expected} 1\n" * 3), done.stderr
+    assert result.stdout.startswith(f"{expected} 1\n" * 3), result.stderr
 
 
 @checked
@@ -343,8 +343,8 @@ def test_transformers_is_not_imported(small: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small-digits" / "tokenizer.json", tmp_path / "mine.json")
     qwen = copied(small / "small-byte-level", tmp_path / "qwen", *QWENS)
     paths = [small / "small-digits", small / "small-hf", qwen, tmp_path / "mine.json"]
-    done = run_python(LOAD, "", *paths)
-    assert done.stdout.endswith("\nTrue False\n"), done.stderr
+    result = run_python(LOAD, "", *paths)
+    assert result.stdout.endswith("\nTrue False\n"), result.stderr
 
 
 def unigram(folder: Path, tokenizer_class: str, model_type: str) -> Path:

@@ -199,9 +199,9 @@ for values in loaded:
 def test_sixteen_processes_load_a_repo_for_the_first_time(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
     hub.delay = 0.2  # all of them are there before the first download is done
-    done = run_python(LOAD_AT_ONCE, "org/model", env=hub.environment(), timeout=300)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    result = run_python(LOAD_AT_ONCE, "org/model", env=hub.environment(), timeout=300)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
     assert len(lines) == 16
     assert len(set(lines)) == 1
     assert hub.downloads["tokenizer.json"] == 1
@@ -275,8 +275,8 @@ def test_offline_mode_reads_the_cache_without_requests(hub: Hub, small: Path) ->
 @pytest.mark.usefixtures("cached")
 def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    done = works(cli("build", "org/model@main", "bytes", env=env))
-    projection = ProjectionMap.load(tmp_path / done.stdout.strip())
+    result = works(cli("build", "org/model@main", "bytes", env=env))
+    projection = ProjectionMap.load(tmp_path / result.stdout.strip())
     assert projection.student.revision == NEW
     assert projection.teacher.revision is None
 
@@ -284,10 +284,10 @@ def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
 def test_an_unreachable_hub_is_an_error_within_seconds(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path / "hf")}
     start = time.monotonic()
-    done = cli("doctor", "models/llama", env=env)
+    result = cli("doctor", "models/llama", env=env)
     assert time.monotonic() - start < 15  # the hub's own library: 23 seconds
-    assert len(done.stderr.splitlines()) == 2
-    fails(done, "the hub cannot be reached", "hf download models/llama ")
+    assert len(result.stderr.splitlines()) == 2
+    fails(result, "the hub cannot be reached", "hf download models/llama ")
 
 
 def test_files_missing_from_the_cache_are_noted_if_the_hub_is_unreachable(
@@ -368,14 +368,14 @@ def test_code_of_a_repo_runs_only_if_trusted_and_is_noted(
     hub.add("org/odd", folder)
     args = ["build", "--student-model", "org/odd", "--teacher-model", "bytes"]
     env = hub.environment(HF_MODULES_CACHE=str(tmp_path / "modules"))
-    done = cli(*args, env=env)
-    assert done.returncode == 1
-    assert "error: org/odd requires custom tokenizer code\n" in done.stderr
-    assert "allow it with --trust-remote-code" in done.stderr
-    assert "code of the repo runs" not in done.stdout
-    done = works(cli(*args, "--trust-remote-code", env=env))
-    assert f"note: ran the tokenizer code of org/odd at {OLD}" in done.stderr
-    assert "code of the repo runs" in done.stderr
+    result = cli(*args, env=env)
+    assert result.returncode == 1
+    assert "error: org/odd requires custom tokenizer code\n" in result.stderr
+    assert "allow it with --trust-remote-code" in result.stderr
+    assert "code of the repo runs" not in result.stdout
+    result = works(cli(*args, "--trust-remote-code", env=env))
+    assert f"note: ran the tokenizer code of org/odd at {OLD}" in result.stderr
+    assert "code of the repo runs" in result.stderr
 
 
 def test_has_weights_downloads_no_weights(hub: Hub, small: Path, tmp_path: Path) -> None:

@@ -610,9 +610,9 @@ class AdapterOff(nn.Module):
 
 
 @pytest.mark.parametrize("has_graph", [True, False])
-def test_a_student_with_adapters_and_its_base(of_bytes: Any, has_graph: bool) -> None:
+def test_a_student_with_adapters_and_its_base(bytes_batch: Any, has_graph: bool) -> None:
     student = Adapted()
-    collate, batch = of_bytes
+    collate, batch = bytes_batch
     audited = audit([student, AdapterOff(student, has_graph=has_graph).eval()], batch, collate)
     assert audited.differences == []
     hidden = ["whether the teacher uses the student's trained tensors"]
@@ -668,18 +668,18 @@ ARCHITECTURES = (
 
 
 @pytest.fixture(scope="module")
-def of_bytes() -> tuple[DistillationCollator, Any]:
+def bytes_batch() -> tuple[DistillationCollator, Any]:
     collate = DistillationCollator("bytes", "bytes")
     return collate, prepare(collate(["Fog, and high water at 6:12.", "201 lighthouses."]))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_audit_accepts_every_architecture(name: str, of_bytes: Any) -> None:
+def test_the_audit_accepts_every_architecture(name: str, bytes_batch: Any) -> None:
     try:
         config: Any = transformers.AutoConfig.for_model(name, **SIZES)
     except ValueError:
         pytest.skip(f"this Transformers has no {name}")
-    collate, batch = of_bytes
+    collate, batch = bytes_batch
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.config.get_text_config().output_router_logits = True

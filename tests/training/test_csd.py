@@ -202,8 +202,8 @@ def test_tokenizers_from_their_files_to_the_loss(
     targets = collated["targets"], side["targets"]
     generator = torch.Generator().manual_seed(seed)
     student, teacher = (
-        2 * torch.randn((*of_side.shape, width), generator=generator, dtype=torch.float64)
-        for of_side, width in zip(targets, pair.shape, strict=True)
+        2 * torch.randn((*side_targets.shape, width), generator=generator, dtype=torch.float64)
+        for side_targets, width in zip(targets, pair.shape, strict=True)
     )
     student.requires_grad_()
     loss = csd(

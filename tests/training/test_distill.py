@@ -260,10 +260,10 @@ def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_the_teachers(
     setting: list[str], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_teacher = [o for o in setting if o.startswith(("--teacher=", "--map="))]
+    teacher_options = [o for o in setting if o.startswith(("--teacher=", "--map="))]
     for more, message in (
-        (of_teacher[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
-        (of_teacher[1:], "2 of --map for 1 of --teacher"),
+        (teacher_options[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
+        (teacher_options[1:], "2 of --map for 1 of --teacher"),
         (["--teacher-weight=1"] * 3, "3 of --teacher-weight for 1 of --teacher"),
         (["--loss=gold"] * 2, "2 of --loss for 1 of --teacher"),
     ):

@@ -27,16 +27,16 @@ def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[s
     program = (
         f"import sys; sys.path[:0] = {paths}; import evaluating; evaluating.main(*sys.argv[1:])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])",
          "--standalone", f"--nproc-per-node={processes}", "--no-python", python, "-c", program,
          str(small), str(output), *TRAINERS],
         env={**forks.env, "CI": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     rank = f"process {processes - 1}: " * (processes > 1)
-    assert f"first batch: {rank}the teacher needs" in done.stderr
+    assert f"first batch: {rank}the teacher needs" in result.stderr
     values: dict[str, list[float]] = json.loads((output / "values.json").read_text())
     return values
 
@@ -67,20 +67,22 @@ def by_row(small: Path) -> list[tuple[float, ...]]:
 
 
 @pytest.fixture(scope="module")
-def of_one_process(
+def single_process_metrics(
     forks: Forks, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[float]]:
     """The values of one process."""
     return evaluated(forks, small, tmp_path_factory.mktemp("alone"), 1)
 
 
-@pytest.mark.xdist_group("evaluation")  # one run of `of_one_process` for all
+@pytest.mark.xdist_group("evaluation")  # one run of `single_process_metrics` for all
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_each_row_counts_once(
     processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],
-    of_one_process: dict[str, list[float]],
+    single_process_metrics: dict[str, list[float]],
 ) -> None:  # fmt: skip
-    evaluations = of_one_process if processes == 1 else evaluated(forks, small, tmp_path, processes)
+    evaluations = (
+        single_process_metrics if processes == 1 else evaluated(forks, small, tmp_path, processes)
+    )
     for count in range(1, NUM_ROWS + 1):
         nats, targets, size, alm, chunks, theirs, their_size = map(
             sum, zip(*by_row[:count], strict=True)
@@ -91,10 +93,10 @@ def test_each_row_counts_once(
         for batch_size in SIZES:
             name = f"transformers {batch_size} {count}"
             assert evaluations[name] == pytest.approx(expected, rel=1e-5), name
-    whole = of_one_process[f"two teachers {NUM_ROWS}"]
+    whole = single_process_metrics[f"two teachers {NUM_ROWS}"]
     for batch_size in SIZES:
         assert evaluations[f"two teachers {batch_size}"] == pytest.approx(whole, rel=1e-5)
     assert evaluations["transformers streamed"] == evaluations["transformers 1 7"]
     gold = {name: values for name, values in evaluations.items() if name.startswith("gold")}
     for name, values in gold.items():
-        assert values == pytest.approx(of_one_process[name], rel=1e-5), name
+        assert values == pytest.approx(single_process_metrics[name], rel=1e-5), name

@@ -49,7 +49,7 @@ try:
 except xtok.XtokError as error:
     print(error.message)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "TRL is not installed\n"
+    assert result.stdout == "TRL is not installed\n"

@@ -140,7 +140,7 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
             combine=CombineConfig(cross_entropy_weight=0.5, dynamic_scaling=dynamic_scaling),
             device=device,
         )
-        ours, *theirs = (of_side.to(device) for of_side in logits)
+        ours, *theirs = (side_logits.to(device) for side_logits in logits)
         ours = ours.detach().requires_grad_()
         prepared = prepare(batch, device)
         count = objective.count(prepared)

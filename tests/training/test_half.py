@@ -46,8 +46,8 @@ def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
         [float((x - y).norm() / y.norm()) for x, y in zip(gradients(function), exact, strict=True)]
         for function in (plain, ours)
     ]
-    for of_plain, of_ours in zip(*errors, strict=True):
-        assert of_ours < 1.5 * of_plain < 0.02
+    for plain_error, our_error in zip(*errors, strict=True):
+        assert our_error < 1.5 * plain_error < 0.02
 
 
 @pytest.mark.parametrize("power", [0, 12, 24])

@@ -130,7 +130,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits(name: str, pair: Pair) -
         torch.testing.assert_close(hidden[parameter], gradient, rtol=1e-5, atol=1e-5 * largest)
 
 
-def of_event_kl(pair: Pair, **options: Any) -> tuple[Any, list[Any], Any]:
+def event_kl_setup(pair: Pair, **options: Any) -> tuple[Any, list[Any], Any]:
     """Return two tiny models, their sides of a batch, and the loss on it."""
     batch, index = batch_of(pair), xtok.losses.event_index(xtok.events(*pair.tokenizers))
     models = [
@@ -162,7 +162,7 @@ def in_pieces(layer: nn.Module) -> None:
     "way", ["bfloat16", "autocast", "checkpointing", "one trained part", "pieces"]
 )
 def test_ways_of_training(way: str, pair: Pair) -> None:
-    models, sides, loss = of_event_kl(pair)
+    models, sides, loss = event_kl_setup(pair)
     if way == "bfloat16":
         models = [model.bfloat16() for model in models]
     elif way == "checkpointing":
@@ -207,7 +207,7 @@ class LowRank(nn.Module):
 
 
 def test_adapters_in_the_decoder(pair: Pair) -> None:
-    models, sides, loss = of_event_kl(pair)
+    models, sides, loss = event_kl_setup(pair)
     models[0].requires_grad_(False)
     for layer in models[0].model.layers:
         layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
@@ -223,7 +223,7 @@ def test_adapters_in_the_decoder(pair: Pair) -> None:
 def test_adapters_of_peft(pair: Pair) -> None:
     """They train as with logits, and the audit finds no difference."""
     peft = pytest.importorskip("peft")
-    models, sides, loss = of_event_kl(pair)
+    models, sides, loss = event_kl_setup(pair)
     models[1].eval()
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     models[0] = peft.get_peft_model(models[0], lora)
@@ -355,9 +355,9 @@ def test_on_a_gpu(pair: Pair) -> None:
         assert all(heads)
         return gradients(partial(objective.terms, batch=batch), models, sides, heads)
 
-    expected, of_cpu = step("cpu")
+    expected, cpu_gradients = step("cpu")
     with pretended_gpu():
-        terms, of_gpu = step(GPU)
+        terms, gpu_gradients = step(GPU)
     assert terms == pytest.approx(expected, rel=1e-6)
-    for name, gradient in of_cpu.items():
-        torch.testing.assert_close(on_cpu(of_gpu[name]), gradient, rtol=1e-4, atol=1e-6)
+    for name, gradient in cpu_gradients.items():
+        torch.testing.assert_close(on_cpu(gpu_gradients[name]), gradient, rtol=1e-4, atol=1e-6)

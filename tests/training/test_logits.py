@@ -77,18 +77,23 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     aligned, index = alignment(*ids), event_index_of(alm_inputs.V_S, alm_inputs.V_T)
     for reverse, t, mask in product((False, True), (1.0, 2.5), MASKS):
         more = f"reverse={reverse} temperature={t} mask={mask is not None}"
-        kl, of_alm = (
+        kl, alm_batch = (
             kind(reverse_kl=reverse, temperature=t) for kind in (ChunkLossConfig, ALMConfig)
         )
         events = bound(losses.event_kl, index, aligned, kl, sample_mask=mask)
         steps[f"event_kl {more}"] = events, shapes
-        steps[f"alm {more}"] = bound(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
-    _, _, of_csd, of_chunks = csd_inputs.csd_batch(csd_inputs.ROWS)
+        steps[f"alm {more}"] = (
+            bound(losses.alm, targets, aligned, alm_batch, sample_mask=mask),
+            shapes,
+        )
+    _, _, csd_targets, csd_alignment = csd_inputs.csd_batch(csd_inputs.ROWS)
     csd_widths = csd_inputs.V_S, csd_inputs.V_T
-    csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, csd_widths, strict=True)]
+    csd_shapes = [(*x.shape, v) for x, v in zip(csd_targets, csd_widths, strict=True)]
     for options, mask in product(csd_inputs.OPTIONS, MASKS):
         csd = CSDConfig(**options)
-        loss = bound(losses.csd, csd_inputs.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
+        loss = bound(
+            losses.csd, csd_inputs.INDEX, csd_targets, csd_alignment, csd, sample_mask=mask
+        )
         steps[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
     module = ProjectionModule(random_map(alm_inputs.V_S, alm_inputs.V_T))
     pairs = ExactPairs(
@@ -99,12 +104,12 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     )
     for reverse, k, mask in product((False, True), (None, 5), MASKS):
         more = f"reverse={reverse} k={k} mask={mask is not None}"
-        of_p_kl = PKLConfig(reverse_kl=reverse, temperature=2.5, top_k=k)
-        of_gold = GoldConfig(reverse_kl=reverse, temperature=2.5, uncommon_topk=k or 8192)
-        p_kl = bound(losses.p_kl, module, aligned, of_p_kl, sample_mask=mask)
+        p_kl_config = PKLConfig(reverse_kl=reverse, temperature=2.5, top_k=k)
+        gold_config = GoldConfig(reverse_kl=reverse, temperature=2.5, uncommon_topk=k or 8192)
+        p_kl = bound(losses.p_kl, module, aligned, p_kl_config, sample_mask=mask)
         steps[f"p_kl {more}"] = p_kl, shapes
         steps[f"gold {more}"] = (
-            bound(losses.gold, pairs, aligned, of_gold, sample_mask=mask),
+            bound(losses.gold, pairs, aligned, gold_config, sample_mask=mask),
             shapes,
         )
     same = (2, 5, 9), (2, 5, 11)
@@ -130,13 +135,13 @@ def value_and_gradients(loss: Loss, sides: Sequence[Any], inputs: Sequence[Tenso
 
 
 @pytest.mark.parametrize(
-    ("of_head", "dtype", "limit"),
+    ("head_options", "dtype", "limit"),
     [(HEADS[0], torch.float32, 1e-6), (HEADS[1], torch.float64, 1e-12)],
     ids=["plain", "all"],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_give_the_values_and_gradients_of_logits(
-    name: str, of_head: dict[str, Any], dtype: torch.dtype, limit: float,
+    name: str, head_options: dict[str, Any], dtype: torch.dtype, limit: float,
     monkeypatch: pytest.MonkeyPatch, set_block: SetNumber,
 ) -> None:  # fmt: skip
     """On either side and on both, in one block and in blocks of two positions.
@@ -144,11 +149,11 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
     And where a head is read once for three such blocks.
     """
     loss, shapes = CASES[name]
-    ours, options = head(shapes[0], dtype=dtype, **of_head)
-    theirs, _ = head(shapes[1], dtype=dtype, seed=1, **of_head)
+    ours, options = head(shapes[0], dtype=dtype, **head_options)
+    theirs, _ = head(shapes[1], dtype=dtype, seed=1, **head_options)
     logits = [whole(tensors, **options) for tensors in (ours, theirs)]
     expected = value_and_gradients(loss, logits, ours)
-    of_logits = value_and_gradients(loss, logits, [logits[0]])
+    from_logits = value_and_gradients(loss, logits, [logits[0]])
     hidden = HiddenLogits(*ours, **options), HiddenLogits(*(x.detach() for x in theirs), **options)
     two = 2 * max(shapes[0][2], shapes[1][2])
     for at_once, block in ((2**25, 2**22), (two, two), (3 * two, two)):
@@ -158,7 +163,7 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
             actual = value_and_gradients(loss, sides, ours)
             torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
         actual = value_and_gradients(loss, (logits[0], hidden[1]), [logits[0]])
-        torch.testing.assert_close(actual, of_logits, rtol=limit, atol=limit)
+        torch.testing.assert_close(actual, from_logits, rtol=limit, atol=limit)
 
 
 LARGE = (2, 24, 300), (2, 30, 400)
@@ -188,11 +193,11 @@ def test_hidden_states_in_bfloat16_are_as_exact_as_logits(reverse: bool) -> None
     low = [head(shape, dtype=torch.bfloat16, bias=True, seed=n)[0] for n, shape in enumerate(LARGE)]
     exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
     expected = value_and_gradients(loss, [whole(side) for side in exact], exact[0])
-    of_logits = value_and_gradients(loss, [whole(side) for side in low], low[0])
-    of_hidden = value_and_gradients(loss, [HiddenLogits(*side) for side in low], low[0])
-    for of_states, other, right in zip(of_hidden, of_logits, expected, strict=True):
-        assert of_states.dtype == other.dtype
-        assert float((of_states - right).norm()) <= 1.02 * float((other - right).norm())
+    from_logits = value_and_gradients(loss, [whole(side) for side in low], low[0])
+    from_hidden = value_and_gradients(loss, [HiddenLogits(*side) for side in low], low[0])
+    for hidden_value, other, right in zip(from_hidden, from_logits, expected, strict=True):
+        assert hidden_value.dtype == other.dtype
+        assert float((hidden_value - right).norm()) <= 1.02 * float((other - right).norm())
 
 
 def own_loss(student: Any, _: Any, targets: Tensor) -> Tensor:
@@ -437,11 +442,11 @@ def test_seventy_losses_share_a_pass() -> None:
     student = torch.randn(2, 40, 11, generator=generator, dtype=torch.float64).requires_grad_()
     chosen = torch.rand(70, 2, 40, generator=generator) < 0.3
     targets = torch.randint(0, 11, (70, 2, 40), generator=generator).where(chosen, -100)
-    plans = [plan_cross_entropy(student, of_plan) for of_plan in targets]
+    plans = [plan_cross_entropy(student, plan_targets) for plan_targets in targets]
     total, parts = one_pass(student, plans, [1.0] * 70)
     expected = [
-        torch.nn.functional.cross_entropy(student.flatten(0, 1), of_plan.flatten())
-        for of_plan in targets
+        torch.nn.functional.cross_entropy(student.flatten(0, 1), plan_targets.flatten())
+        for plan_targets in targets
     ]
     torch.testing.assert_close(torch.stack(parts), torch.stack(expected).detach())
     (gradient,) = torch.autograd.grad(total, student)

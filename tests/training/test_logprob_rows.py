@@ -42,12 +42,12 @@ def test_stored_rows_give_the_loss_of_logits(collator: DistillationCollator, pai
     student = torch.randn(*batch["input_ids"].shape, widths[0])
     teacher = 2 * torch.randn(*side["input_ids"].shape, widths[1])
     stored = prepare(collator(stored_rows(side, teacher.log_softmax(-1))))
-    [of_rows] = stored["teachers"]
+    [stored_side] = stored["teachers"]
     assert torch.equal(stored["input_ids"], batch["input_ids"])
     assert torch.equal(stored["targets"], batch["targets"])
-    assert function.count(stored, of_rows) == function.count(batch, side) > 10
+    assert function.count(stored, stored_side) == function.count(batch, side) > 10
     expected = function(student, teacher, batch, side)
-    torch.testing.assert_close(function(student, None, stored, of_rows), expected)
+    torch.testing.assert_close(function(student, None, stored, stored_side), expected)
 
 
 def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCollator) -> None:

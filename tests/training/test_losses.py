@@ -334,8 +334,8 @@ def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bo
 @pytest.mark.parametrize(("side", "index"), [("student", (0, 2, 3)), ("teacher", (1, 0, 9))])
 def test_error_names_nan_logits(name: str, wrong: float, side: str, index: tuple[int, ...]) -> None:
     sides = {
-        side: of_side.detach().clone()
-        for side, of_side in zip(("student", "teacher"), logits(), strict=True)
+        side: side_logits.detach().clone()
+        for side, side_logits in zip(("student", "teacher"), logits(), strict=True)
     }
     sides[side][index] = wrong
     if name == "same" and side == "teacher":  # whose one position is all, and the first is in none

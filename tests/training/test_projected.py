@@ -35,11 +35,11 @@ def inputs_of(
 ) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
     """What projects, a batch, and the teacher's logits on it."""
     back_map = xtok.build(teacher, student, BACK_MAP)
-    of_teacher = ProjectedTeacher(
+    projected_teacher = ProjectedTeacher(
         xtok.load_pair(student, teacher), back_map, top_k=top_k, num_threads=1
     )
     batch = prepare(DistillationCollator(student, teacher, bos=False)(TEXTS))
-    return of_teacher, batch, logits_for(batch["teachers"][0], len(teacher.table))
+    return projected_teacher, batch, logits_for(batch["teachers"][0], len(teacher.table))
 
 
 def candidates(stored: StoredTopK, width: int) -> Tensor:
@@ -52,11 +52,11 @@ def candidates(stored: StoredTopK, width: int) -> Tensor:
 def test_loss_is_0_for_equal_logits_of_the_same_tokenizer(
     byte_level: Tokenizer, top_k: int
 ) -> None:
-    of_teacher, batch, logits = inputs_of(byte_level, byte_level, top_k)
+    projected_teacher, batch, logits = inputs_of(byte_level, byte_level, top_k)
     logits[..., 70] = -torch.inf  # a masked token is no candidate
     side = batch["teachers"][0]
-    assert float(of_teacher.loss(logits, logits, batch, side)) == pytest.approx(0, abs=1e-6)
-    assert float(of_teacher.loss(logits.roll(1, 1), logits, batch, side)) > 1
+    assert float(projected_teacher.loss(logits, logits, batch, side)) == pytest.approx(0, abs=1e-6)
+    assert float(projected_teacher.loss(logits.roll(1, 1), logits, batch, side)) > 1
 
 
 @pytest.mark.parametrize("top_k", [8, 300])
@@ -64,7 +64,7 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, top_k: int
 ) -> None:
     """The file has the best candidates, the rest, and the text's own tokens."""
-    of_teacher, batch, logits = inputs_of(digits, byte_level, top_k)
+    projected_teacher, batch, logits = inputs_of(digits, byte_level, top_k)
     side = batch["teachers"][0]
     rows = []
     for text, ids, mask, log_p in zip(
@@ -93,7 +93,7 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     [expected] = (side["stored"] for side in stored["teachers"])
     assert torch.equal(stored["input_ids"][stored["attention_mask"] != 0],
                        batch["input_ids"][batch["attention_mask"] != 0])  # fmt: skip
-    projection = of_teacher(logits, batch, side)
+    projection = projected_teacher(logits, batch, side)
     predicted = expected.valid
     shares = [candidates(projected, len(digits.table)) for projected in (projection, expected)]
     torch.testing.assert_close(*shares, rtol=1e-4, atol=1e-7)
@@ -110,9 +110,9 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
 
 
 def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
+    projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     ours = logits_for(batch, len(digits.table), seed=1).requires_grad_()
-    of_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
+    projected_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
     assert logits.grad is None
     assert bool(known(ours.grad)[:, 0].any())
 
@@ -121,10 +121,10 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
     byte_level: Tokenizer, digits: Tokenizer
 ) -> None:
     """In an objective: with any padding, and as shares of all."""
-    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
+    projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
     collate = DistillationCollator(digits, byte_level, bos=False)
-    objective = make_objective(collate.pairs, of_teacher.loss)
+    objective = make_objective(collate.pairs, projected_teacher.loss)
     whole, totals = objective.terms(ours, [logits], batch), objective.count(batch)
     assert totals.tolist() == [int((batch["labels"][:, 1:] >= 0).sum())] * 2
     parts = []
@@ -138,7 +138,10 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
     for name in ("input_ids", "attention_mask", "labels"):
         moved[name] = batch[name].clone()
         moved[name][1] = moved[name][1].roll(int((batch["attention_mask"][1] == 0).sum()))
-    projection, left = of_teacher(logits, batch, side), of_teacher(logits, moved, side)
+    projection, left = (
+        projected_teacher(logits, batch, side),
+        projected_teacher(logits, moved, side),
+    )
     for mask, projected in ((batch, projection), (moved, left)):
         assert not projected.valid[mask["attention_mask"] == 0].any()
     for name in vars(projection):
@@ -150,11 +153,14 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
 
 
 def test_logits_have_the_teachers_width(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    of_teacher, batch, logits = inputs_of(digits, byte_level, 8)
+    projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     side = batch["teachers"][0]
     wider = torch.nn.functional.pad(logits, (0, 3), value=50.0)
-    projection, expected = of_teacher(wider, batch, side), of_teacher(logits, batch, side)
+    projection, expected = (
+        projected_teacher(wider, batch, side),
+        projected_teacher(logits, batch, side),
+    )
     assert torch.equal(projection.top_logprobs, expected.top_logprobs)
     with pytest.raises(XtokError, match="teacher's logits") as raised:
-        of_teacher(logits[..., :-1], batch, side)
+        projected_teacher(logits[..., :-1], batch, side)
     assert raised.value.parameter == "vocab_size"

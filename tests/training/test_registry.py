@@ -55,8 +55,8 @@ def test_the_table() -> None:
 
 def test_one_map_serves_losses_with_and_without_a_map(pair: Pair) -> None:
     projection = built(*pair.tokenizers)
-    of_two = make_objective([pair] * 2, ["alm", "gold"], projection).losses
-    assert [loss.map is None for loss in of_two] == [True, False]  # type: ignore[attr-defined]
+    two_losses = make_objective([pair] * 2, ["alm", "gold"], projection).losses
+    assert [loss.map is None for loss in two_losses] == [True, False]  # type: ignore[attr-defined]
     assert len(make_objective([pair] * 2, "alm", [None, None]).losses) == 2
     assert make_objective([], "alm", projection).losses == []
 
@@ -101,18 +101,18 @@ def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> N
     ]
 
     def total(rows: slice) -> tuple[float, int]:
-        of_rows = {f.name: getattr(aligned, f.name)[rows] for f in fields(ShiftedAlignment)}
-        part = ShiftedAlignment(**of_rows)
-        of_side = {"targets": side["targets"][rows], "shifted": part}
-        args = {"targets": batch["targets"][rows]}, of_side
+        row_fields = {f.name: getattr(aligned, f.name)[rows] for f in fields(ShiftedAlignment)}
+        part = ShiftedAlignment(**row_fields)
+        side_rows = {"targets": side["targets"][rows], "shifted": part}
+        args = {"targets": batch["targets"][rows]}, side_rows
         count = strict.count(*args)
         assert count < all_chunks.count(*args)
         return count * float(strict(logits[0][rows], logits[1][rows], *args)), count
 
-    of_rows = [total(slice(n, n + 1)) for n in range(len(texts))]
+    totals = [total(slice(n, n + 1)) for n in range(len(texts))]
     expected, count = total(slice(None))
-    assert count == sum(n for _, n in of_rows) > 5
-    assert sum(of_row for of_row, _ in of_rows) == pytest.approx(expected)
+    assert count == sum(n for _, n in totals) > 5
+    assert sum(row_total for row_total, _ in totals) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["p-kl", "event-kl", "csd", "alm", "gold"])
@@ -129,19 +129,19 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
     generator = torch.Generator().manual_seed(0)
     own = [torch.randn(len(row), pair.shape[0], generator=generator).double() for row in rows]
     counts, values, gradients = [], [], []
-    logits_of_teacher = torch.Tensor()
+    teacher_logits = torch.Tensor()
     for left in (False, True):
         ids, mask = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(2))
         labels = torch.full_like(ids, -100)
         logits = torch.full((len(rows), width, pair.shape[0]), 1e4, dtype=torch.float64)
         positions = []
-        for number, (row, values_of_row) in enumerate(zip(rows, own, strict=True)):
+        for number, (row, row_values) in enumerate(zip(rows, own, strict=True)):
             begin = width - len(row) if left else 0
             here = slice(begin, begin + len(row))
             ids[number, here], mask[number, here] = torch.tensor(row), 1
             labels[number, here] = torch.tensor(row)
             labels[number, begin : begin + prompt] = -100
-            logits[number, here] = values_of_row
+            logits[number, here] = row_values
             positions.append(here)
         logits[mask == 0, 5] = -1e4
         logits.requires_grad_()
@@ -149,8 +149,8 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
         [side] = batch["teachers"]
         if not left:
             shape = (*side["input_ids"].shape, pair.shape[1])
-            logits_of_teacher = torch.randn(shape, generator=generator, dtype=torch.float64)
-        value = loss(logits, logits_of_teacher, batch, side)
+            teacher_logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+        value = loss(logits, teacher_logits, batch, side)
         (gradient,) = torch.autograd.grad(value, logits)
         assert not gradient[mask == 0].any()
         counts.append(loss.count(batch, side))

@@ -29,11 +29,11 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
     width = max(map(len, rows)) + 1
     ids, mask = torch.zeros((2, 2, width), dtype=torch.int64)
     labels = torch.full_like(ids, -100)
-    for row, (of_row, start) in enumerate(zip(rows, prompts, strict=True)):
-        offset = width - len(of_row) if side == "left" else 0
-        ids[row, offset : offset + len(of_row)] = torch.tensor(of_row)
-        mask[row, offset : offset + len(of_row)] = 1
-        labels[row, offset + start : offset + len(of_row)] = torch.tensor(of_row[start:])
+    for row, (row_ids, start) in enumerate(zip(rows, prompts, strict=True)):
+        offset = width - len(row_ids) if side == "left" else 0
+        ids[row, offset : offset + len(row_ids)] = torch.tensor(row_ids)
+        mask[row, offset : offset + len(row_ids)] = 1
+        labels[row, offset + start : offset + len(row_ids)] = torch.tensor(row_ids[start:])
     batch = prepare(DistillationCollator(digits, digits).from_student_ids(ids, mask, labels))
     [teacher] = batch["teachers"]
     model = tiny_model(len(digits.table), seed=0, sharp=0.5).eval()

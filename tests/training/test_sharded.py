@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 def run(forks: Forks, processes: int, *args: str) -> None:
     python = str(forks.folder / "python")
     program = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]}; import sharded; "
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
          "--no-python", python, "-c", program + "sharded.main(*sys.argv[1:])", *args],
         env={**forks.env, "DS_ACCELERATOR": "cpu"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

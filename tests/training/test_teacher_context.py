@@ -160,11 +160,11 @@ def given_to(way: Any) -> list[dict[str, str]]:
     return messages
 
 
-def of_row(side: dict[str, Any], row: int) -> tuple[list[int], list[int], list[int]]:
+def read_row(side: dict[str, Any], row: int) -> tuple[list[int], list[int], list[int]]:
     """Return a row's ids, labels and chunks, without padding."""
     kept = side["attention_mask"][row] != 0
-    of_tokens = side["input_ids"], side["labels"], side["alignment"].teacher_chunk_id
-    ids, labels, chunk = (values[row][kept].tolist() for values in of_tokens)
+    columns = side["input_ids"], side["labels"], side["alignment"].teacher_chunk_id
+    ids, labels, chunk = (values[row][kept].tolist() for values in columns)
     return ids, labels, chunk
 
 
@@ -184,8 +184,8 @@ def test_only_the_answers_are_compared(
     batch = collator([{"messages": CHAT, "teacher_messages": [WAYS[way], None]}, CHAT[:2]])
     more, usual = batch["teachers"]
     check_same_batch({**batch, "teachers": [usual]}, drop_first(collator([CHAT, CHAT[:2]])))
-    ids, labels, chunk = of_row(more, 0)
-    usual_ids, usual_labels, usual_chunk = of_row(usual, 0)
+    ids, labels, chunk = read_row(more, 0)
+    usual_ids, usual_labels, usual_chunk = read_row(usual, 0)
     assert ids == xtok.render(teacher, given_to(WAYS[way])).ids.tolist() != usual_ids
     assert [i for i in labels if i >= 0] == [i for i in usual_labels if i >= 0]
     assert in_chunks(ids, chunk) == in_chunks(usual_ids, usual_chunk)
@@ -232,15 +232,15 @@ def test_the_conversation_before_an_answer_is_cut_from_its_left(
     teacher, system = family("llama3"), {**SYSTEM, "content": 5 * SYSTEM["content"]}
     sample = {"messages": CHAT[:2], "teacher_messages": [system, *CHAT[:2]]}
     [side] = DistillationCollator(digits, teacher, student_template="plain")([sample])["teachers"]
-    ids, _, chunk = of_row(side, 0)
+    ids, _, chunk = read_row(side, 0)
     for cut in (1, 9, 30):
         end = len(ids) - cut
         collator = DistillationCollator(digits, teacher, student_template="plain", max_length=end)
         with pytest.warns(UserWarning, match="additional text of .*: sample 0$"):
             [side] = collator([sample])["teachers"]
-        of_cut = of_row(side, 0)
-        assert of_cut[0] == [ids[0], *ids[cut + 1 :]]
-        assert of_cut[2] == [chunk[0], *chunk[cut + 1 :]]
+        cut_row = read_row(side, 0)
+        assert cut_row[0] == [ids[0], *ids[cut + 1 :]]
+        assert cut_row[2] == [chunk[0], *chunk[cut + 1 :]]
 
 
 # On policy
@@ -268,12 +268,12 @@ def test_rows_of_the_student(
     )
     shown = xtok.render(teacher, messages[:-1], add_generation_prompt=True).ids.tolist()
     for n, (more, usual) in enumerate((batch["teachers"], batch["teachers"][::-1])):
-        teacher_ids, _, chunk = of_row(more, n)
-        usual_ids, _, usual_chunk = of_row(usual, n)
+        teacher_ids, _, chunk = read_row(more, n)
+        usual_ids, _, usual_chunk = read_row(usual, n)
         begins = usual_ids.index(in_chunks(usual_ids, usual_chunk)[0][1])
         assert teacher_ids == [*shown, *usual_ids[begins:]]
         assert in_chunks(teacher_ids, chunk) == in_chunks(usual_ids, usual_chunk)
-        assert (usual_ids, usual_chunk) == of_row(plain["teachers"][n], n)[::2]
+        assert (usual_ids, usual_chunk) == read_row(plain["teachers"][n], n)[::2]
 
 
 def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
@@ -286,7 +286,7 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     [bos] = byte_level.table.roles["bos"]
     context_ids = byte_level.encode(CONTEXT).ids.tolist()
     rows = [
-        of_row(collator.from_student_ids(ids, ids > -1, labels, **options)["teachers"][0], 0)
+        read_row(collator.from_student_ids(ids, ids > -1, labels, **options)["teachers"][0], 0)
         for options in ({}, {"teacher_context": [CONTEXT]}, {"teacher_messages": [CONTEXT]})
     ]
     theirs = rows[0][0]
@@ -303,12 +303,12 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
 def test_rendering_counts_the_extra_tokens_of_teachers(digits: Tokenizer) -> None:
     row = {"messages": CHAT, "teacher_messages": [[SYSTEM, *CHAT], None]}
     chats = [chat_record(record, "line") for record in (row, {"messages": CHAT})]
-    done = render_file(digits, chats, BytesIO(), template="plain")
-    own, of_teacher = (
+    result = render_file(digits, chats, BytesIO(), template="plain")
+    own, teacher_size = (
         len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT])
     )
-    assert (done.conversations, done.tokens) == (2, 2 * own)
-    assert (done.teacher_differs, done.extra_tokens) == (1, of_teacher - own)
+    assert (result.conversations, result.tokens) == (2, 2 * own)
+    assert (result.teacher_differs, result.extra_tokens) == (1, teacher_size - own)
 
 
 def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:

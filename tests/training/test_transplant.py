@@ -115,7 +115,7 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
         path = source / "model.safetensors"
         weights = {k.removeprefix("transformer."): v for k, v in load_file(path).items()}
         save_file(weights, path, {"format": "pt"})
-    done = xtok.transplant(source, new, tmp_path / "new")
+    result = xtok.transplant(source, new, tmp_path / "new")
     pair = xtok.load_pair(new, source)
     new_ids = np.flatnonzero(pair.equal_bytes >= 0)[:64]
     old_ids = pair.equal_bytes[new_ids]
@@ -126,16 +126,16 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
             for model, ids in ((ours, new_ids), (theirs, old_ids))
         )
     assert torch.equal(mine[:, new_ids], original[:, old_ids])
-    assert mine.shape[1] == done.vocab_size == len(library) == 1200
+    assert mine.shape[1] == result.vocab_size == len(library) == 1200
     for parameter, value in theirs.state_dict().items():
-        if value.shape[:1] != (done.old_vocab_size,):
+        if value.shape[:1] != (result.old_vocab_size,):
             assert torch.equal(ours.state_dict()[parameter], value), parameter
 
 
 def test_rows_are_copied_or_the_mean_of_their_pieces(
     model: Path, new: Path, tmp_path: Path
 ) -> None:
-    done = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
+    result = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
     ours, theirs, pair = weights_of(tmp_path / "new"), weights_of(model), xtok.load_pair(new, model)
     table, old = pair.tables
     mean = theirs[torch.from_numpy(old.types != 5)].double().mean(0).float()
@@ -146,23 +146,23 @@ def test_rows_are_copied_or_the_mean_of_their_pieces(
             assert torch.equal(ours[i], theirs[partner])
         else:
             torch.testing.assert_close(ours[i], pieces.mean(0))
-    assert (done.copied, done.roles, done.composed, done.empty, done.padding) == (
+    assert (result.copied, result.roles, result.composed, result.empty, result.padding) == (
         782,
         5,
         413,
         0,
         80,
     )
-    assert (done.old_vocab_size, done.vocab_size, len(ours)) == (896, 1280, 1280)
-    assert (done.model, done.tokenizer) == ("model", "small-byte-level")
-    assert (done.bits_before, done.bits_after, done.notes) == (None, None, ())
+    assert (result.old_vocab_size, result.vocab_size, len(ours)) == (896, 1280, 1280)
+    assert (result.model, result.tokenizer) == ("model", "small-byte-level")
+    assert (result.bits_before, result.bits_after, result.notes) == (None, None, ())
 
 
 def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
     model: Path, small: Path, tmp_path: Path
 ) -> None:
     """A second row for a newline (`<0x0A>`) would take half of its probability."""
-    done = xtok.transplant(model, small / "small-hf", tmp_path / "new")
+    result = xtok.transplant(model, small / "small-hf", tmp_path / "new")
     ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
     table, old = xtok.load_pair(small / "small-hf", model).tables
     mean = theirs[torch.from_numpy(old.types != TokenType.UNUSED)].double().mean(0).float()
@@ -173,7 +173,7 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
             torch.testing.assert_close(ours[i], mean)
             assert not torch.allclose(ours[emitted], mean)
     assert num_twins == len(table.text_ids) - len(table.canonical_ids()) > 50
-    assert done.empty >= num_twins
+    assert result.empty >= num_twins
 
 
 def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
@@ -218,15 +218,15 @@ def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
     projection = xtok.build(pair)
     projection.save(tmp_path / "map.safetensors")
     path = str(tmp_path / "map.safetensors")
-    done = xtok.transplant(model, new, tmp_path / "new", init=path, shrink=0.0)
+    result = xtok.transplant(model, new, tmp_path / "new", init=path, shrink=0.0)
     ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
     edges = projection.edges.take(~projection.is_slot).normalized()
     for i in np.flatnonzero(pair.partners[:1200] < 0).tolist():
-        of_row = edges.take(edges.student_ids == i)
-        expected = torch.from_numpy(of_row.weights).float() @ theirs[of_row.teacher_ids]
+        row_edges = edges.take(edges.student_ids == i)
+        expected = torch.from_numpy(row_edges.weights).float() @ theirs[row_edges.teacher_ids]
         torch.testing.assert_close(ours[i], expected)
     assert torch.equal(ours[:256], weights_of(tmp_path / "new")[:256])
-    assert (done.copied, done.composed, done.empty) == (782, 413, 0)
+    assert (result.copied, result.composed, result.empty) == (782, 413, 0)
     assert config_of(tmp_path / "new", "xtok_transplant")["init"] == "map"
 
 
@@ -238,8 +238,8 @@ def test_the_folder_has_all_files_of_a_model(model: Path, new: Path, tmp_path: P
     changed(model, sep_token_id=3, tokenizer_class="GPT2Tokenizer")
     generation = {"suppress_tokens": [7], "max_new_tokens": 5, "eos_token_id": [795, 797]}
     (model / "generation_config.json").write_text(json.dumps(generation))
-    done = xtok.transplant(model, source, tmp_path / "new")
-    assert done.notes == (
+    result = xtok.transplant(model, source, tmp_path / "new")
+    assert result.notes == (
         "removed from the configs, as ids of the old tokenizer: sep_token_id, suppress_tokens",
     )
     assert left(tmp_path / "new") == [
@@ -281,11 +281,11 @@ def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path
     config = config_of(source, "tokenizer_config") | {"pad_token": "<|end_of_text|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(config))
     model = saved_model(tmp_path / "model", source, *CONFIGS["llama, tied"])
-    done = xtok.transplant(model, new, tmp_path / "new")
+    result = xtok.transplant(model, new, tmp_path / "new")
     rows = weights_of(tmp_path / "new")
     assert torch.equal(rows[1195], weights_of(model)[795])
     assert not torch.equal(rows[1198], rows[1195])
-    assert (done.roles, done.empty) == (4, 1)
+    assert (result.roles, result.empty) == (4, 1)
 
 
 @pytest.mark.parametrize(("name", "old_id"), [("<|im_start|>", 794), ("<|end_of_text|>", 795)])
@@ -374,19 +374,19 @@ def test_a_smaller_vocabulary(
     tokenizer: str, counts: tuple[int, ...], small: Path, new: Path, tmp_path: Path
 ) -> None:
     model = saved_model(tmp_path / "model", new, *CONFIGS["llama, tied"])
-    done = xtok.transplant(model, small / tokenizer, tmp_path / "new")
+    result = xtok.transplant(model, small / tokenizer, tmp_path / "new")
     ours, library = loaded(tmp_path / "new")
     text = "In 2012 there were größer 日本 😀 of them."
     assert library(text).input_ids == load_tokenizer(small / tokenizer).library(text).input_ids
-    assert ours(torch.tensor([library(text).input_ids])).logits.shape[2] == done.vocab_size
-    assert (done.copied, done.roles, done.composed) == counts
-    assert done.vocab_size == sum(counts) + done.empty
+    assert ours(torch.tensor([library(text).input_ids])).logits.shape[2] == result.vocab_size
+    assert (result.copied, result.roles, result.composed) == counts
+    assert result.vocab_size == sum(counts) + result.empty
 
 
 def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
-    done = xtok.transplant(model, small / "small-digits", tmp_path / "new")
-    assert done.notes == ("model has this tokenizer already: the folder is a copy",)
-    assert (done.vocab_size, done.old_vocab_size) == (896, 896)
+    result = xtok.transplant(model, small / "small-digits", tmp_path / "new")
+    assert result.notes == ("model has this tokenizer already: the folder is a copy",)
+    assert (result.vocab_size, result.old_vocab_size) == (896, 896)
     for path in model.iterdir():
         assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
     padded = xtok.transplant(model, small / "small-digits", tmp_path / "a", pad_to_multiple_of=500)
@@ -451,8 +451,8 @@ def stop_at_the_second_file(event, args):
 sys.addaudithook(stop_at_the_second_file)
 """
     args = ["transplant", str(model), str(new), "-o", "new"]
-    done = killed(hook, stop, args, tmp_path, forks)
-    assert done.returncode in (code, code - 128 - 2 * (code - 128)), done.stderr
+    result = killed(hook, stop, args, tmp_path, forks)
+    assert result.returncode in (code, code - 128 - 2 * (code - 128)), result.stderr
     assert not (tmp_path / "new").exists()
     hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     assert len(hidden) == (stop == "SIGKILL")
@@ -474,11 +474,11 @@ def test_a_full_disk(model: Path, new: Path, tmp_path: Path, forks: Forks) -> No
 def test_the_command(model: Path, new: Path, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 9, encoding="utf-8")
     args = [str(model), str(new), "--text", "text.txt"]
-    done = works(cli("transplant", *args, "-o", "new"))
+    result = works(cli("transplant", *args, "-o", "new"))
     values = printed_json(cli("transplant", *args, "-o", "again", "--json"))
-    assert "782" in done.stdout
-    assert f"{values['bits_after']:.3f} (before: {values['bits_before']:.3f})" in done.stdout
-    assert fits_80_columns(done.stdout)
+    assert "782" in result.stdout
+    assert f"{values['bits_after']:.3f} (before: {values['bits_before']:.3f})" in result.stdout
+    assert fits_80_columns(result.stdout)
     assert set(values) == {f.name for f in fields(Transplant)}
     assert json.loads((tmp_path / "new" / RECORD).read_text()) == json.loads(
         (tmp_path / "again" / RECORD).read_text()

@@ -149,11 +149,11 @@ def test_documents_keep_their_pairs_and_chunks(
         counter.add(aligned(part), group)
     text, is_chosen = counter.result(), np.array(chosen[: len(documents)])
     losses = text.over_chunks(text.chunk_losses(edges_of(weights), (len(TOKENS), len(TOKENS))))
-    of_pairs, sums = Counter[int](), np.zeros(len(documents))
+    pair_counts, sums = Counter[int](), np.zeros(len(documents))
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
         if chosen[d]:
-            of_pairs.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+            pair_counts.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
         sums[d] = sum(theirs[0] + 1 for _, theirs in chunks)
         loss = 0.0
         for ours, theirs in chunks:
@@ -162,7 +162,7 @@ def test_documents_keep_their_pairs_and_chunks(
         assert text.num_chunks[d] == len(chunks)
         assert losses[d] == pytest.approx(loss, rel=1e-9)
     amounts = dict(zip(text.keys.tolist(), text.amounts(is_chosen).tolist(), strict=True))
-    assert {key: n for key, n in amounts.items() if n} == of_pairs
+    assert {key: n for key, n in amounts.items() if n} == pair_counts
     assert text.per_document((text.keys & 0xFFFFFFFF) + 1).tolist() == sums.tolist()
 
 

@@ -74,7 +74,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
         assert text.totals == TextTotals(
             documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
         )
-        assert [int(of_one.sum()) for of_one in text.tokens] == [5, 2]
+        assert [int(side_tokens.sum()) for side_tokens in text.tokens] == [5, 2]
         assert text.tokens[0][zero] == 2
         assert [*map(asdict, text.sources)] == [source(path)]
 
@@ -97,14 +97,18 @@ def test_a_difference_excludes_only_its_own_chunk(
     ids = [side.library_ids(texts) for side in both.tokenizers]
     aligner = TokenAligner(both)
     chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
-    assert known(text.per_document).num_chunks.tolist() == [len(of_one) for of_one in chunks]
+    assert known(text.per_document).num_chunks.tolist() == [
+        len(side_tokens) for side_tokens in chunks
+    ]
     tokens = [sum(map(len, side)) for side in ids]
     assert text.totals == TextTotals(
         documents=3, differing=2, num_bytes=59, lost_bytes=6, student_tokens=tokens[0],
         teacher_tokens=tokens[1], starts=sum(map(len, chunks)),
     )  # fmt: skip
     first = Counter(
-        c.student_ids[0] << 32 | c.teacher_ids[0] for of_document in chunks for c in of_document
+        c.student_ids[0] << 32 | c.teacher_ids[0]
+        for document_chunks in chunks
+        for c in document_chunks
     )
     assert dict(zip(*(array.tolist() for array in text.pairs), strict=True)) == first
     sentence = (

@@ -39,8 +39,8 @@ def test_alpha_is_small_where_counts_predict_and_large_where_the_base_does() -> 
     cases = ((3, [2, 2], 0.25), (3, [1, 1], 64.0), (1, [1, 2], 1.0), (3, [], 4.0))
     for counted, held, alpha in cases:
         pairs = np.array([2]), np.array([counted])
-        of_held = np.array(held, np.int64), np.ones(len(held), np.int64)
-        assert choose_alpha(pairs, of_held, base, 2, 10) == alpha
+        held_pairs = np.array(held, np.int64), np.ones(len(held), np.int64)
+        assert choose_alpha(pairs, held_pairs, base, 2, 10) == alpha
 
 
 @given(counted=counts, held=counts, base=weights, top_k=st.integers(1, 4))
@@ -54,12 +54,12 @@ def test_alpha_is_chosen_by_the_losses_of_whole_maps(
     keys, amounts = arrays(base)
     edges = pair_edges(keys, amounts.astype(np.float32)).normalized()
     edges = edges._replace(weights=edges.weights.astype(np.float32))
-    of_counted, of_held = arrays(counted), arrays(held)
+    counted_pairs, held_pairs = arrays(counted), arrays(held)
     scores = []
     for alpha in ALPHAS:
         smoothed = heaviest(
-            smooth(pair_edges(of_counted[0], of_counted[1] / 2), edges, alpha), top_k
+            smooth(pair_edges(counted_pairs[0], counted_pairs[1] / 2), edges, alpha), top_k
         )
-        scores.append((losses(weights_at(smoothed, of_held[0]), 6) * of_held[1]).sum())
+        scores.append((losses(weights_at(smoothed, held_pairs[0]), 6) * held_pairs[1]).sum())
     expected = ALPHAS[int(np.argmin(scores))] if held and counted else 4.0
-    assert choose_alpha(of_counted, of_held, edges, top_k, 6, unit=2) == expected
+    assert choose_alpha(counted_pairs, held_pairs, edges, top_k, 6, unit=2) == expected

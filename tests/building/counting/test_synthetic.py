@@ -114,10 +114,10 @@ def test_a_changed_text_does_not_exclude_other_texts(
 
     pair = xtok.load_pair(byte_level, composing)
     edges, _ = synthetic_edges(pair, num_texts=len(drawn), progress=progress)
-    of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
+    q_ids = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
     assert sum(advanced) == 30
     # 30 times, and where the bytes of one begin the other's, and as its first piece.
-    assert rows(edges)[of_q[0]][of_q[1]] == pytest.approx(30 + 1 / 3, abs=0.03)
+    assert rows(edges)[q_ids[0]][q_ids[1]] == pytest.approx(30 + 1 / 3, abs=0.03)
 
 
 def test_each_text_is_encoded_once_even_if_a_side_changes_all(
@@ -162,7 +162,7 @@ def test_a_long_token_needs_memory_for_its_bytes_only(tmp_path: Path) -> None:
 def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
     config = BuildConfig(weights="synthetic", scale_trick=False)
     projection, _ = synthetic_map(to_pieces, config, find_matches(to_pieces, config))
-    by_row, (byte_level, sentencepiece) = naive.rows_of_map(projection), to_pieces.tokenizers
+    by_row, (byte_level, sentencepiece) = naive.map_rows(projection), to_pieces.tokenizers
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
     assert [(step["stage"], step["options"]) for step in projection.history] == [

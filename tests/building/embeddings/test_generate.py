@@ -103,7 +103,7 @@ RELAXED = GenerateConfig(top_k=1, canonicalization="relaxed")
 
 
 def rounded_rows(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
-    rows = naive.rows_of_map(projection)
+    rows = naive.map_rows(projection)
     return {s: [(t, round(w, 5)) for t, w in row] for s, row in rows.items()}
 
 
@@ -552,10 +552,10 @@ def test_the_default_is_the_models_own_embeddings(
     cli: Cli, model_folders: Path, tmp_path: Path
 ) -> None:
     sides = model_folders / "student", model_folders / "teacher"
-    done = works(cli("generate", *sides))
+    result = works(cli("generate", *sides))
     name = "student_to_teacher_generate_top10_own.safetensors"
-    assert done.stdout == f"{name}\n"
-    assert "own embeddings" in done.stderr
+    assert result.stdout == f"{name}\n"
+    assert "own embeddings" in result.stderr
     assert to_safetensors(generate(xtok.load_pair(*sides), "own")) == (tmp_path / name).read_bytes()
 
 
@@ -564,11 +564,11 @@ def test_without_weights_on_a_side_the_default_is_spelling(
 ) -> None:
     """No network, no PyTorch, and no file but the map."""
     env = {"XTOK_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPROFILEIMPORTTIME": "1"}
-    done = cli("generate", "-s", small / "small.model", "-t", model_folders / "teacher", env=env)
+    result = cli("generate", "-s", small / "small.model", "-t", model_folders / "teacher", env=env)
     name = "small_to_teacher_generate_top10_spelling.safetensors"
-    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
-    assert "compared by spelling: the student small.model has no" in done.stderr
-    assert "| torch\n" not in done.stderr
+    assert (result.returncode, result.stdout) == (0, f"{name}\n"), result.stderr
+    assert "compared by spelling: the student small.model has no" in result.stderr
+    assert "| torch\n" not in result.stderr
     assert os.listdir(tmp_path) == [name]
     projection = ProjectionMap.load(tmp_path / name)
     assert projection.method == "spelling"
@@ -677,8 +677,8 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_
         copied(model_folders / "student", tmp_path / "student", tokenizer=content),
         model_folders / "teacher",
     )
-    done = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
-    fails(done, f"student student: no bytes for 1 id: {empty} ")
+    result = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
+    fails(result, f"student student: no bytes for 1 id: {empty} ")
     assert os.listdir(tmp_path) == ["student"]
     assert generate(xtok.load_pair(*sides)).row_kind[empty] == RowKind.EMPTY
 

@@ -979,9 +979,9 @@ def test_distillkits_config_contradicts_the_rows(
     config = tmp_path / "compression_config.yaml"
     teachers.write_distillkit(path, rows, compressed=compressed, d=d)
     read_documents(path, byte_level)
-    of_config = {n: v for n, v in changes.items() if n in distillkit.Compression._fields}
-    if of_config:
-        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **of_config}))
+    config_changes = {n: v for n, v in changes.items() if n in distillkit.Compression._fields}
+    if config_changes:
+        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **config_changes}))
     else:
         table = pyarrow.parquet.read_table(path).to_pylist()
         for column, by in changes.items():

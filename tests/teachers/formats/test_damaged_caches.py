@@ -107,7 +107,7 @@ def equal_rows(neutral_row: Row, ids: Any, rows: Any) -> bool:
     return {type(i) for i in ids} <= {int} and (neutral_row["input_ids"], theirs) == (ids, ours)
 
 
-def rows_of_answer(answer: Row) -> tuple[Any, Any]:
+def read_answer(answer: Row) -> tuple[Any, Any]:
     """Return the ids and the rows of vLLM's or SGLang's answer."""
     if "meta_info" in answer:
         about = answer["meta_info"]
@@ -152,7 +152,7 @@ def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_p
         if read_rows is None:
             refused += 1
         else:
-            written = [rows_of_answer(json.loads(line)) for line in data.splitlines()]
+            written = [read_answer(json.loads(line)) for line in data.splitlines()]
             assert all(
                 equal_rows(row, *ids_and_rows)
                 for row, ids_and_rows in zip(read_rows, written, strict=True)
@@ -226,7 +226,7 @@ def test_parquet(
             refused += 1
         else:
             plain_rows = schema.to_pylist() if seed % 5 else read_rows
-            written = [(row["input_ids"], rows_of_neutral(row)) for row in plain_rows]
+            written = [(row["input_ids"], read_neutral(row)) for row in plain_rows]
             assert all(
                 equal_rows(row, *ids_and_rows)
                 for row, ids_and_rows in zip(read_rows, written, strict=True)
@@ -234,7 +234,7 @@ def test_parquet(
     assert RUNS / 3 < refused < RUNS
 
 
-def rows_of_neutral(row: Row) -> list[dict[int, float]]:
+def read_neutral(row: Row) -> list[dict[int, float]]:
     pairs = zip(row["topk_ids"], row["topk_logprobs"], strict=True)
     return [dict(zip(ids or (), lps or (), strict=True)) for ids, lps in pairs]
 
@@ -353,8 +353,8 @@ def test_a_damaged_footer_does_not_end_the_process(
 ) -> None:
     """In pyarrow 26, the metadata of a damaged column can end the process."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows[:1])
-    done = forks.run(["-c", FLIPS, path], tmp_path, program="python")
-    assert done.returncode == 0, done.stderr
+    result = forks.run(["-c", FLIPS, path], tmp_path, program="python")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("ends", [[2, 2, 3], [0, 2, 3]])

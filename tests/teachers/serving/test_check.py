@@ -122,11 +122,11 @@ def test_the_key(digits: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_with_a_server(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     with running(Model(digits, max_logprobs=20).app) as url:
-        done = cli("doctor", *models, "--teacher-url", url)
-        assert (done.returncode, done.stderr) == (0, "")
+        result = cli("doctor", *models, "--teacher-url", url)
+        assert (result.returncode, result.stderr) == (0, "")
         for text in (url, "vLLM 0.32.0", "20", "equal", "raw_logprobs"):
-            assert text in done.stdout
-        assert "--max-logprobs 64" in done.stdout
+            assert text in result.stdout
+        assert "--max-logprobs 64" in result.stdout
         value: dict[str, Any] = json.loads(
             cli("doctor", *models, "--teacher-url", url, "--json").stdout
         )

@@ -170,15 +170,15 @@ def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) ->
 
 def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
-    done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
-    fails(done, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")
-    done = cli("serve", *models)
-    assert done.returncode == 2
-    assert "--teacher-url" in done.stderr
+    result = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
+    fails(result, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")
+    result = cli("serve", *models)
+    assert result.returncode == 2
+    assert "--teacher-url" in result.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = cli("serve", *models, "--teacher-url", "x", "--port", port)
-    fails(done, f"cannot listen on 127.0.0.1:{port}: ", "--port")
+        result = cli("serve", *models, "--teacher-url", "x", "--port", port)
+    fails(result, f"cannot listen on 127.0.0.1:{port}: ", "--port")
     with bound("127.0.0.1", 0) as first, pytest.raises(XtokError) as raised:
         bound("127.0.0.1", first.getsockname()[1])  # before the first accepts connections
     assert raised.value.parameter == "port"
@@ -186,15 +186,15 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         bound("192.0.2.1", 0)
     assert raised.value.parameter == "host"
     for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
-        done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
-        fails(done, "the key starts or ends with a space")
-        assert "secret" not in done.stderr
+        result = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
+        fails(result, "the key starts or ends with a space")
+        assert "secret" not in result.stderr
     with running(Model(digits, max_logprobs=5).app) as teacher_url:
-        done = cli(
+        result = cli(
             "serve", *models, "--teacher-url", teacher_url, "--port", "0", "--host", "0.0.0.0"
         )
-    fails(done, f"{teacher_url} returns 5 candidates", "--max-logprobs 64")
-    assert "note: every client that can reach 0.0.0.0 can send requests" in done.stderr
+    fails(result, f"{teacher_url} returns 5 candidates", "--max-logprobs 64")
+    assert "note: every client that can reach 0.0.0.0 can send requests" in result.stderr
 
 
 def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ def test_a_server_that_does_not_score_is_an_error(
     if problem == "fails":
         served.scored_rows = once  # type: ignore[method-assign]
     with running(served.app) as teacher_url:
-        done = cli("serve", *models, "--teacher-url", teacher_url, "--port", "0", "--wait", "0")
-    fails(done, teacher_url)
+        result = cli("serve", *models, "--teacher-url", teacher_url, "--port", "0", "--wait", "0")
+    fails(result, teacher_url)
 
 
 def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

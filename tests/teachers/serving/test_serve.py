@@ -180,8 +180,8 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
     for i, row, values in zip(ids[1:], rows[1:], served.model.logprobs(ids), strict=True):
         best = values.topk(7)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        values_of_row = {str(i): float(values[i]), **{str(j): value for j, value in pairs}}
-        assert {j: entry["logprob"] for j, entry in row.items()} == values_of_row
+        row_values = {str(i): float(values[i]), **{str(j): value for j, value in pairs}}
+        assert {j: entry["logprob"] for j, entry in row.items()} == row_values
         if kind == "vllm":
             assert row[str(i)]["rank"] == int((values >= values[i]).sum())
 
@@ -567,19 +567,19 @@ def test_only_the_teacher_has_a_system_text(
     check_rows(ids, rows, 5, len(student.table))
     assert usual == without != rows
     assert model.asked[0] == expected
-    values, of_teacher = [math.nan, *own(ids, rows)], [math.nan, *model.own(expected)]
+    values, teacher_values = [math.nan, *own(ids, rows)], [math.nan, *model.own(expected)]
     for words in [m["content"].encode() for m in CHAT] if kind == "chat" else ():
         sums = [
             sum(numbers[slice(*span_of(side, side_ids, words))])
             for side, side_ids, numbers in (
-                (student, ids, values), (teacher, expected, of_teacher)
+                (student, ids, values), (teacher, expected, teacher_values)
             )
         ]  # fmt: skip
         assert sums[0] == pytest.approx(sums[1], abs=1e-4)
     if kind == "text":
         size = len(teacher.segment(TEXT))
         assert sum(values[1:]) <= 0
-        assert sum(values[1:]) >= sum(of_teacher[-size:]) - 1e-3
+        assert sum(values[1:]) >= sum(teacher_values[-size:]) - 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS.args[1])

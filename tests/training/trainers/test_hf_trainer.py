@@ -710,11 +710,11 @@ def test_two_processes_train_like_one_with_twice_the_batch(
         str(ROOT / "scripts" / "examples" / "hf_trainer.py"), *options,
         f"--output_dir={tmp_path / 'two'}", "--per_device_train_batch_size=1",
     ]  # fmt: skip
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--ddp_backend=gloo"],
         env=forks.env, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     from safetensors.torch import load_file
 
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

@@ -116,7 +116,7 @@ def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> N
         )
         for rank in range(2)
     ]
-    ids = [[batch["input_ids"].tolist() for batch in of_rank] for of_rank in loaders]
+    ids = [[batch["input_ids"].tolist() for batch in rank_batches] for rank_batches in loaders]
     expected = [run.data_collator(rows)["input_ids"].tolist() for rows in (ROWS[:2], ROWS[2:])]
     assert ids == [[rows] for rows in expected]
     with pytest.raises(XtokError, match="dispatch_batches"):

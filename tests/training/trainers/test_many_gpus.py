@@ -47,7 +47,7 @@ def test_fsdp_2_trains_as_one_process(
     single = [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=1"]
     hf_trainer.main([*single, f"--gradient_accumulation_steps={processes}"])
     python = str(forks.folder / "python")
-    done = subprocess.run(
+    result = subprocess.run(
         [
             python, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={processes}", "--no-python", python,
@@ -59,9 +59,9 @@ def test_fsdp_2_trains_as_one_process(
         env=forks.env,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "not determined: process 0, 1" in done.stderr
-    assert "UserWarning: first batch" not in done.stderr
+    assert result.returncode == 0, result.stderr
+    assert "not determined: process 0, 1" in result.stderr
+    assert "UserWarning: first batch" not in result.stderr
     first, second = (load_file(tmp_path / x / "model.safetensors") for x in ("one", "many"))
     start = load_file(Path(options[0].removeprefix("--student=")) / "model.safetensors")
     for name, values in first.items():
