@@ -183,7 +183,7 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             for key, value in (schema.metadata or {}).items()
         }
     _check_footer(path, kind, about)
-    config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
+    config = distillkit.read_compression(path, schema.names) if kind == "distillkit" else None
     return Cache(path=path, kind=kind, about=about, config=config)
 
 
