@@ -23,7 +23,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from xtok.cli import make_app
-from xtok.cli.help import MODEL_KINDS, described, usage
+from xtok.cli.help import MODEL_KINDS, describe_command, usage
 
 app = make_app()  # Typer reads it from this file
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +62,7 @@ def render() -> str:
     text = re.sub(r"^\$ xtok ([a-z-]+) .*$", with_usage, text, flags=re.MULTILINE)
 
     def with_example(head: re.Match[str]) -> str:
-        return f"{head[0]}Example: `{described(head[1])[1]}`\n\n"
+        return f"{head[0]}Example: `{describe_command(head[1])[1]}`\n\n"
 
     text = re.sub(r"^## `xtok (\S+)`\n\n.+\n\n", with_example, text, flags=re.MULTILINE)
     return HEADER.format(typer_version()) + stated_once(text)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import xtok
 from xtok import XtokError
-from xtok.building.events import connected, events, numbered
+from xtok.building.events import events, find_components, number_events
 from xtok.cli.tables.quality import print_evaluation
 from xtok.errors import MapFileError
 from xtok.inspection.evaluate import evaluate
@@ -80,12 +80,12 @@ def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
 
 def test_unlinked_tokens_share_the_last_event() -> None:
     # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
-    joined = connected(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
+    joined = find_components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
-    labels, rest = numbered(joined, 4)
+    labels, rest = number_events(joined, 4)
     assert (labels.tolist(), rest) == ([0, 1, 2, 2, 0, 1, 2], 2)
     # Without teacher 6, the rest joins the last event, so that each event has both sides.
-    labels, rest = numbered(joined[:6], 4)
+    labels, rest = number_events(joined[:6], 4)
     assert (labels.tolist(), rest) == ([0, 1, 1, 1, 0, 1], 1)
 
 

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import xtok
 from xtok.cli import COMMANDS, make_app
 from xtok.cli.command import full_path
-from xtok.cli.help import described
+from xtok.cli.help import describe_command
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
@@ -324,7 +324,7 @@ def test_quiet_does_not_silence_errors_and_debug_shows_the_traceback(cli: Cli) -
 def test_each_command_has_a_summary_and_a_valid_example(cli: Cli) -> None:
     listed = works(cli("--help")).stdout
     for name in COMMANDS:
-        command, (text, example) = command_of(name), described(name)
+        command, (text, example) = command_of(name), describe_command(name)
         assert command.help == text
         assert f"  {name} " in listed
         assert text.partition("\n\n")[0] in " ".join(listed.split())
@@ -347,7 +347,7 @@ def test_the_help_has_whole_sentences_and_every_option(columns: int) -> None:
         assert max(map(len, full.splitlines())) <= columns
         for part in command.help.split("\n\n"):
             assert "\n".join(wrap(" ".join(part.split()), min(columns, 100))) in short
-        assert f"Example:\n  {described(name)[1]}\n" in short
+        assert f"Example:\n  {describe_command(name)[1]}\n" in short
         rare = re.search(r"--help-all also prints (\d+) rarely", short)
         assert ("--trust-remote-code" in full) == (rare is not None and name != "sort-cut")
         assert "--trust-remote-code" not in short

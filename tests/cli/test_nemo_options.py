@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import make_app
-from xtok.cli.nemo_options import ALIASES, FIXED, MODEL_OPTIONS, cleaned, nemo_words
+from xtok.cli.nemo_options import ALIASES, FIXED, MODEL_OPTIONS, clean_name, nemo_words
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "trainers.md"
@@ -248,4 +248,4 @@ def test_options_of_their_wrapper_name_the_output_of_build(cli: Cli, small: Path
     ],
 )  # fmt: skip
 def test_their_short_names_of_models(model: str, name: str) -> None:
-    assert cleaned(model) == name
+    assert clean_name(model) == name

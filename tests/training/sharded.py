@@ -16,7 +16,7 @@ import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
-from xtok.training.heads import find_heads, logits_of, unwrapped
+from xtok.training.heads import find_heads, logits_of, unwrap
 from xtok.training.losses import CombineConfig, event_index, spelling_index
 from xtok.training.losses.registry import make_loss
 from xtok.training.objective import Objective
@@ -85,7 +85,7 @@ def gradients_of(student: Any) -> dict[str, Tensor]:
         return {name: safe_get_full_grad(parameter) for name, parameter in named}
     return {
         name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
-        for name, p in unwrapped(student).named_parameters() if p.grad is not None
+        for name, p in unwrap(student).named_parameters() if p.grad is not None
     }  # fmt: skip
 
 

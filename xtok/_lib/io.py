@@ -72,7 +72,7 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
     if target.exists() and not target.is_dir():
         raise OutputError(f"the output {path} is a file, expected a folder", hint="name a folder")
     _check_folder(target, "output")
-    if target.is_dir() and (others := _unrecorded(target, record)):
+    if target.is_dir() and (others := _find_unrecorded(target, record)):
         raise OutputError(
             f"the output folder {path} contains {others[0]}, which xtok did not write or which "
             "changed since",
@@ -81,7 +81,7 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
     return target
 
 
-def _unrecorded(folder: Path, record: str) -> list[str]:
+def _find_unrecorded(folder: Path, record: str) -> list[str]:
     files = {path.name: path.lstat() for path in folder.iterdir()}
     written: dict[str, int] = {}
     with suppress(OSError, ValueError, LookupError, TypeError):

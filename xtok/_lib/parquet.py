@@ -160,7 +160,7 @@ class ParquetTable:
                 raise ValueError
             return [c for c in chunks if columns is None or c[3][0].decode() in columns]
         except MALFORMED as error:
-            raise self._damaged("its footer") from error
+            raise self._damage_error("its footer") from error
 
     def _page_bytes(self, chunk: dict[int, Any]) -> int:
         largest = 0
@@ -169,7 +169,7 @@ class ParquetTable:
             if 0 < chunk.get(11, 0) < at:  # the dictionary's page
                 at = chunk[11]
             stop = at + chunk[7] * (chunk[5] > 0)
-            with _mapped(self._path) as data:
+            with _map_file(self._path) as data:
                 while 0 <= at < stop:
                     header, at = _decode(data, at)
                     num_values = max(header.get(i, {1: 0})[1] for i in (5, 7, 8))
@@ -177,14 +177,14 @@ class ParquetTable:
                         raise ValueError
                     largest, at = max(largest, header[2], 4 * num_values), at + header[3]
         except MALFORMED as error:
-            raise self._damaged("the header of a page") from error
+            raise self._damage_error("the header of a page") from error
         if largest > MAX_ROW_BYTES:
             limit = f"at most {MAX_ROW_BYTES >> 20} MiB are read"
             problem = f"a page expands to {largest >> 20:,} MiB, and {limit}"
             raise self._error(problem, "write the file with smaller pages")
         return largest
 
-    def _damaged(self, part: str) -> XtokError:
+    def _damage_error(self, part: str) -> XtokError:
         problem = f"{self._path} cannot be read: {part} is damaged"
         return XtokError(problem, hint="fetch the file again")
 
@@ -238,7 +238,7 @@ def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
 # in Thrift's compact protocol. A struct is a dict from field numbers to values.
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -246,7 +246,7 @@ def _mapped(path: Path) -> mmap.mmap:
 @lru_cache(maxsize=4)
 def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
     # The size and time identify the contents for the cache.
-    with _mapped(path) as data:
+    with _map_file(path) as data:
         start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
         groups: list[dict[int, Any]] = _decode(data, start)[0][4]
         return groups

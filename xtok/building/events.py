@@ -34,7 +34,7 @@ def events(
     """
     pair = load_pair(student_model, teacher_model)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
-    labels, rest = numbered(connected(s_link, t_link), len(s_link))
+    labels, rest = number_events(find_components(s_link, t_link), len(s_link))
     result = EventMap(
         student=pair.sides[0],
         teacher=pair.sides[1],
@@ -66,7 +66,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
     return links
 
 
-def connected(s_link: Ids, t_link: Ids) -> Ids:
+def find_components(s_link: Ids, t_link: Ids) -> Ids:
     """Return the lowest token that each token's links lead to, student tokens first."""
     links = np.concatenate([np.where(s_link >= 0, s_link + len(s_link), -1), t_link])
     tokens = np.flatnonzero(links >= 0)
@@ -80,7 +80,7 @@ def connected(s_link: Ids, t_link: Ids) -> Ids:
     return lowest
 
 
-def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
+def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
     """Merge all components with tokens of one side into an event; number events by lowest token."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])

@@ -35,12 +35,12 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
         callback=_root,
     )
     for name in names:
-        function = _nothing if only_described else _loaded(name)
-        app.command(name, cls=Command, help=help.described(name)[0])(function)
+        function = _nothing if only_described else _load(name)
+        app.command(name, cls=Command, help=help.describe_command(name)[0])(function)
     return app
 
 
-def _loaded(name: str) -> Callable[..., None]:
+def _load(name: str) -> Callable[..., None]:
     module = import_module(f"xtok.cli.{name.replace('-', '_')}")
     function: Callable[..., None] = getattr(module, name.replace("-", "_"))
     return function

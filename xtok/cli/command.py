@@ -46,7 +46,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-    options = {option.name: option for option in _declared(function, types)}
+    options = {option.name: option for option in _read_options(function, types)}
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
@@ -83,7 +83,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def _declared(function: Callable[..., None], types: Mapping[str, Any]) -> Iterator[Option]:
+def _read_options(function: Callable[..., None], types: Mapping[str, Any]) -> Iterator[Option]:
     for name, parameter in inspect.signature(function).parameters.items():
         if isinstance(parameter.default, Field):
             yield Option(name, types[name], parameter.default)

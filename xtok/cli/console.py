@@ -95,7 +95,7 @@ def to_json(result: object) -> str:
 def print_reports(reports: Iterable[StageReport]) -> None:
     """Print one line per stage on stderr: its counts, failures and notes."""
     for report in reports:
-        counts = ", ".join(_counted(n, noun) for noun, n in report.counts.items() if n)
+        counts = ", ".join(_count_noun(n, noun) for noun, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
         print_notes((*report.failures, *report.notes))
 
@@ -118,7 +118,7 @@ def print_error(error: XtokError) -> None:
     print(lines, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _counted(value: float, noun: str) -> str:
+def _count_noun(value: float, noun: str) -> str:
     if not isinstance(value, int):
         return f"{value:.2g} {noun}"
     if value == 1:

@@ -34,7 +34,7 @@ ALL = "--help-all"
 
 
 @functools.cache
-def described(name: str) -> tuple[str, str]:
+def describe_command(name: str) -> tuple[str, str]:
     """Return a command's description and its example.
 
     Reads the source: importing all commands takes three times as long as printing the help.
@@ -73,7 +73,7 @@ def print_commands(app: Any, ctx: Any) -> None:
     page = _Page().prose("Usage: xtok COMMAND ...").prose(app.help)
     widest = max(map(len, COMMANDS))
     for part, names in PARTS.items():
-        summaries = [(name, described(name)[0].partition("\n\n")[0]) for name in names]
+        summaries = [(name, describe_command(name)[0].partition("\n\n")[0]) for name in names]
         page.rows(part, summaries, widest)
     options = [*filter(None, (p.get_help_record(ctx) for p in app.get_params(ctx)))]
     page.rows("Options", options, max(len(flags) for flags, _ in options))
@@ -85,7 +85,7 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
     parts = dict(_parts(command, ctx))
     left_out = 0 if rare else len(parts.pop(RARE, ()))
     page = _Page().prose(f"Usage: {usage(command, ctx.command_path)}").prose(command.help)
-    page.line("Example:", "bold").line(f"  {described(command.name)[1]}").line()
+    page.line("Example:", "bold").line(f"  {describe_command(command.name)[1]}").line()
     widest = max(len(flags) for rows in parts.values() for flags, _ in rows)
     for part, rows in parts.items():
         page.rows(part, rows, widest)

@@ -213,7 +213,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
     if name is None:
         return None
     if not name:
-        student, teacher = map(cleaned, models)
+        student, teacher = map(clean_name, models)
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"
@@ -222,16 +222,16 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
     return name if name.endswith(".pt") else f"{name}.pt"
 
 
-def cleaned(model: str) -> str:
+def clean_name(model: str) -> str:
     """Return a model's name without its size and kind, as NeMo-RL's tools shorten it.
 
     >>> cleaned("models/Qwen3-4B-Base"), cleaned("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')
     """
     name = model.rstrip("/").rsplit("/", 1)[-1]
-    cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
-    cleaned = re.sub("-Base|-it|-Instruct", "", cleaned)
-    return cleaned.strip("-_") + ("_mini" if "mini" in name else "")
+    clean_name = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
+    clean_name = re.sub("-Base|-it|-Instruct", "", clean_name)
+    return clean_name.strip("-_") + ("_mini" if "mini" in name else "")
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:

@@ -240,7 +240,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", ": ".join(change))
     if not tokenizer.text_changes:
-        how = _difference(_SPACE.encode(), _decoded(tokenizer, [_SPACE])[0])
+        how = _difference(_SPACE.encode(), _decode(tokenizer, [_SPACE])[0])
         yield Check("normalizer", "note" if how else "ok", f"none, but {how}" if how else "none")
     yield _width_check(tokenizer)
     shown = examples_of(empty, None, "id") if empty else "none"
@@ -357,7 +357,7 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     texts = [*_PROBE.values(), _VARIANTS]
-    decoded_texts = zip(texts, _decoded(tokenizer, texts), strict=True)
+    decoded_texts = zip(texts, _decode(tokenizer, texts), strict=True)
     *by_kind, variant = [_difference(text.encode(), decoded) for text, decoded in decoded_texts]
     problems = [f"{kind}: {change}" for kind, change in zip(_PROBE, by_kind, strict=True) if change]
     if problems:
@@ -372,7 +372,7 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("Unicode variants", "ok", "all round-trip")
 
 
-def _decoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+def _decode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
     tokens = tokenizer.table.tokens()
     return [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
 

@@ -174,7 +174,7 @@ def alignment_findings(
         return
     num_equal, chunks = int(equal.sum()), int(valid.sum())
     both = chunk, alignment["teacher_chunk_id"]
-    decoded = [*_decoded(tokenizers, ids, both, np.argwhere(equal))]
+    decoded = [*_decode_chunks(tokenizers, ids, both, np.argwhere(equal))]
     moved = [f"{a} and {b}" for a, b in decoded if a != b]
     differences = []
     if targets_in < ENOUGH * targets:
@@ -201,7 +201,7 @@ def alignment_findings(
         )
 
 
-def _decoded(
+def _decode_chunks(
     tokenizers: tuple[Tokenizer, Tokenizer],
     ids: Sequence[NDArray[Any]],
     chunk_ids: Sequence[NDArray[Any]],
@@ -251,7 +251,7 @@ def row_checks(
             report = compare_side(tokenizer, rows, template=template)
         yield from _side_checks(f"first rows, {tokenizer.vocabulary.model_id}", report)
     chats = [row for row in rows if isinstance(row, ChatRecord)]
-    yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
+    yield from _extra_check(pair.tokenizers[1], chats, templates[1])
     for level, message in _aligned_rows(pair, rows, templates):
         yield Check("first rows, aligned", level, message)
 
@@ -274,7 +274,7 @@ def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
     yield Check(name, "ok" if report.is_compared else "note", f"{', '.join(counted)}: {same}")
 
 
-def _teachers_own(
+def _extra_check(
     teacher: Tokenizer, chats: Sequence[ChatRecord], template: str | Path | None
 ) -> Iterator[Check]:
     name, sizes = "teacher_messages", []
@@ -312,14 +312,14 @@ def _aligned_rows(
             sides.append(both)
     if not sides:
         return
-    ids, kept = zip(*(_padded(side) for side in zip(*sides, strict=True)), strict=True)
-    is_target, _ = _padded(masks)
+    ids, kept = zip(*(_pad(side) for side in zip(*sides, strict=True)), strict=True)
+    is_target, _ = _pad(masks)
     padded = FlatAlignment.joined(alignments).padded(*kept)
     labels = np.where(is_target != 0, ids[0], -100)
     yield from alignment_findings(pair.tokenizers, labels, ids, vars(padded))
 
 
-def _padded(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return rows padded with 0, `[B, T]`, and where they have values."""
     lengths = np.array([*map(len, rows)])
     kept = np.arange(lengths.max()) < lengths[:, None]

@@ -183,7 +183,7 @@ def _findings(
     """Return all findings, the worst first; `empty` is each map's share of text in empty rows."""
     findings = [*_pair_findings(pair)]
     for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
-        map_findings = _empty_rows(m.description, pair, share), _unreached(m.description)
+        map_findings = _empty_rows(m.description, pair, share), _find_unreached(m.description)
         findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in map_findings]
     return tuple(sorted(findings, key=lambda finding: _GRADES.index(finding.grade)))
 
@@ -222,7 +222,7 @@ def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
     return Finding(grade if total else "good", f"{total:,}", f"{words}.", "classes")
 
 
-def _unreached(d: Description) -> Finding:
+def _find_unreached(d: Description) -> Finding:
     text = [c for c in d.coverage or () if c.token_class not in ("control", "unused")]
     unreached = sum(c.teacher_unreached for c in text)
     share = unreached / max(1, sum(c.teacher_ids for c in text))

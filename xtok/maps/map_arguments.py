@@ -67,7 +67,7 @@ def bind_map(
         if not isinstance(pair, Pair):
             raise ValueError("bind_map needs a map or a pair")
         return any_map, pair
-    pair = _pair_of(pair, [any_map])
+    pair = _make_pair(pair, [any_map])
     return _bind(pair, any_map, name), pair
 
 
@@ -92,11 +92,11 @@ def bind_maps(
         for number, source in enumerate(sources, 1)
     ]
     maps = [read(source) for source in sources]
-    pair = _pair_of(pair, maps)
+    pair = _make_pair(pair, maps)
     return [_bind(pair, m, name) for m, name in zip(maps, names, strict=True)], pair, names
 
 
-def _pair_of(
+def _make_pair(
     pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[mapfile.StoredMap]
 ) -> Pair:
     if isinstance(pair, Pair):

@@ -51,7 +51,7 @@ def to_tables(
         size = _num_ids(vocabulary)
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
         table = {
-            "subtoks": torch.from_numpy(_padded(pieces, counts)[:size]),
+            "subtoks": torch.from_numpy(_pad(pieces, counts)[:size]),
             "lengths": torch.from_numpy(counts[:size].astype(np.int64)),
             "src": vocabulary.model_id,
             "dst": into.model_id,
@@ -68,7 +68,7 @@ def _num_ids(vocabulary: Vocabulary) -> int:
     return vocabulary.tokenizer_vocab_size or vocabulary.vocab_size
 
 
-def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+def _pad(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     rows = np.repeat(np.arange(len(counts)), counts)
     rank = ranks(rows)
     kept = rank < N_MAX

@@ -265,11 +265,11 @@ class ProjectionMap(StoredMap):
         """Make a map of the contents of its file; check the digests, not the invariants."""
         _, _, tensors, header, entries = contents
         if entries is not None and not header:
-            loaded = cls._imported(entries, preserve_last)
+            loaded = cls._import(entries, preserve_last)
         elif entries is not None:
-            loaded = cls._repaired(entries, tensors, header)
+            loaded = cls._repair(entries, tensors, header)
         elif normalize:
-            loaded = cls._repaired(nemo.read_trained(tensors), tensors, header, normalize=True)
+            loaded = cls._repair(nemo.read_trained(tensors), tensors, header, normalize=True)
         else:
             loaded, is_whole = unpack(cls, tensors, header)
             if not is_whole:  # training changes only the weights of projection maps
@@ -280,13 +280,13 @@ class ProjectionMap(StoredMap):
         return loaded.with_slots(preserve_last)
 
     @classmethod
-    def _imported(cls, entries: nemo.PtEntries, preserve_last: bool | None) -> Self:
+    def _import(cls, entries: nemo.PtEntries, preserve_last: bool | None) -> Self:
         fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
         reports = (StageReport("import", counts, notes),)
         return cls(**fields, history=(history_step("import", {}),), reports=reports)
 
     @classmethod
-    def _repaired(
+    def _repair(
         cls, entries: nemo.PtEntries, tensors: Tensors, header: Header, normalize: bool = False
     ) -> Self:
         repaired, counts = nemo.repaired_tensors(entries, tensors)

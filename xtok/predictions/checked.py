@@ -129,18 +129,18 @@ def checked(
     Raises:
         PredictionError: for the first violation.
     """
-    is_listed = ~np.isnan(_listed(topk, 0))  # even with an impossible value
+    is_listed = ~np.isnan(_lookup(topk, 0))  # even with an impossible value
     firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
     realized = own_logprobs(topk.realized_logprob, firsts)
     topk = without_padding(topk)._replace(realized_logprob=realized)
     _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
-    topk = _sorted(topk)
+    topk = _sort(topk)
     sums = masses(topk)
     _check_sums(topk, sums, is_projected=is_projected)
     mass_left = np.maximum(0, 1 - sums)
     if not is_projected:
         _check_rest(topk, mass_left, width)
-    listed = _listed(topk, 0)
+    listed = _lookup(topk, 0)
     if not is_answer or is_projected:
         _check_shift(topk, mass_left, width, also_chance=not is_projected)
     if not is_projected:
@@ -208,7 +208,7 @@ def _check_candidates(topk: TopK, width: int, within: str) -> None:
     )
 
 
-def _sorted(topk: TopK) -> TopK:
+def _sort(topk: TopK) -> TopK:
     ids, values, row_ids = topk.ids, topk.logprobs, segment_ids(topk.starts)
     rises = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & (ids[1:] < ids[:-1]))
     if not (rises & (row_ids[1:] == row_ids[:-1])).any():
@@ -317,7 +317,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the log-probabilities of shifted tokens, and the shares of rows that list them."""
-        listed = _listed(topk, shift)[rows]
+        listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
 
@@ -361,7 +361,7 @@ def _first_rows(topk: TopK) -> NDArray[np.int64]:
     return np.append(topk.bounds[:-1], 0)
 
 
-def _listed(topk: TopK, shift: int) -> NDArray[np.float32]:
+def _lookup(topk: TopK, shift: int) -> NDArray[np.float32]:
     """Return each row's log-probability of the token `shift` positions later; NaN if not listed."""
     size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
     index = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside

@@ -197,7 +197,7 @@ def _require_one_text(
             raise XtokError(
                 f"the texts{place} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
-                f"{_shown(ours, theirs)}, the teacher {_shown(theirs, ours)}",
+                f"{_excerpt(ours, theirs)}, the teacher {_excerpt(theirs, ours)}",
                 hint="score the text that the student wrote, or skip differences with {option}True",
                 parameter="partial",
             )
@@ -216,7 +216,7 @@ def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
     return texts[0][:end], texts[0][end:], texts[1][end:]
 
 
-def _shown(text: str, other: str) -> str:
+def _excerpt(text: str, other: str) -> str:
     shown = f'"{escape(text[:SHOWN_AROUND].encode())}"'
     looks = [normalize("NFKC", side[:SHOWN_AROUND])[:1] for side in (text, other)]
     if looks[0] != looks[1]:

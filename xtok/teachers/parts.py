@@ -247,10 +247,10 @@ def make_part(
             table = neutral.table(made)
             schema = one_schema([schema, table.schema])
             totals = Totals.sum_of([totals, _totals(rows.topk, made.topk, teacher.table)])
-            yield _streamed(table)
+            yield _stream(table)
             advance(consumed, len(made.topk.token_ids))
         metadata = {_TOTALS: json.dumps(asdict(totals))}
-        yield _streamed(schema.with_metadata(metadata).empty_table())
+        yield _stream(schema.with_metadata(metadata).empty_table())
 
     path, metadata = job.part(shard)
     write_sealed(path, streams(), metadata)
@@ -292,7 +292,7 @@ def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
                 return
 
 
-def _streamed(table: Any) -> memoryview:
+def _stream(table: Any) -> memoryview:
     arrow = need("pyarrow", "a part")
     sink = arrow.BufferOutputStream()
     with arrow.ipc.new_stream(sink, table.schema) as stream:

@@ -217,12 +217,12 @@ def open_caches(
 
 
 def _check_digest(cache: Cache, pair: Pair) -> None:
-    digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
+    digest, (student, teacher) = cache.footer.get("tokenizer_sha256"), pair.tables
     if digest in (None, teacher.sha256()):
         return
     if digest == student.sha256():
-        raise _swapped(cache.path, pair)
-    owner = cache.about.get("tokenizer", "another tokenizer")
+        raise _swap_error(cache.path, pair)
+    owner = cache.footer.get("tokenizer", "another tokenizer")
     problem = f"its ids belong to {owner}, which has other tokens than {pair.teacher.model_id}"
     hint = "pass the model that made these predictions as the teacher"
     raise cache_error(cache.path, problem, hint)
@@ -231,7 +231,7 @@ def _check_digest(cache: Cache, pair: Pair) -> None:
 def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache:
     student, teacher = pair.tokenizers
     if _spells(student, rows) and not _spells(teacher, rows):
-        raise _swapped(cache.path, pair)
+        raise _swap_error(cache.path, pair)
     try:
         cache.check(rows, teacher.vocabulary)
     except XtokError as error:
@@ -239,7 +239,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
             raise
         hint = f"{_STUDENT_FIRST}: {pair.student.model_id} has all their ids"
         raise XtokError(error.message, hint=hint) from error
-    if "normalized" not in cache.about and is_renormalized(rows.topk, teacher.vocabulary):
+    if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):
         note(
             f"{cache.path}: the probabilities of each row sum to 1, so they were renormalized over "
             "the candidates; the rest is unknown, and the output has no rest"
@@ -265,7 +265,7 @@ def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
 _STUDENT_FIRST = "pass the student first, then the teacher that made these predictions"
 
 
-def _swapped(path: Path, pair: Pair) -> XtokError:
+def _swap_error(path: Path, pair: Pair) -> XtokError:
     student, teacher = pair.student.model_id, pair.teacher.model_id
     problem = f"the sides are swapped: its ids belong to {student}, but the teacher is {teacher}"
     return cache_error(path, problem, _STUDENT_FIRST)
@@ -302,7 +302,7 @@ def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
         if to == "neutral":
             yield table
         else:
-            yield from (WRITERS[to](rows, student) for rows in _bounded(table, width))
+            yield from (WRITERS[to](rows, student) for rows in _bound(table, width))
 
 
 def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
@@ -377,7 +377,7 @@ def _compression_config(
         raise
 
 
-def _bounded(table: Any, width: int) -> Iterator[Documents]:
+def _bound(table: Any, width: int) -> Iterator[Documents]:
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) * width > MAX_LIST_LENGTH:

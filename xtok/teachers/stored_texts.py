@@ -135,7 +135,7 @@ def _by_text(
 
 
 def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
-    student, teacher = _rendered(sides, translator.pair, translator.templates)
+    student, teacher = _render(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, teacher.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "its ids differ from its messages, rendered with the teacher's template"
@@ -183,7 +183,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
             "it from the texts that you send, because the server adds it"
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
-    rendered = (_rendered(sides, pair, templates) for sides in chats)
+    rendered = (_render(sides, pair, templates) for sides in chats)
     notes = ([*student.notes, *_chat_notes(theirs)] for student, theirs in rendered)
     yield from dict.fromkeys(chain.from_iterable(notes))
 
@@ -225,7 +225,7 @@ def _sides(fields: dict[str, Any], own: Any, location: object) -> Sides | None:
     return student, teacher
 
 
-def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
+def _render(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
     chats = []
     with at_location(sides[1].location):
         for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):

@@ -192,7 +192,7 @@ class Translator:
         chat = self._conversation(ids, 0, teacher_system)
         if chat is None and self.is_same and not teacher_system:
             return SharedText.of(ids, np.array(ids, np.int32))
-        return chat or self._spelled(ids, teacher_system)
+        return chat or self._spell(ids, teacher_system)
 
     def _conversation(
         self, ids: Sequence[int], source: Literal[0, 1], system: str = ""
@@ -268,7 +268,7 @@ class Translator:
         whole = other.message_spans[0].whole
         return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 
-    def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
+    def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, after a context for the teacher alone.
 
         The teacher's sequence starts with its bos token. Without one, its end-of-document token
@@ -326,7 +326,7 @@ class Translator:
             predictions: the teacher's checked predictions of the `teacher_ids` of each text.
             top_k: maximum number of candidates per row.
         """
-        topk = self._projected(texts, predictions, top_k)
+        topk = self._project(texts, predictions, top_k)
         rows = np.arange(len(topk.token_ids))
         rows[document_starts(topk.bounds)] = -1
         return take_rows(topk, rows, topk.token_ids, topk.bounds)
@@ -337,7 +337,7 @@ class Translator:
         Unlike `project`, this includes tokens that only one side's template writes, so the sum over
         a whole text is the teacher's. Only the first token has no value.
         """
-        topk = self._projected([text], predictions, top_k)
+        topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
         # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
         parts = segment_ids(text.begins)
@@ -348,7 +348,7 @@ class Translator:
         realized[0] = np.nan
         return _at_most_one(whole._replace(realized_logprob=realized))
 
-    def _projected(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
+    def _project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
         spelled = _spelled_ids(texts)
         ours, student = _in_spans(texts, 0, spelled)
         theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
@@ -361,7 +361,7 @@ class Translator:
 
 def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
     bounds = offsets_of([len(text.spelled) for text in texts])
-    return FlatIds(_concatenated(text.spelled for text in texts), bounds)
+    return FlatIds(_concat(text.spelled for text in texts), bounds)
 
 
 def _in_spans(
@@ -373,11 +373,11 @@ def _in_spans(
         for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
         for span in text.spans
     ]
-    positions = _concatenated(ranges, np.int64)
+    positions = _concat(ranges, np.int64)
     return positions, FlatIds(flat.ids[positions], offsets_of([*map(len, ranges)]))
 
 
-def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:
+def _concat(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:
     return np.concatenate([*arrays, np.zeros(0, dtype)])
 
 

@@ -124,16 +124,16 @@ class HuggingFaceBackend(Backend):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         # The library's results are many times as large as the ids.
         starts = range(0, len(texts), _TEXTS_AT_ONCE)
-        return [ids for i in starts for ids in self._encoded(texts[i : i + _TEXTS_AT_ONCE])]
+        return [ids for i in starts for ids in self._encode(texts[i : i + _TEXTS_AT_ONCE])]
 
-    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         try:
             batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
             # The library raises a bare Exception for text that has no token.
             if type(error) is not Exception:
                 raise
-            return [ids for text in texts for ids in self._encoded([text])] if texts[1:] else [[]]
+            return [ids for text in texts for ids in self._encode([text])] if texts[1:] else [[]]
         return [encoding.ids for encoding in batch]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
@@ -293,7 +293,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     replacements: list[tuple[str, str]] = []
     is_joined = False  # the following components receive the whole text as one token
     for component in components:
-        kind, (old, new) = component["type"], _replaced(component, is_joined)
+        kind, (old, new) = component["type"], _find_replacement(component, is_joined)
         whole_token_rule = None if decode_token or replacements else _OF_WHOLE_TOKENS.get(kind)
         if whole_token_rule and (kind, is_joined) != ("WordPiece", True):
             decode_token = whole_token_rule(component)
@@ -301,7 +301,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             replacements.append((old, new))
         elif kind not in ("Fuse", "ByteFallback") and (kind, is_joined) != ("Strip", True):
             raise TokenizerError(
-                f"{model} has {_described(component, is_joined)}, so a text is not the "
+                f"{model} has {_describe(component, is_joined)}, so a text is not the "
                 "concatenation of its tokens",
                 hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
             )
@@ -315,7 +315,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     return decode_token or decode
 
 
-def _replaced(component: Spec, is_joined: bool) -> tuple[str, str]:
+def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
     """Return the string that a component replaces in each token and its replacement, else ""."""
     old = new = ""
     if component["type"] == "Metaspace" and (
@@ -327,7 +327,7 @@ def _replaced(component: Spec, is_joined: bool) -> tuple[str, str]:
     return ("", "") if is_joined and len(old) > 1 else (old, new)
 
 
-def _described(component: Spec, is_joined: bool) -> str:
+def _describe(component: Spec, is_joined: bool) -> str:
     kind = component["type"]
     if kind == "Replace" and "Regex" in component["pattern"]:
         return f"a {kind} decoder of a regular expression"

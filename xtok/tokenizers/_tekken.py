@@ -44,7 +44,7 @@ def load_tekken(path: Path) -> RankBackend:
         size = int(config["default_vocab_size"])
         if not 0 <= reserved <= size <= MAX_WIDTH:
             raise ValueError(f"{reserved} special tokens exceed the width {size}")
-        listed = document.get("special_tokens") or _numbered(_FIRST_SPECIAL_TOKENS)
+        listed = document.get("special_tokens") or _number(_FIRST_SPECIAL_TOKENS)
         special = _special_tokens(listed, reserved)
         ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
         if len(ranks) < size - reserved:
@@ -54,7 +54,7 @@ def load_tekken(path: Path) -> RankBackend:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
-def _numbered(names: str) -> list[dict[str, Any]]:
+def _number(names: str) -> list[dict[str, Any]]:
     return [{"rank": i, "token_str": name} for i, name in enumerate(names.split())]
 
 
@@ -113,7 +113,7 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
     try:
         vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
         ranks = _ranks(vocab, _NUM_SPECIAL, path)
-        added = _special_tokens(_numbered(_MEGATRON_SPECIAL), _NUM_SPECIAL)
+        added = _special_tokens(_number(_MEGATRON_SPECIAL), _NUM_SPECIAL)
     except MALFORMED as error:
         raise damaged(f"{path} is not a Megatron vocabulary: {error!r}") from error
     try:

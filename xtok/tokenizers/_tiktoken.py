@@ -31,7 +31,7 @@ class Family(NamedTuple):
     roles: Mapping[str, str] = {}  # role to names
 
 
-def _numbered(start: int, names: str) -> dict[str, int]:
+def _number(start: int, names: str) -> dict[str, int]:
     return {name: start + i for i, name in enumerate(names.split())}
 
 
@@ -72,7 +72,7 @@ O200K_PATTERN = (
 TEKKEN_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _LLAMA_3 = Family(
     pattern=LLAMA_3_PATTERN,
-    control=_numbered(
+    control=_number(
         128_000,
         "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> "
         "<|reserved_special_token_1|> <|finetune_right_pad_id|> <|step_id|> <|start_header_id|> "
@@ -87,18 +87,18 @@ _LLAMA_3 = Family(
 )
 _LLAMA_4 = Family(
     pattern=O200K_PATTERN,
-    control=_numbered(200_000, _llama_4_names()),
+    control=_number(200_000, _llama_4_names()),
     roles={"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "pad": "<|finetune_right_pad|>"},
 )
 _QWEN = Family(
     pattern=QWEN_PATTERN,
-    control=_numbered(
+    control=_number(
         151_643,
         "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> "
         "<|box_start|> <|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> "
         "<|vision_pad|> <|image_pad|> <|video_pad|>",
     ),
-    text=_numbered(
+    text=_number(
         151_657,
         "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
         "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>",
@@ -109,7 +109,7 @@ _QWEN = Family(
 _CL100K = Family(
     pattern=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-    control=_numbered(100_257, "<|endoftext|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>")
+    control=_number(100_257, "<|endoftext|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>")
     | {"<|endofprompt|>": 100_276},
     roles={"eos": "<|endoftext|>"},
 )
@@ -266,9 +266,9 @@ class RankBackend(Backend):
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         # `encode_batch` starts a thread per text: thirty times slower for a vocabulary.
-        return [self._text.encode(text, self._encoded) for text in texts]
+        return [self._text.encode(text, self._encode) for text in texts]
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         """Encode a text; split it into halves if the library fails.
 
         It fails on a million consecutive spaces: its regular expressions backtrack at most a
@@ -280,7 +280,7 @@ class RankBackend(Backend):
         if len(text) < 2:
             return self._encoding._encode_single_piece(text.encode())
         middle = len(text) // 2
-        return self._encoded(text[:middle]) + self._encoded(text[middle:])
+        return self._encode(text[:middle]) + self._encode(text[middle:])
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         names = {i: name.encode() for name, i in self._text.ids.items()}

@@ -258,13 +258,13 @@ class Tokenizer:
         _require_utf8(texts)
         with no_panic(self._model_id):
             rows = self._backend.encode_texts(texts)
-        return [self._respelled(ids) for ids in rows] if self._without_row else rows
+        return [self._respell(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Like `library_ids`, as int32 arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.library_ids(texts)]
 
-    def _respelled(self, ids: list[int]) -> list[int]:
+    def _respell(self, ids: list[int]) -> list[int]:
         """Spell tokens without a row in the model with other tokens, or drop them."""
         if self._without_row.keys().isdisjoint(ids):
             return ids
@@ -423,7 +423,7 @@ def _bounds(
     """
     if not tokens:
         return [len(data)], len(data)
-    begins, ends = _widened(tokens, data, spans)
+    begins, ends = _widen(tokens, data, spans)
     # An empty span (all bytes of a character except the last) belongs to the next span.
     is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
     firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
@@ -438,7 +438,7 @@ def _bounds(
     return [*starts, len(data)], num_changed
 
 
-def _widened(
+def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rising begins and ends of spans, extended where the library omits text."""

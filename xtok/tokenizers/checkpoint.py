@@ -67,7 +67,7 @@ def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | N
 
 def read_header(path: Path) -> dict[str, Any]:
     """Return each tensor's dtype, shape and offsets in a safetensors file, in the file's order."""
-    with _opened(path), path.open("rb") as file:  # which checks the file
+    with _open(path), path.open("rb") as file:  # which checks the file
         header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
@@ -77,7 +77,7 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
     """Return a tensor of floats from a safetensors file, in its own dtype."""
     import torch
 
-    with _opened(path) as file:
+    with _open(path) as file:
         tensor: torch.Tensor = file.get_tensor(name)  # NumPy has no bfloat16
     floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     if tensor.ndim not in dimensions or tensor.dtype not in floats:
@@ -89,7 +89,7 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     """Open a safetensors file for PyTorch; an `EmbeddingError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 

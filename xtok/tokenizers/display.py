@@ -33,10 +33,10 @@ def escape(data: bytes) -> str:
     text = data.decode("utf-8", "surrogateescape")
     if text.isprintable() and "\\" not in text:
         return text
-    return "".join(map(_escaped, text))
+    return "".join(map(_escape, text))
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     if char in _SHORT_ESCAPES:
         return _SHORT_ESCAPES[char]
     if char.isprintable():
@@ -59,10 +59,10 @@ def unescape(text: str) -> bytes:
     >>> unescape(r"\xe4\xb8\n")
     b'\xe4\xb8\n'
     """
-    return _ESCAPED.sub(_unescaped, text_bytes(text))
+    return _ESCAPED.sub(_unescape, text_bytes(text))
 
 
-def _unescaped(match: re.Match[bytes]) -> bytes:
+def _unescape(match: re.Match[bytes]) -> bytes:
     return bytes.fromhex(match[1].decode()) if match[1] else _BYTES_OF_ESCAPES[match[2]]
 
 

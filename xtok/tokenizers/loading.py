@@ -80,7 +80,7 @@ def load_tokenizer(
         return from_transformers(model, vocab_size=vocab_size)
     name = parse_name(model)
     with no_panic(os.fspath(model)):
-        backend, files, location = _loaded(name, offline, trust_remote_code)
+        backend, files, location = _load(name, offline, trust_remote_code)
         if name.suffix is not None and name.path.exists() and backend.name != "tiktoken":
             raise TokenizerError(
                 f"{name.location} does not support @{name.suffix}",
@@ -90,7 +90,7 @@ def load_tokenizer(
         return Tokenizer(backend, name.model_id, files, location, text, vocab_size=vocab_size)
 
 
-def _loaded(
+def _load(
     name: ModelName, offline: bool, trust_remote_code: bool
 ) -> tuple[Backend, ModelFiles | None, str | Path | None]:
     """Return the backend, the folder or repo if it has one, and `Tokenizer.location`."""

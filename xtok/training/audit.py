@@ -17,7 +17,7 @@ from xtok.inspection.first_rows import alignment_findings, compare_side, token_i
 from xtok.inspection.results import Level, Result
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
-from xtok.training.heads import Head, accepts, evaluating, rng_restored, router_loss, run, unwrapped
+from xtok.training.heads import Head, accepts, evaluating, preserve_rng, router_loss, run, unwrap
 from xtok.training.losses.logits import as_logits
 from xtok.training.rows import IGNORED
 from xtok.training.samples import SampleRow
@@ -121,7 +121,7 @@ def audit(
         for number, side in enumerate(batches):
             batches[number] = {**side, "target_bytes": collator.target_bytes(number, side)}
     sides = [*map(_AuditedSide, names, models, batches, tokenizers, heads or [None] * len(names))]
-    with rng_restored(batch["input_ids"].device):
+    with preserve_rng(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
 
 
@@ -142,12 +142,12 @@ class _AuditedSide:
     @property
     def inner(self) -> Any:
         """The model without its wrappers, unless these hold its parameters in pieces."""
-        inner = getattr(unwrapped(self.model), "_orig_mod", unwrapped(self.model))
+        inner = getattr(unwrap(self.model), "_orig_mod", unwrap(self.model))
         return self.model if _is_sharded(inner) else inner
 
     @property
     def trainable(self) -> dict[str, Tensor]:
-        return {n: p for n, p in unwrapped(self.model).named_parameters() if p.requires_grad}
+        return {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, index: int = 1) -> float:
         """Return bits per byte of the tokens before (0), at (1) or after (2) the targets.

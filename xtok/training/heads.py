@@ -53,7 +53,7 @@ class Head:
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
         """Return the logits of hidden states `[B, T, d]`; `autocast` is the decoder's."""
-        hidden, weight, bias = self._gathered(hidden)
+        hidden, weight, bias = self._gather(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
         if autocast is None:
@@ -61,7 +61,7 @@ class Head:
         with torch.autocast(hidden.device.type, autocast, enabled=autocast is not None):
             return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
-    def _gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _gather(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         linear = self.linear
         if self.shards is not None:
             self.shards.unshard()  # FSDP2 reshards after the gradient or in the next run
@@ -99,7 +99,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     else:
         # Call the wrapper and return hidden states as outputs: DDP and FSDP reduce only gradients
         # of their outputs.
-        inner = unwrapped(model)
+        inner = unwrap(model)
 
         def add_hidden(outputs: Any, _: Tensor) -> Any:
             outputs.hidden_states = calls[0][:1]
@@ -137,7 +137,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
     if not isinstance(loss, Tensor):
         return None
     if coefficient is None:
-        inner = _base(unwrapped(model))
+        inner = _base(unwrap(model))
         sources = inner, inner.config.get_text_config()
         values = [getattr(source, name, None) for source in sources for name in ROUTER_COEFFICIENTS]
         coefficient = next((value for value in values if value is not None), 0.0)
@@ -157,7 +157,7 @@ def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
             module.training = True
 
 
-def rng_restored(device: torch.device) -> AbstractContextManager[None]:
+def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores the random generators, for example after dropout."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -210,7 +210,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     """
     rows = None
     with suppress(AttributeError, NotImplementedError):  # None has no embeddings, too
-        rows = getattr(unwrapped(model).get_input_embeddings(), "num_embeddings", None)
+        rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
     if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
         name = f"teacher {number}" if number else "the student"
         raise XtokError(
@@ -223,7 +223,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
 
 def why_whole_logits(model: Any) -> str | None:
     """Return the reason why a model must compute whole logits, or None."""
-    inner, name = unwrapped(model), type(_base(unwrapped(model))).__name__
+    inner, name = unwrap(model), type(_base(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
@@ -245,7 +245,7 @@ def why_whole_logits(model: Any) -> str | None:
 
 def accepts(model: Any, argument: str) -> bool:
     """Whether the forward of a model, inside any wrapper, has this argument."""
-    return argument in inspect.signature(type(_base(unwrapped(model))).forward).parameters
+    return argument in inspect.signature(type(_base(unwrap(model))).forward).parameters
 
 
 def _shards(inner: Any, linear: nn.Module) -> Any:
@@ -272,7 +272,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
 
     Otherwise, return the reason.
     """
-    inner = unwrapped(model)
+    inner = unwrap(model)
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
     calls: list[tuple[Tensor, torch.dtype | None]] = []
 
@@ -289,7 +289,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
         return output
 
     probe_ids = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
-    with rng_restored(ids.device), _hook(decoder, scale_hidden):
+    with preserve_rng(ids.device), _hook(decoder, scale_hidden):
         expected = inner(input_ids=probe_ids, use_cache=False).logits[0]
     if len(calls) != 1:
         return f"its decoder runs {len(calls)} times for one batch"
@@ -347,7 +347,7 @@ def _hook(
         handle.remove()
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """Return the model inside wrappers such as DDP or DeepSpeed's engine."""
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
@@ -364,5 +364,5 @@ def _number(config: Any, name: str) -> float | None:
 
 
 def _name(model: Any) -> str:
-    inner = unwrapped(model)
+    inner = unwrap(model)
     return str(getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__)

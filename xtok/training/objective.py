@@ -121,7 +121,7 @@ class Objective:
         weights = loss_weights(self.combine, *(whole or (shares[0], shares[0])))
         loss, distillation, cross_entropy = self._weighted_sum(*inputs, weights)
         is_target = batch["targets"] >= 0
-        covered = [(_covered(side) & is_target).sum() for side in batch["teachers"]]
+        covered = [(_is_covered(side) & is_target).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
         coverage = coverage * (shares[0] / count[0].clamp(min=1))
         aux = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
@@ -163,7 +163,7 @@ class Objective:
         return total, sum(parts, zero), cross_entropy
 
 
-def _covered(side: Mapping[str, Any]) -> Tensor:
+def _is_covered(side: Mapping[str, Any]) -> Tensor:
     if "stored" in side:
         return torch.nn.functional.pad(side["stored"].valid[:, 1:], (0, 1))
     chunks = chunks_in(side, (False, False))

@@ -70,13 +70,13 @@ class AlignedTexts(NamedTuple):
         index = int(np.any([begins < ends for _, begins, ends in sides], axis=0).argmax())
         excerpts = []
         for table, (ids, begins, ends) in zip(tables, sides, strict=True):
-            context = _spelled(table, ids[begins[0] : begins[index]][-_CONTEXT:])[-_CONTEXT:]
-            differing = _spelled(table, ids[begins[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
+            context = _spell(table, ids[begins[0] : begins[index]][-_CONTEXT:])[-_CONTEXT:]
+            differing = _spell(table, ids[begins[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
             excerpts.append(quoted(escape(_whole_characters(context) + differing)))
         return Difference(group, *excerpts)
 
 
-def _spelled(table: TokenTable, ids: NDArray[np.int32]) -> bytes:
+def _spell(table: TokenTable, ids: NDArray[np.int32]) -> bytes:
     return b"".join(table[i] for i in ids.tolist())
 
 

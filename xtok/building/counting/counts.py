@@ -105,7 +105,7 @@ class DistinctChunks(NamedTuple):
     widths: NDArray[np.int64]  # [chunks], number of student tokens
     counts: NDArray[np.int64]
 
-    def recounted(self, counts: NDArray[np.int64]) -> DistinctChunks:
+    def recount(self, counts: NDArray[np.int64]) -> DistinctChunks:
         """Return the chunks with these counts above 0, except those that are too long to count."""
         lengths = np.diff(self.bounds)
         is_used = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)

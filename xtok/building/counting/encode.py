@@ -73,9 +73,9 @@ class TextEncoder:
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in self.tokenizers
         ]
-        return lambda: [_joined(row for job in side for row in job.result()) for side in jobs]
+        return lambda: [_join(row for job in side for row in job.result()) for side in jobs]
 
 
-def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
+def _join(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
     arrays = [*rows, np.zeros(0, np.int32)]  # np.concatenate needs at least one array
     return FlatIds(np.concatenate(arrays), offsets_of([*map(len, arrays[:-1])]))

@@ -67,7 +67,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
     for x in range(len(s_starts)):
         i, i_end, j, j_end = s_starts[x], s_ends[x], t_starts[x], t_ends[x]
         n, length = i_end - i, i_end - i + j_end - j
-        mixed = _mixed(_mixed(np.uint64(n), s_ids, i, i_end), t_ids, j, j_end)
+        mixed = _mix(_mix(np.uint64(n), s_ids, i, i_end), t_ids, j, j_end)
         slot = np.int64(mixed >> np.uint64(32)) & mask
         while table[slot] >= 0:
             index = table[slot]
@@ -93,7 +93,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
+def _mix(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
     for a in range(start, stop):
         mixed = (mixed ^ np.uint64(ids[a])) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)

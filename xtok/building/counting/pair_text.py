@@ -143,7 +143,7 @@ class PerDocument:
 
         One EM step comes close to the optimum for chunks.
         """
-        chunks = self.chunks.recounted(self._chunk_counts(in_group))
+        chunks = self.chunks.recount(self._chunk_counts(in_group))
         first = heaviest(pair_edges(*chunks.pairs()), top_k)
         return heaviest(pair_edges(*chunks.pairs(MapRows.of(first, num_rows))), top_k)
 

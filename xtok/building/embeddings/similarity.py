@@ -56,7 +56,7 @@ def largest_cosines(
     device, dtype, k = config.device, config.dtype, min(config.top_k, len(teachers))
     on_cpu, absolute = device == "cpu", config.transform == "power"
     num_rows, num_columns = TILE if on_cpu else CUDA_TILE
-    columns = _prepared(teachers, num_columns, device, dtype)
+    columns = _prepare(teachers, num_columns, device, dtype)
     values = np.full((len(students), k), -2, np.float32)
     ids = np.full((len(students), k), -1, np.int32)
     sums = np.zeros(len(students))
@@ -84,13 +84,13 @@ def largest_cosines(
     run = pool.map if on_cpu else map
     step = -(-CHUNK_SIZE // num_rows) * num_rows
     for start in range(0, len(students), step):
-        rows = _prepared(students[start : start + step], num_rows, device, dtype)
+        rows = _prepare(students[start : start + step], num_rows, device, dtype)
         starts = range(start, len(students), num_rows)
         list(run(work, rows.split(num_rows), starts))
     return values, ids, sums
 
 
-def _prepared(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.Tensor:
+def _prepare(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.Tensor:
     """Normalize vectors, round them to a dtype, and pad them with zero vectors to a multiple."""
     import torch
 

@@ -94,7 +94,7 @@ class SentenceModel:
         if cached is not None:
             self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
             return np.asarray(np.load(BytesIO(cached)))
-        vectors = self._computed(texts, progress)
+        vectors = self._compute(texts, progress)
         if np.isfinite(vectors).all():
             content = BytesIO()
             np.save(content, vectors)
@@ -104,7 +104,7 @@ class SentenceModel:
                 self.notes.append(f"embeddings are not cached: {error.message}")
         return vectors
 
-    def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
+    def _compute(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Embed batches of texts of similar length, on one thread for reproducible rounding."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)

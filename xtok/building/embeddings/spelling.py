@@ -134,7 +134,7 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     number: dict[bytes, int] = {}
     token_numbers = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
     del number
-    yield _numbered(token_numbers, np.arange(len(tokens), dtype=np.int32))
+    yield _number(token_numbers, np.arange(len(tokens), dtype=np.int32))
     texts = [token[:_LONGEST] for token in tokens]
     sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 2
     owners = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
@@ -154,10 +154,10 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
             for offset in range(n):
                 codes <<= 9
                 codes |= symbols[offset:][indices]
-            yield _numbered(codes, owners[indices])
+            yield _number(codes, owners[indices])
 
 
-def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
+def _number(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
     codes <<= _TOKEN_BITS  # an n-gram and its token as one integer, for a single sort
     codes |= owners
     codes.sort()

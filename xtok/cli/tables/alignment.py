@@ -50,7 +50,7 @@ def print_alignment(alignment: TextAlignment) -> None:
     `¦` divides the tokens of a chunk; `␣` is a space.
     """
     with printing() as console:
-        for row in _wrapped(_blocks(alignment), console.width - _WIDTH):
+        for row in _wrap(_blocks(alignment), console.width - _WIDTH):
             marked = any(block.lines[2] for block in row)
             for line, label in enumerate((*SIDES, "")[: 2 + marked]):
                 text = Text.assemble((label.ljust(_WIDTH), "dim"))
@@ -102,11 +102,11 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
     for kind, student, teacher in chunks(alignment):
         mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
         number += kind != "alone"
-        upper, lower = (_BETWEEN.join(_shown(t) for _, t in side) for side in (student, teacher))
+        upper, lower = (_BETWEEN.join(_isolate(t) for _, t in side) for side in (student, teacher))
         yield _ChunkBlock((upper, lower, mark), style)
 
 
-def _wrapped(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
+def _wrap(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
     row: list[_ChunkBlock] = []
     used = 1
     for block in blocks:
@@ -119,7 +119,7 @@ def _wrapped(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkB
         yield row
 
 
-def _shown(token: str) -> str:
+def _isolate(token: str) -> str:
     """Return an escaped token; right-to-left text is isolated so that it stays in its cell."""
     token = visible(token)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):

@@ -34,7 +34,7 @@ def _explanation(result: Explanation[Any]) -> Iterable[RenderableType]:
     kind = type(result.rows[0]).__name__ if result.rows else ""
     if kind == "EventOfToken":
         return _token_events(result.rows)
-    return _spelled(result.rows) if kind == "SpelledToken" else maps.explanation(result)
+    return _spellings_table(result.rows) if kind == "SpelledToken" else maps.explanation(result)
 
 
 def _events(d: EventDescription) -> Iterator[Table]:
@@ -73,7 +73,7 @@ def _tokens(event: Event, limit: int = 10) -> tuple[str, str]:
     return student, teacher
 
 
-def _spelled(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
+def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
     """Show the spelling of each token."""
     rows = []
     for token in tokens:
@@ -88,7 +88,7 @@ def _spellings(d: SpellingDescription) -> Iterator[Table]:
     rows += [[label, *(f"{n:,}" for n in counts)] for label, counts in _spelling_counts(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)
     if d.examples:
-        yield from _spelled(d.examples)
+        yield from _spellings_table(d.examples)
 
 
 def _spelling_counts(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:

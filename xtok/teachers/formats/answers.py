@@ -76,10 +76,10 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
             pending.append(Documents(topk, columns, [line.location], mask))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
-            yield _joined(pending), line.read - done
+            yield _join(pending), line.read - done
             pending, size, done = [], 0, line.read
     if pending:
-        yield _joined(pending), max(0, shard.start + shard.size - done)
+        yield _join(pending), max(0, shard.start + shard.size - done)
 
 
 def _lines(shard: Shard) -> Iterator[FileRow]:
@@ -163,7 +163,7 @@ def _mask(
     return values != -100 if name == "labels" else values
 
 
-def _joined(answers: Sequence[Documents]) -> Documents:
+def _join(answers: Sequence[Documents]) -> Documents:
     """Join documents; their columns are strings, and become arrays."""
     locations = [name for answer in answers for name in answer.locations]
     arrow = need("pyarrow", locations[0])

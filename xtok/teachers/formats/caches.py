@@ -77,19 +77,19 @@ class Cache:
 
     path: Path
     kind: CacheKind
-    about: Mapping[str, Any] = field(default_factory=dict)  # the footer
+    footer: Mapping[str, Any] = field(default_factory=dict)  # the footer
     config: distillkit.Compression | None = None
     looks_renormalized: bool = False  # according to the first rows; for files without a footer
 
     @property
     def renormalized(self) -> bool:
         """Whether the candidates were renormalized to sum to 1, so that the rest is unknown."""
-        return self.looks_renormalized or self.about.get("normalized") == "topk"
+        return self.looks_renormalized or self.footer.get("normalized") == "topk"
 
     @property
     def is_projected(self) -> bool:
         """Whether `project` wrote it."""
-        return bool(self.about.get("source") == PROJECTED)
+        return bool(self.footer.get("source") == PROJECTED)
 
     @property
     def files(self) -> list[Path]:
@@ -141,7 +141,7 @@ class Cache:
         return rows
 
     def _number(self, key: str) -> int | None:
-        value = self.about.get(key)
+        value = self.footer.get(key)
         if value is None:
             return None
         if not (value.isascii() and value.isdecimal()):
@@ -174,24 +174,24 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             form = "Parquet" if is_parquet else "not Parquet"
             raise cache_error(path, f"the file is {form}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
-            detected, about = detect_answers(path)
-            return Cache(path=path, kind=kind or detected, about=about)
+            detected, footer = detect_answers(path)
+            return Cache(path=path, kind=kind or detected, footer=footer)
         schema = ParquetTable(path).schema
         kind = _detect_columns(path, schema.names, kind)
-        about = {
+        footer = {
             key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for key, value in (schema.metadata or {}).items()
         }
-    _check_footer(path, kind, about)
+    _check_footer(path, kind, footer)
     config = distillkit.read_compression(path, schema.names) if kind == "distillkit" else None
-    return Cache(path=path, kind=kind, about=about, config=config)
+    return Cache(path=path, kind=kind, footer=footer, config=config)
 
 
-def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None:
+def _check_footer(path: Path, kind: CacheKind, footer: Mapping[str, str]) -> None:
     expected = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
     for key, values in expected.items():
-        if about.get(key, values[0]) not in values:
-            problem = f"its footer has {key}={about[key]}, expected {' or '.join(values)}"
+        if footer.get(key, values[0]) not in values:
+            problem = f"its footer has {key}={footer[key]}, expected {' or '.join(values)}"
             raise cache_error(path, problem, "write the cache as this version of xtok does")
 
 

@@ -36,7 +36,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
     meta: Any = answer.get("meta_info")
     try:
         owns = meta["input_token_logprobs"]
-        tops = meta.get("input_top_logprobs") or _unflattened(meta)
+        tops = meta.get("input_top_logprobs") or _unflatten(meta)
         rows = [_row(entry, top) for entry, top in zip(owns, tops, strict=True)]
         tokens, logprobs = [entry[1] for entry in owns], [entry[0] for entry in owns]
     except MALFORMED as error:
@@ -59,17 +59,17 @@ def _row(entry: Any, top: Any) -> JsonRow:
 _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
 
 
-def _unflattened(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
+def _unflatten(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
     """Return rows of (log-probability, id) from flat lists; leading rows may be empty."""
     flat = {name.replace("_flat", "").replace("_b64", ""): value for name, value in meta.items()}
-    values = _listed(flat["input_top_logprobs_val"], "<f4")
-    entries = [*zip(values, _listed(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
+    values = _as_list(flat["input_top_logprobs_val"], "<f4")
+    entries = [*zip(values, _as_list(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
     width = flat["input_top_logprobs_shape"][1]
     rows = [entries[i : i + width] for i in range(0, len(entries), width)]
     return [*([] for _ in range(flat["input_top_logprobs_null_prefix"])), *rows]
 
 
-def _listed(values: Any, dtype: str) -> list[Any]:
+def _as_list(values: Any, dtype: str) -> list[Any]:
     if isinstance(values, str):
         values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
     return list(values)

@@ -80,7 +80,7 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
         span = slice(starts[begin], starts[end])
         entries = zip(topk.ids[span].tolist(), topk.logprobs[span].tolist(), strict=True)
         rows = [
-            _ranked(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], realized[i])
+            _rank(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], realized[i])
             for i in range(begin, end)
         ]
         choice = {
@@ -98,7 +98,7 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
-def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
+def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
     """Return entries in the order of their ranks, with the text's own token unless it is NaN."""
     if row and realized == realized and token not in row:
         row[token] = realized

@@ -56,7 +56,7 @@ class Connection:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, concurrency: int = 64) -> None:
-        base = _parsed(url)
+        base = _parse(url)
         self.url = _without_password(base)  # for messages: with its route, and the proxy
         self.note: Note = silent_note
         self.opened = 0  # connections for scores; a new connection may reach a different server
@@ -223,7 +223,7 @@ def _wait(response: httpx.Response) -> float:
     return min(_LONGEST_PAUSE, float(seconds)) if seconds.isascii() and seconds.isdecimal() else 0.0
 
 
-def _parsed(url: str) -> httpx.URL:
+def _parse(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url if "://" in url else f"http://{url}")
         has_more = bool(parsed.query or parsed.fragment)

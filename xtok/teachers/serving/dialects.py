@@ -242,7 +242,7 @@ class _GenerateRequest(Common):
 
 def generate_request(body: bytes) -> ScoringRequest:
     """Read `POST /generate`: SGLang's with `input_ids`, vLLM's demo server's with `prompt`."""
-    keys = _decoded(body, dict[str, msgspec.Raw])
+    keys = _decode(body, dict[str, msgspec.Raw])
     if "prompt" in keys:
         return _demo(body)
     if "input_ids" not in keys:
@@ -343,7 +343,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
+def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
@@ -354,7 +354,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
     """Return a request and its ignored fields. Refuses a key that occurs twice."""
-    request = _decoded(body, kind)
+    request = _decode(body, kind)
     try:
         fields = parse_json(body)
     except ValueError as problem:

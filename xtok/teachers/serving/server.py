@@ -123,7 +123,7 @@ class Proxy:
         routes = [Route("/health", self._health), Route("/metrics", self._metrics)]
         routes.append(Route("/v1/models", self._models))
         for path, parse in _PARSERS.items():
-            routes.append(Route(path, partial(self._scored, parse=parse), methods=["POST"]))
+            routes.append(Route(path, partial(self._respond, parse=parse), methods=["POST"]))
         return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
@@ -151,14 +151,14 @@ class Proxy:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        if problem := self._refused(request):
+        if problem := self._refuse(request):
             return problem
         cards = dialects.model_cards(self.student, self.teacher.model, self._max_model_len())
         return JSONResponse(cards)
 
-    async def _scored(self, request: Request, parse: Parser) -> Response:
+    async def _respond(self, request: Request, parse: Parser) -> Response:
         """Respond to a request for log-probabilities; cancel it if the client disconnects."""
-        response = self._refused(request)
+        response = self._refuse(request)
         if response is None:
             try:
                 body = await _body(request)
@@ -175,7 +175,7 @@ class Proxy:
         self.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
 
-    def _refused(self, request: Request) -> Response | None:
+    def _refuse(self, request: Request) -> Response | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
         if self._key and not hmac.compare_digest(key.encode(), self._key.encode()):

@@ -172,7 +172,7 @@ class TeacherServer:
                     return str(refusal)
                 raise
             return None  # SGLang without a tokenizer, which fails only if texts are requested
-        self._read(content, ids)
+        self._parse(content, ids)
         texts = self.format.token_texts(msgspec.json.decode(content), ids)
         compared = 0
         for token_id, text in zip(ids[1:], texts, strict=True):
@@ -286,7 +286,7 @@ class TeacherServer:
         content = await self.connection.post(self.format.ROUTE, body, max_bytes, is_score=True)
         if self._is_connected:
             await self._check_again()
-        scores = await asyncio.to_thread(self._read, content, ids)
+        scores = await asyncio.to_thread(self._parse, content, ids)
         size = _widest(scores)
         is_short = 0 < size < min(top_k, len(self.tokenizer.table))
         if is_short and self._is_connected and not self._has_noted_fewer:
@@ -294,7 +294,7 @@ class TeacherServer:
             self.connection.note(f"{self._returns(size)}, although {top_k} were requested")
         return scores
 
-    def _read(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
+    def _parse(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
         try:
             topk, ranks = self.format.read_response(content, ids)
         except (msgspec.MsgspecError, XtokError, *MALFORMED) as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 from xtok.predictions.checked import exceeds
 from xtok.training.losses.chunks import (
     BothLogits,
-    ChunkBlock,
+    ChunkRows,
     TargetIds,
     check_targets,
     chunk_loss,
@@ -73,7 +73,7 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
     widths, dtype = (sides.student.shape[2], sides.teacher.shape[2]), sides.dtype
     student_tokens, teacher_tokens = sides.tokens(widths, targets)
 
-    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:
         ids = chunks.student.ids
         rows = torch.arange(len(ids), device=ids.device)
         student_logprob = gather(block.log_probabilities(widths[0]), rows, ids)

@@ -283,7 +283,7 @@ def chunk_loss(
     return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
 
-class ChunkBlock(NamedTuple):
+class ChunkRows(NamedTuple):
     """The chunks of a block; the student's tokens are the block's rows."""
 
     chunks: slice  # c of all
@@ -293,7 +293,7 @@ class ChunkBlock(NamedTuple):
     entries: Sequence[slice]  # the ranges of `entries` in these chunks
 
 
-CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkBlock], tuple[Tensor, Tensor]]
+CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of some tokens: rows of a block, ids, log-probabilities, and the gradient to these."""
 
@@ -311,7 +311,7 @@ def chunk_part(
     def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher_range, *entry_ranges = rows.entries
         sides = _in_block(student, chunks, rows.indices), _in_block(teacher, chunks, teacher_range)
-        return compare(block, ChunkBlock(chunks, *sides, rows.teacher_logits, entry_ranges))
+        return compare(block, ChunkRows(chunks, *sides, rows.teacher_logits, entry_ranges))
 
     entry_positions = [student.starts, *(student.starts[c] for c in (teacher.chunk, *entries))]
     size = width * len(teacher.chunk) // max(1, len(student.chunk)) + 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xtok.training.losses.chunks import (
     BothLogits,
-    ChunkBlock,
+    ChunkRows,
     Chunks,
     ChunkTokens,
     TargetIds,
@@ -185,7 +185,7 @@ def _group_part(
         side.select(events.groups, size) for side, size in zip(tokens, events.sizes, strict=True)
     ]
 
-    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(widths[0], config.temperature)
         log_q = log_probabilities(chunks.teacher_logits[:, : widths[1]], config.temperature)
         [span] = chunks.entries

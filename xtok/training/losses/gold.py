@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import BothLogits, ChunkBlock, chunk_loss, chunk_part, require_type
+from xtok.training.losses.chunks import BothLogits, ChunkRows, chunk_loss, chunk_part, require_type
 from xtok.training.losses.config import GoldConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
@@ -93,7 +93,7 @@ def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
     width, teacher_width = pairs.widths
     student, teacher = sides.tokens(pairs.widths)
 
-    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
         log_q = log_probabilities(chunks.teacher_logits[:, :teacher_width], config.temperature)
         log_r = chunks.teacher.means(log_q)

@@ -129,12 +129,12 @@ class HiddenLogits:
         with torch.autocast(self.device.type, enabled=False):
             grad = grad.to(self.dtype)
             if hidden_grad is not None:
-                row_grads = _unscaled(grad @ self._head, factor).to(hidden_grad.dtype)
+                row_grads = _unscale(grad @ self._head, factor).to(hidden_grad.dtype)
                 hidden_grad[batch_indices(self, positions)] = row_grads
             if weight_grad is not None and weight_grad.dtype == self.dtype:
                 weight_grad.addmm_(grad.t(), rows)
             elif weight_grad is not None:
-                weight_grad += _unscaled(grad.t() @ rows, factor)
+                weight_grad += _unscale(grad.t() @ rows, factor)
 
     def find_invalid(self, positions: Tensor) -> str | None:
         """Describe the first NaN or infinite value in the inputs of these logits."""
@@ -274,7 +274,7 @@ def _describe(wrong: Tensor, values: Tensor, name: str, at: Sequence[Tensor] = (
     return f"{name} are {values[(first, *others)].item()} at {[*index, *others]}"
 
 
-def _unscaled(product: Tensor, factor: Tensor | None) -> Tensor:
+def _unscale(product: Tensor, factor: Tensor | None) -> Tensor:
     return product if factor is None else product.float().div_(factor)
 
 

@@ -364,13 +364,13 @@ class _WithGradient(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("backward can run only once per loss; compute the loss again")
         scaled = [
-            None if gradient is None else _scaled(gradient, grad_loss).to(dtype)
+            None if gradient is None else _scale(gradient, grad_loss).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         ]
         return None, None, *scaled
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
     """Multiply a gradient in place, without rounding the factor to half precision."""
     dtype = work_dtype(gradient)
     if gradient.dtype == dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 from xtok.training.losses.chunks import (
     EPSILON,
     BothLogits,
-    ChunkBlock,
+    ChunkRows,
     chunk_loss,
     chunk_part,
     require_type,
@@ -70,7 +70,7 @@ def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) ->
     entry_weights = weights.detach().to(sides.dtype).requires_grad_(weights.requires_grad)
     weight_grad = torch.zeros_like(entry_weights) if weights.requires_grad else None
 
-    def compare(block: LogitBlock, chunks: ChunkBlock) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:
         p = block.probabilities(width, temperature)
         p_used = p.index_select(1, used_ids)
         teacher_logits = chunks.teacher_logits[:, : len(columns)]

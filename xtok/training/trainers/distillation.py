@@ -22,8 +22,8 @@ from xtok.training.heads import (
     evaluating,
     find_heads,
     logits_of,
+    preserve_rng,
     require_id_rows,
-    rng_restored,
     router_loss,
     run,
 )
@@ -110,7 +110,7 @@ class DistillationMixin:
         return summed
 
     def _step_means(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-        rng_context = rng_restored(self.accelerator.device)
+        rng_context = preserve_rng(self.accelerator.device)
         with torch.no_grad(), self.compute_loss_context_manager(), rng_context:
             self.model_wrapped.train()
             terms = [self._terms(self.model_wrapped, batch) for batch in batches]
@@ -169,9 +169,9 @@ class DistillationMixin:
                 by_teacher = zip(teachers, batch["teachers"], sizes[1:], strict=True)
                 sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
             evaluation.add(torch.stack(sums) * (num_rows > 0))
-        return self._combined(means)["loss"], outputs
+        return self._combine(means)["loss"], outputs
 
-    def _combined(self, means: Tensor) -> dict[str, Tensor]:
+    def _combine(self, means: Tensor) -> dict[str, Tensor]:
         """Combine the means of the cross-entropy, of each teacher and of the router's loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
@@ -206,7 +206,7 @@ class DistillationMixin:
         sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
         start = 2 + len(self.objective.losses)  # of the bits per byte
-        metrics = self._combined(means[:start])
+        metrics = self._combine(means[:start])
         prefixes = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(prefixes if len(prefixes) > 1 else ["teacher_"])]
         for name, nats, num_bytes in zip(names, means[start:], numbers[start:], strict=False):

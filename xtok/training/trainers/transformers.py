@@ -99,7 +99,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         batch = batch if self.teachers else {**batch, "teachers": []}
         return prepare(batch, self.accelerator.device)
 
-    def _loaded(self, teacher: Any) -> Any:
+    def _load(self, teacher: Any) -> Any:
         if isinstance(teacher, str | PathLike):
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
             teacher = AutoModelForCausalLM.from_pretrained(teacher, dtype=dtype)
