@@ -311,11 +311,11 @@ class MultitokenConfig(Config):
     @property
     def options(self) -> dict[str, Any]:
         """Options that affect the result, for a map's history; rare options only if changed."""
-        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
-        used += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
+        names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
+        names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
-        used += [n for n in rare if getattr(self, n) != getattr(MultitokenConfig, n)]
-        values = {name: getattr(self, name) for name in used}
+        names += [n for n in rare if getattr(self, n) != getattr(MultitokenConfig, n)]
+        values = {name: getattr(self, name) for name in names}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 

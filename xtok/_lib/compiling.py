@@ -74,8 +74,8 @@ class KernelFiles:
 
     def path(self, key: object) -> Path:
         """Return the file of a key."""
-        about = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
-        return self._beside.with_name(f"{self._beside.name}.{about[:16]}.nbc")
+        digest = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
+        return self._beside.with_name(f"{self._beside.name}.{digest[:16]}.nbc")
 
 
 def _private_folder() -> Path | None:
@@ -84,8 +84,8 @@ def _private_folder() -> Path | None:
     folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        about = folder.lstat()
-        is_private = about.st_uid == user and about.st_mode & 0o777 == 0o700
+        status = folder.lstat()
+        is_private = status.st_uid == user and status.st_mode & 0o777 == 0o700
         return folder if is_private and os.access(folder, os.W_OK) and folder.is_dir() else None
     except OSError:
         return None

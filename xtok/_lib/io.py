@@ -28,13 +28,13 @@ _STREAM = re.compile("-|/dev/(stdin|stdout|stderr|fd/.*)|/proc/[^/]+/fd/.*")
 def check_output(
     path: str | PathLike[str],
     suffixes: Sequence[str],
-    what: str = "output",
+    noun: str = "output",
     *,
     or_folder: bool = False,
 ) -> Path:
     """Check that a file can be written, before any work, and return the path to write to.
 
-    Its folder may be missing. `suffixes` are the valid suffixes, the usual one first; `what` names
+    Its folder may be missing. `suffixes` are the valid suffixes, the usual one first; `noun` names
     the file in errors, and `or_folder` offers a folder in the hint.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
@@ -54,12 +54,12 @@ def check_output(
     elif target.exists() and not target.is_file():
         problem = "is not a regular file"
     else:
-        _check_folder(target, what)
+        _check_folder(target, noun)
         if _is_foreign(target):
             problem = "belongs to another user; replacing it would change its owner"
             hint = "choose another path, or delete the file first"
     if problem:
-        raise OutputError(f"the {what} {path} {problem}", hint=hint)
+        raise OutputError(f"the {noun} {path} {problem}", hint=hint)
     return target
 
 
@@ -88,20 +88,20 @@ def _find_unrecorded(folder: Path, record: str) -> list[str]:
         written = dict(parse_json((folder / record).read_bytes())["files"])
     return sorted(
         name
-        for name, about in files.items()
+        for name, size in files.items()
         if name != record
-        and (written.get(name) != about.st_size or about.st_mtime_ns > files[record].st_mtime_ns)
+        and (written.get(name) != size.st_size or size.st_mtime_ns > files[record].st_mtime_ns)
     )
 
 
 def _is_foreign(target: Path) -> bool:
     if os.name != "posix" or not os.geteuid() or not target.exists():
         return False
-    about = target.stat()
-    return about.st_uid != os.geteuid() or about.st_gid not in (os.getegid(), *os.getgroups())
+    status = target.stat()
+    return status.st_uid != os.geteuid() or status.st_gid not in (os.getegid(), *os.getgroups())
 
 
-def _check_folder(target: Path, what: str) -> None:
+def _check_folder(target: Path, noun: str) -> None:
     folder = target.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -112,7 +112,7 @@ def _check_folder(target: Path, what: str) -> None:
     else:
         return
     raise _in_cache(target, f"{folder} {problem}") or OutputError(
-        f"the folder of the {what}, {folder}, {problem}", hint=hint
+        f"the folder of the {noun}, {folder}, {problem}", hint=hint
     )
 
 
@@ -206,12 +206,12 @@ def _remove_stale(target: Path) -> None:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _like(path: Path, about: os.stat_result) -> None:
+def _like(path: Path, status: os.stat_result) -> None:
     now = path.stat()  # some file systems support no change, not even to the same value
-    if (now.st_uid, now.st_gid) != (about.st_uid, about.st_gid):
-        os.chown(path, about.st_uid, about.st_gid)
-    if now.st_mode != about.st_mode:
-        path.chmod(S_IMODE(about.st_mode))
+    if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
+        os.chown(path, status.st_uid, status.st_gid)
+    if now.st_mode != status.st_mode:
+        path.chmod(S_IMODE(status.st_mode))
 
 
 @contextmanager
@@ -283,9 +283,9 @@ def locked(
 _DIGEST = hashlib.sha256().digest_size
 
 
-def write_sealed(target: Path, parts: Iterable[bytes | memoryview], about: str) -> None:
-    """Write a file that ends with a digest of its contents and of `about`."""
-    digest = hashlib.sha256(about.encode())
+def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str) -> None:
+    """Write a file that ends with a digest of its contents and of `context`."""
+    digest = hashlib.sha256(context.encode())
 
     def sealed() -> Iterator[bytes | memoryview]:
         for part in parts:
@@ -297,7 +297,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], about: str) 
 
 
 @contextmanager
-def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
+def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
     """Open a file of `write_sealed`; None if it is missing or its digest differs."""
     try:
         file = path.open("rb")
@@ -305,7 +305,7 @@ def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
         yield None
         return
     with file:
-        digest = hashlib.sha256(about.encode())
+        digest = hashlib.sha256(context.encode())
         left = os.fstat(file.fileno()).st_size - _DIGEST
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)
@@ -315,9 +315,9 @@ def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
         yield file if is_whole else None
 
 
-def read_sealed(path: Path, about: str) -> bytes | None:
+def read_sealed(path: Path, context: str) -> bytes | None:
     """Return the contents of a file of `write_sealed`, or None as in `opened_sealed`."""
-    with opened_sealed(path, about) as file:
+    with opened_sealed(path, context) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
 

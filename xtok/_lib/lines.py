@@ -97,17 +97,17 @@ def too_long(location: object) -> XtokError:
     return XtokError(problem, hint="write one JSON value on each line, and split long values")
 
 
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a small file in UTF-8; `what` is its name in errors."""
-    return decode(LineOffset(path, 0), read_small(path, what))
+def read_text(path: Path, noun: str) -> str:
+    """Return the text of a small file in UTF-8; `noun` is its name in errors."""
+    return decode(LineOffset(path, 0), read_small(path, noun))
 
 
-def read_small(path: Path, what: str) -> bytes:
-    """Return the decompressed contents of a small file; `what` is its name in errors."""
-    with reading(path, what), path.open("rb") as raw:
+def read_small(path: Path, noun: str) -> bytes:
+    """Return the decompressed contents of a small file; `noun` is its name in errors."""
+    with reading(path, noun), path.open("rb") as raw:
         data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
-        problem = f"{what} {path} is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        problem = f"{noun} {path} is larger than {MAX_TEXT_BYTES >> 20} MiB"
         raise XtokError(problem, hint="give another file")
     return data
 

@@ -51,7 +51,7 @@ def check_regular(path: Path) -> None:
 
 
 @contextmanager
-def reading(path: Path, what: str = "the text") -> Iterator[None]:
+def reading(path: Path, noun: str = "the text") -> Iterator[None]:
     """Convert errors of a damaged or missing file into an `XtokError` that names it."""
     check_regular(path)
     try:
@@ -62,7 +62,7 @@ def reading(path: Path, what: str = "the text") -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
-            f"{what} {path} cannot be read: {reason}",
+            f"{noun} {path} cannot be read: {reason}",
             hint="check the path and its permissions; fetch a damaged file again",
         ) from error
 
@@ -80,10 +80,10 @@ def need(module: str, path: object) -> Any:
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
     """Detect the compression of a file from its first bytes; an unsupported one is an error."""
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-    for magic, (what, how) in _NOT_READ.items():
+    for magic, (kind, fix) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):
             raise XtokError(
-                f"{path} is {what}", hint=f"unpack it first ({how}); .gz and .zst are supported"
+                f"{path} is {kind}", hint=f"unpack it first ({fix}); .gz and .zst are supported"
             )
     return next((name for magic, name in _READ.items() if re.match(magic, head)), None)
 

@@ -152,9 +152,9 @@ class ParquetTable:
 
     def _chunks(self, group: int, columns: Collection[str] | None) -> list[dict[int, Any]]:
         # `ColumnMetaData` of the columns
-        about = self._path.stat()
+        status = self._path.stat()
         try:
-            parts = _row_groups(self._path, about.st_size, about.st_mtime_ns)[group][1]
+            parts = _row_groups(self._path, status.st_size, status.st_mtime_ns)[group][1]
             chunks = [part[3] for part in parts]
             if not all(isinstance(chunk[i], int) for chunk in chunks for i in (5, 7, 9)):
                 raise ValueError

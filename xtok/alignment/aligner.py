@@ -185,9 +185,9 @@ class TokenAligner:
             for s, t in pair.equal_roles.items()
             if pair.is_same or TokenType.UNKNOWN not in (rows.types[s], columns.types[t])
         }
-        ours, theirs = _symbols(roles, pair.tables)
-        self.student = SymbolTable("student", rows, ours, FIRST_UNKNOWN)
-        self.teacher = SymbolTable("teacher", columns, theirs, FIRST_UNKNOWN + 1)
+        student, teacher = _symbols(roles, pair.tables)
+        self.student = SymbolTable("student", rows, student, FIRST_UNKNOWN)
+        self.teacher = SymbolTable("teacher", columns, teacher, FIRST_UNKNOWN + 1)
         # Libraries that drop text shift all later offsets, so `align_spans` cannot be used.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)

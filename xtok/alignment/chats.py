@@ -156,10 +156,10 @@ def describe_chat(
     aligner: TokenAligner, pair: Pair, chat: ChatLike, templates: ChatTemplates | None, note: Note
 ) -> TextAlignment:
     """Align a conversation, and describe the result; see `align`."""
-    ours, theirs, alignment = align_chat(aligner, pair, chat, templates)
-    for text in dict.fromkeys((*ours.notes, *theirs.notes)):
+    student, teacher, alignment = align_chat(aligner, pair, chat, templates)
+    for text in dict.fromkeys((*student.notes, *teacher.notes)):
         note(text)
-    ids = ours.ids.tolist(), theirs.ids.tolist()
+    ids = student.ids.tolist(), teacher.ids.tolist()
     return describe_alignment(aligner, pair, *ids, alignment=alignment)
 
 
@@ -200,9 +200,9 @@ def _match(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_Stre
     by_key = {stretch.key: stretch for stretch in teacher}
     pairs: list[tuple[_Stretch, _Stretch]] = []
     ends = (0, 0)
-    for ours in student:
-        theirs = by_key.get(ours.key)
-        if theirs and ours.end > ends[0] and theirs.end > ends[1]:
-            pairs.append((ours, theirs))
-            ends = (ours.end, theirs.end)
+    for own in student:
+        other = by_key.get(own.key)
+        if other and own.end > ends[0] and other.end > ends[1]:
+            pairs.append((own, other))
+            ends = (own.end, other.end)
     return pairs

@@ -65,9 +65,9 @@ def _aligned_text(aligner: TokenAligner, pair: Pair, text: str | bytes) -> TextA
             ids = (tokenizer.segment(text) for tokenizer in pair.tokenizers)
             return describe_alignment(aligner, pair, *ids)
         text = decoded
-    ours, theirs = (tokenizer.encode(text) for tokenizer in pair.tokenizers)
+    student, teacher = (tokenizer.encode(text) for tokenizer in pair.tokenizers)
     alignment = None
-    if aligner.prefers_spans(ours.ids, theirs.ids):
-        alignment = aligner.align_spans(ours[:2], theirs[:2])
-    rows = ours.ids.tolist(), theirs.ids.tolist()
+    if aligner.prefers_spans(student.ids, teacher.ids):
+        alignment = aligner.align_spans(student[:2], teacher[:2])
+    rows = student.ids.tolist(), teacher.ids.tolist()
     return describe_alignment(aligner, pair, *rows, alignment=alignment)

@@ -91,5 +91,5 @@ def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | No
         is_both = has[:, alone].any(1).all()
         rest = np.flatnonzero(alone)[0] if is_both else np.flatnonzero(~alone)[-1]
         components = np.where(alone[components], rest, components)
-    used, numbers = np.unique(components, return_inverse=True)
-    return numbers.astype(np.int32), None if rest is None else int(np.searchsorted(used, rest))
+    unique, numbers = np.unique(components, return_inverse=True)
+    return numbers.astype(np.int32), None if rest is None else int(np.searchsorted(unique, rest))

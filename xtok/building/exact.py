@@ -172,8 +172,8 @@ def with_exact(
         row_kind=kind,
         scale_slot=None if slot is None else np.where(slot_rows > 0, slot, np.uint8(0)),
     )
-    used = {"special_tokens", "canonicalization"} & config.options.keys()
-    return result.after("reapply-exact", {name: config.options[name] for name in sorted(used)})
+    names = {"special_tokens", "canonicalization"} & config.options.keys()
+    return result.after("reapply-exact", {name: config.options[name] for name in sorted(names)})
 
 
 def reapply_exact(

@@ -281,10 +281,10 @@ def _other_reading(tokenizer: Tokenizer) -> str:
     differing = [row for row in rows if row[1] != row[2]]
     if not differing:
         return ""
-    text, ours, theirs = min(differing, key=lambda row: len(row[0]))
+    text, ids, others = min(differing, key=lambda row: len(row[0]))
     return (
         f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
-        f"{quoted(escape(text.encode()))} is [{listed(ours, 6)}] here, [{listed(theirs, 6)}] there"
+        f"{quoted(escape(text.encode()))} is [{listed(ids, 6)}] here, [{listed(others, 6)}] there"
     )
 
 
@@ -384,8 +384,8 @@ def _difference(text: bytes, decoded: bytes) -> str:
     offset = num_common(text, decoded)
     while offset and text[offset : offset + 1] and text[offset] & 0xC0 == 0x80:
         offset -= 1
-    shown = []
+    excerpts = []
     for data in (text, decoded):
         part = data[offset : offset + 12]
-        shown.append(quoted(escape(part.decode("utf-8", "ignore").encode() or part)))
-    return " becomes ".join(shown)
+        excerpts.append(quoted(escape(part.decode("utf-8", "ignore").encode() or part)))
+    return " becomes ".join(excerpts)

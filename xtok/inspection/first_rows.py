@@ -125,19 +125,19 @@ def _by_library(
 
 
 def _chat_differences(
-    number: int, shown: Conversation, chat: ChatRecord, expected: Mapping[str, Any]
+    number: int, conversation: Conversation, chat: ChatRecord, expected: Mapping[str, Any]
 ) -> Iterator[str]:
-    ids, mask = shown.ids.tolist(), shown.assistant_mask
+    ids, mask = conversation.ids.tolist(), conversation.assistant_mask
     if ids != expected["input_ids"]:
         yield f"conversation {number} is {ids_apart(ids, expected['input_ids'])}"
         return
     masks = np.array(expected.get("assistant_masks", mask), np.bool_)
-    may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*shown.notes} or any(
+    may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*conversation.notes} or any(
         name in message for message in chat.messages for name in WEIGHT_KEYS
     )
     if (mask & ~masks).any() if may_lack else (mask != masks).any():
-        both = ids_apart(shown.ids[mask].tolist(), shown.ids[masks].tolist())
-        yield f"the targets of conversation {number} are {both}"
+        difference = ids_apart(conversation.ids[mask].tolist(), conversation.ids[masks].tolist())
+        yield f"the targets of conversation {number} are {difference}"
 
 
 def alignment_findings(
@@ -173,8 +173,8 @@ def alignment_findings(
         yield "warning", "the rows have no targets, so the student learns nothing from them"
         return
     num_equal, chunks = int(equal.sum()), int(valid.sum())
-    both = chunk, alignment["teacher_chunk_id"]
-    decoded = [*_decode_chunks(tokenizers, ids, both, np.argwhere(equal))]
+    side_chunks = chunk, alignment["teacher_chunk_id"]
+    decoded = [*_decode_chunks(tokenizers, ids, side_chunks, np.argwhere(equal))]
     moved = [f"{a} and {b}" for a, b in decoded if a != b]
     differences = []
     if targets_in < ENOUGH * targets:
@@ -301,15 +301,15 @@ def _aligned_rows(
     for row in rows:
         with suppress(XtokError):
             if isinstance(row, SideText):
-                both = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
-                alignments.append(aligner.align_document(*both))
-                masks.append(np.ones(len(both[0]), np.bool_))
+                side_ids = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
+                alignments.append(aligner.align_document(*side_ids))
+                masks.append(np.ones(len(side_ids[0]), np.bool_))
             else:
                 student, teacher = map(row.render, pair.tokenizers, templates)
-                both = [student.ids, teacher.ids]
+                side_ids = [student.ids, teacher.ids]
                 alignments.append(align_rendered(aligner, student, teacher))
                 masks.append(student.assistant_mask)
-            sides.append(both)
+            sides.append(side_ids)
     if not sides:
         return
     ids, kept = zip(*(_pad(side) for side in zip(*sides, strict=True)), strict=True)
@@ -322,5 +322,5 @@ def _aligned_rows(
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return rows padded with 0, `[B, T]`, and where they have values."""
     lengths = np.array([*map(len, rows)])
-    kept = np.arange(lengths.max()) < lengths[:, None]
-    return filled(kept, np.concatenate(rows).astype(np.int64), 0), kept
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    return filled(mask, np.concatenate(rows).astype(np.int64), 0), mask

@@ -218,8 +218,8 @@ def _tokens(stored: TokenTable | None, tokenizer: Tokenizer) -> Result:
     differ = differing_ids(stored, loaded)
     if not differ:
         return "failed", f"the types of some tokens differ from {model_id}"
-    shown = listed(f"{i} {stored.quoted(i)} and {loaded.quoted(i)}" for i in differ)
-    return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
+    examples = listed(f"{i} {stored.quoted(i)} and {loaded.quoted(i)}" for i in differ)
+    return "failed", f"{len(differ):,} ids differ from {model_id}: {examples}"
 
 
 def _definition(stored: Vocabulary, tokenizer: Tokenizer) -> Result:

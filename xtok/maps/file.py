@@ -189,10 +189,10 @@ class StoredMap:
                 hint="leave out {option}",
                 parameter="normalize" if preserve_last is None else "preserve_last",
             )
-        made, is_whole = unpack(cls, contents.tensors, contents.header)
+        loaded, is_whole = unpack(cls, contents.tensors, contents.header)
         if not is_whole:
             raise InvariantError("digest", "its tensors changed after it was written")
-        return made
+        return loaded
 
     def _at_width(self, side: str, width: int, name: str) -> Self:
         vocabulary: Vocabulary = getattr(self, side)

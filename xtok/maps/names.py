@@ -55,8 +55,8 @@ def map_name(projection: ProjectionMap, stage: str) -> str:
     ids = projection.student.model_id, projection.teacher.model_id
     words = [
         word
-        for done, step in zip(stages, projection.history, strict=True)
-        for word in option_words(step["options"], _DEFAULTS.get(done, {}))
+        for name, step in zip(stages, projection.history, strict=True)
+        for word in option_words(step["options"], _DEFAULTS.get(name, {}))
     ]
     return default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *dict.fromkeys(words))
 

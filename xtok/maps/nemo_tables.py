@@ -71,7 +71,7 @@ def _num_ids(vocabulary: Vocabulary) -> int:
 def _pad(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     rows = np.repeat(np.arange(len(counts)), counts)
     rank = ranks(rows)
-    kept = rank < N_MAX
+    is_kept = rank < N_MAX
     subtoks = np.full((len(counts), N_MAX), -1, np.int64)
-    subtoks[rows[kept], rank[kept]] = pieces[kept]
+    subtoks[rows[is_kept], rank[is_kept]] = pieces[is_kept]
     return subtoks

@@ -106,11 +106,11 @@ class ProjectJob:
             (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
             for cache, shard in self.shards
         ]
-        both = zip(self.config.templates, self.recipe["chat templates"], strict=True)
-        ours, theirs = (
-            t if t in (None, "default", *FORMATS) else source for t, (_, source) in both
+        templates = zip(self.config.templates, self.recipe["chat templates"], strict=True)
+        student, teacher = (
+            t if t in (None, "default", *FORMATS) else source for t, (_, source) in templates
         )
-        config = replace(self.config, student_template=ours, teacher_template=theirs)
+        config = replace(self.config, student_template=student, teacher_template=teacher)
         return replace(self, shards=tuple(shards), config=config, folder=self.folder.absolute())
 
 
@@ -172,9 +172,9 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     )
     with locked(target, timeout=0, note=note, busy=busy):
         plan = job.folder / _PLAN
-        made = _require_own_files(job)
+        earlier = _require_own_files(job)
         if num_kept := len(_parts_in(job.folder)):
-            if made is not None and (names := differing(made, job.recipe)):
+            if earlier is not None and (names := differing(earlier, job.recipe)):
                 raise XtokError(
                     f"the checkpoint {job.folder} belongs to another run, with different "
                     f"{' and '.join(names)}",
@@ -243,12 +243,12 @@ def make_part(
         yield memoryview(_PART)
         for unchecked, consumed in read_cache(cache, file_shard):
             rows = cache.check(unchecked, teacher.vocabulary)
-            made = project_documents(translator, rows, job.config.top_k)
-            table = neutral.table(made)
+            projected = project_documents(translator, rows, job.config.top_k)
+            table = neutral.table(projected)
             schema = one_schema([schema, table.schema])
-            totals = Totals.sum_of([totals, _totals(rows.topk, made.topk, teacher.table)])
+            totals = Totals.sum_of([totals, _totals(rows.topk, projected.topk, teacher.table)])
             yield _stream(table)
-            advance(consumed, len(made.topk.token_ids))
+            advance(consumed, len(projected.topk.token_ids))
         metadata = {_TOTALS: json.dumps(asdict(totals))}
         yield _stream(schema.with_metadata(metadata).empty_table())
 

@@ -84,22 +84,23 @@ class Projector:
         *,
         along_path: bool = True,
     ) -> None:
-        ours, theirs = pair.tables
-        if back_map.shape != (len(theirs), len(ours)) or back_map.enable_scale_trick:
+        student, teacher = pair.tables
+        shape = len(teacher), len(student)
+        if back_map.shape != shape or back_map.enable_scale_trick:
             raise ValueError(
-                f"the map has shape {back_map.shape}, expected {(len(theirs), len(ours))} (teacher "
-                "× student) without scale slots"
+                f"the map has shape {back_map.shape}, expected {shape} (teacher × student) "
+                "without scale slots"
             )
         self.student, _ = pair.tokenizers
         self.is_same = pair.is_same
         self.num_threads, self.along_path = num_threads or available_cores(), along_path
         self.aligner = TokenAligner(pair)
-        self._teacher = _arrays(theirs, ours, back_map)
-        self._tokens = theirs.tokens()
-        self._by_bytes = theirs.canonical_ids()
+        self._teacher = _arrays(teacher, student, back_map)
+        self._tokens = teacher.tokens()
+        self._by_bytes = teacher.canonical_ids()
         self._in_order = [self._tokens[i] for i in self.aligner.teacher.by_bytes]
-        self._student = _spellings(ours)
-        self._lengths = ours.lengths.tolist()
+        self._student = _spellings(student)
+        self._lengths = student.lengths.tolist()
         self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
         self._forget()
 

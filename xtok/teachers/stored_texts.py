@@ -184,7 +184,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_render(sides, pair, templates) for sides in chats)
-    notes = ([*student.notes, *_chat_notes(theirs)] for student, theirs in rendered)
+    notes = ([*ours.notes, *_chat_notes(theirs)] for ours, theirs in rendered)
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 

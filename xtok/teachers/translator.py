@@ -76,13 +76,13 @@ def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionM
         note(text)
 
     try:
-        kept = get_map(pair.reversed, config=BACK_MAP, progress=progress, note=record)
+        cached = get_map(pair.reversed, config=BACK_MAP, progress=progress, note=record)
     except OutputError as error:
         note(f"the map from the teacher to the student is not kept: {error}")
         return build(pair.reversed, config=BACK_MAP, progress=progress)
     if not notes:
         note("built the map from the teacher to the student; later runs reuse it")
-    return kept
+    return cached
 
 
 class SharedText(NamedTuple):
@@ -105,10 +105,10 @@ class SharedText(NamedTuple):
         mask: NDArray[np.bool_] | None = None,
     ) -> Self:
         """Return a text without renamed tokens. Without spans, all bytes are equal."""
-        own = np.asarray(ids, np.int32)
-        whole = slice(0, len(own)), slice(0, len(teacher_ids))
-        begins = np.arange(len(own) + 1)
-        return cls(own, own, begins, teacher_ids, [whole] if spans is None else spans, mask)
+        array = np.asarray(ids, np.int32)
+        whole = slice(0, len(array)), slice(0, len(teacher_ids))
+        begins = np.arange(len(array) + 1)
+        return cls(array, array, begins, teacher_ids, [whole] if spans is None else spans, mask)
 
 
 class Translator:
@@ -217,18 +217,18 @@ class Translator:
                 raise
             return None
         this = conversation.conversation
-        ours, theirs = (this, other) if source == 0 else (other, this)
-        spans = self._shared_spans((ours, theirs), source)
+        student, teacher = (this, other) if source == 0 else (other, this)
+        spans = self._shared_spans((student, teacher), source)
         if not spans:
             return None
         our_last, their_last = spans[-1]
-        our_end, their_end = len(ours.ids), len(theirs.ids)
+        our_end, their_end = len(student.ids), len(teacher.ids)
         if source == 0 and our_last.stop == our_end:  # the student needs no later predictions
             their_end = their_last.stop
         if source == 1 and this.bounds[-1] < len(this.text.encode()):  # truncated
             our_end = our_last.stop
-        mask = ours.assistant_mask[:our_end]
-        text = SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
+        mask = student.assistant_mask[:our_end]
+        text = SharedText.of(student.ids[:our_end], teacher.ids[:their_end], spans, mask)
         return text._replace(alone=alone)
 
     def _shared_spans(

@@ -351,13 +351,13 @@ def _falls_back(model: Any) -> bool:
 def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
     suffix = getattr(model, "end_of_word_suffix", None)
     prefix = getattr(model, "continuing_subword_prefix", None) or ""
-    taken = "".join(c["prefix"] for c in decoder if c["type"] == "WordPiece")
+    prefixes = "".join(c["prefix"] for c in decoder if c["type"] == "WordPiece")
     problem = ""
     if suffix:
         problem = f"marks the end of words with {suffix!r} (end_of_word_suffix)"
-    elif prefix != taken and type(model).__name__ != "WordLevel":  # its tokens are whole words
+    elif prefix != prefixes and type(model).__name__ != "WordLevel":  # its tokens are whole words
         problem = f"marks the inside of words with {prefix!r} (continuing_subword_prefix), but "
-        problem += f"its decoder removes {taken!r}"
+        problem += f"its decoder removes {prefixes!r}"
     if problem:
         raise TokenizerError(
             f"{name} {problem}, so the text of its tokens is unknown",

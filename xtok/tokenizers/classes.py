@@ -69,9 +69,9 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
     """
-    wanted = name.upper().replace("-", "_")
-    members = tuple(m for m in TokenClass if m.name == wanted or m.label.upper() == name.upper())
-    members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
+    member = name.upper().replace("-", "_")
+    members = tuple(m for m in TokenClass if m.name == member or m.label.upper() == name.upper())
+    members = members or tuple(m for m in TokenClass if m.name.startswith(f"{member}_"))
     if not members:
         names = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
         raise XtokError(f"unknown class of tokens {name!r}", hint=f"the classes are: {names}")

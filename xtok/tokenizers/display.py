@@ -91,8 +91,8 @@ def listed(items: Iterable[object], most: int = 3) -> str:
     >>> listed("abc"), listed("abcd")
     ('a, b, c', 'a, b, c, …')
     """
-    shown = [str(item) for item in islice(items, most + 1)]
-    return ", ".join([*shown[:most], "…"] if len(shown) > most else shown)
+    texts = [str(item) for item in islice(items, most + 1)]
+    return ", ".join([*texts[:most], "…"] if len(texts) > most else texts)
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -66,11 +66,11 @@ def _ids(
         whole = library(text, verbose=False)["input_ids"]
         begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
         before, behind = whole[:begin], whole[begin + len(bare) :]
-        ours = [*before, *inner, *behind] if rows is None else [*rows[index]]
+        own_ids = [*before, *inner, *behind] if rows is None else [*rows[index]]
         ends = [behind, [], *([i] for i in eos)]
-        wanted = [[*b, *bare, *e] for b in _beginnings(before, bare, bos[:1]) for e in ends]
-        if not any(ours == (ids[: len(ours)] if rows else ids) for ids in wanted):
-            yield f"{quoted(escape(text.encode()))} is {ids_apart(ours, whole)}"
+        accepted = [[*b, *bare, *e] for b in _beginnings(before, bare, bos[:1]) for e in ends]
+        if not any(own_ids == (ids[: len(own_ids)] if rows else ids) for ids in accepted):
+            yield f"{quoted(escape(text.encode()))} is {ids_apart(own_ids, whole)}"
 
 
 def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list[int]]:

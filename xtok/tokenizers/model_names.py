@@ -38,8 +38,8 @@ class ModelName(NamedTuple):
         if self.kind in BUILT_IN:
             return f"{self.kind}:{model}".rstrip(":")
         if self.path.exists():
-            whole = Path(os.path.abspath(self.path))
-            model = (whole.parent if self.is_json else whole).name or model
+            path = Path(os.path.abspath(self.path))
+            model = (path.parent if self.is_json else path).name or model
         # A file name may contain any bytes; maps need UTF-8.
         return os.fsencode(model).decode("utf-8", "backslashreplace")
 

@@ -93,14 +93,14 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
-    ids_by_name, taken = {teacher.control_names[t]: t for t in without_role}, set(pairs.values())
+    ids_by_name, used_ids = {teacher.control_names[t]: t for t in without_role}, set(pairs.values())
     for s, name in student.control_names.items():
         if s not in student.roles_by_id:
             candidates = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
             t = ids_by_name.get(name, next(iter(candidates), None))
-            if t is not None and t not in taken:
+            if t is not None and t not in used_ids:
                 pairs[s] = t
-                taken.add(t)
+                used_ids.add(t)
     return dict(sorted(pairs.items()))
 
 

@@ -406,25 +406,25 @@ def _control_name(token_id: int, content: bytes) -> str:
     return content.decode("utf-8", "backslashreplace")
 
 
-def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
+def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
     """Whether two tables have the same bytes and control tokens, regardless of width and types."""
-    if ours is None or other is None or ours is other:
-        return ours is other
+    if table is None or other is None or table is other:
+        return table is other
     # Types may differ: transformers changes some UNKNOWN tokens to CONTROL.
-    width = min(len(ours), len(other))
-    rests = ours.lengths[width:], other.lengths[width:]
+    width = min(len(table), len(other))
+    rests = table.lengths[width:], other.lengths[width:]
     return (
-        ours.control_names == other.control_names
+        table.control_names == other.control_names
         and not any(rest.any() for rest in rests)
-        and np.array_equal(ours.lengths[:width], other.lengths[:width])
-        and np.array_equal(ours.data, other.data)
+        and np.array_equal(table.lengths[:width], other.lengths[:width])
+        and np.array_equal(table.data, other.data)
     )
 
 
-def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
+def differing_ids(table: TokenTable, other: TokenTable) -> list[int]:
     """Return the ids with different bytes or control names in two tables, in rising order."""
-    pairs = enumerate(zip_longest(ours.tokens(), other.tokens(), fillvalue=b""))
-    names = ours.control_names, other.control_names
+    pairs = enumerate(zip_longest(table.tokens(), other.tokens(), fillvalue=b""))
+    names = table.control_names, other.control_names
     return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 

@@ -142,8 +142,8 @@ def synthetic_edges(
 def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress) -> Counts:
     tables = [side.table for side in pair.tokenizers]
     if num_texts is None:
-        ours, theirs = (table.canonical_ids().keys() for table in tables)
-        most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
+        student, teacher = (table.canonical_ids().keys() for table in tables)
+        most = NUM_TEXTS if len(student & teacher) > len(student ^ teacher) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
     source = SyntheticSource(tables)
     tally, aligner = Tally(target), TextAligner(pair)

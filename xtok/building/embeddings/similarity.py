@@ -98,8 +98,8 @@ def _prepare(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.
     # A GPU multiplies low precision directly. A CPU rounds to it and multiplies as float32, which
     # gives the same products.
     length = -(-len(vectors) // multiple) * multiple
-    kept = torch.float32 if device == "cpu" else low
-    result = torch.zeros(length, vectors.shape[1], dtype=kept, device=device)
+    stored_dtype = torch.float32 if device == "cpu" else low
+    result = torch.zeros(length, vectors.shape[1], dtype=stored_dtype, device=device)
     for start in range(0, len(vectors), 8192):
         part = vectors[start : start + 8192].astype(np.float64)
         part /= np.sqrt(np.square(part).sum(axis=1, keepdims=True))

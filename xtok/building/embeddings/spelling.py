@@ -96,10 +96,10 @@ def _shared_ngrams(
         sums += np.bincount(owners, squares[grams], minlength=len(tokens))
         is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
         number = np.cumsum(is_shared) - 1 + size
-        kept = is_shared[grams]
-        is_row &= kept
+        is_kept = is_shared[grams]
+        is_row &= is_kept
         entries.append(owners[is_row].astype(np.int64) << 32 | number[grams[is_row]])
-        columns.append(owners[kept & is_column] - np.int32(num_rows))
+        columns.append(owners[is_kept & is_column] - np.int32(num_rows))
         sizes.append(in_columns[is_shared])
         weights.append(squares[is_shared])
         size += len(weights[-1])

@@ -108,13 +108,13 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
 
 def _wrap(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
     row: list[_ChunkBlock] = []
-    used = 1
+    row_width = 1
     for block in blocks:
-        if row and used + block.width + 1 > width:
+        if row and row_width + block.width + 1 > width:
             yield row
-            row, used = [], 1
+            row, row_width = [], 1
         row.append(block)
-        used += block.width + 1
+        row_width += block.width + 1
     if row:
         yield row
 

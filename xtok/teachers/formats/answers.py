@@ -47,11 +47,11 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
     if first is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
     for answer in _answers(first.value, first.location):
-        about = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
+        footer = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
         if "prompt_logprobs" in answer:
-            return "vllm", about
+            return "vllm", footer
         if "meta_info" in answer:
-            return "sglang", about
+            return "sglang", footer
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
     problem = "neither Parquet nor responses with prompt_logprobs or meta_info"
     raise cache_error(path, f"{problem}; line 1 has: {names}", FORMATS)

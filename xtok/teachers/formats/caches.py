@@ -77,7 +77,7 @@ class Cache:
 
     path: Path
     kind: CacheKind
-    footer: Mapping[str, Any] = field(default_factory=dict)  # the footer
+    footer: Mapping[str, Any] = field(default_factory=dict)
     config: distillkit.Compression | None = None
     looks_renormalized: bool = False  # according to the first rows; for files without a footer
 

@@ -115,8 +115,8 @@ class CacheColumns:
         if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
             mask = labels != -100
         documents = Documents(topk, self._others(), self.locations, mask)
-        kept = self.per_token("attention_mask", np.bool_, absent=True)
-        return documents if kept is None else documents.at_tokens(kept)
+        is_token = self.per_token("attention_mask", np.bool_, absent=True)
+        return documents if is_token is None else documents.at_tokens(is_token)
 
     def _others(self) -> dict[str, Any]:
         import pyarrow
@@ -153,11 +153,11 @@ def next_tokens(
     """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[np.isin(rows, topk.bounds)] = -1  # last tokens
-    starts, kept = candidate_indices(topk.starts, rows)
+    starts, indices = candidate_indices(topk.starts, rows)
     is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)
     logprobs = np.full(is_real.shape, PAD, np.float32)
-    ids[is_real], logprobs[is_real] = topk.ids[kept], topk.logprobs[kept]
+    ids[is_real], logprobs[is_real] = topk.ids[indices], topk.logprobs[indices]
     return ids, logprobs, is_real
 
 

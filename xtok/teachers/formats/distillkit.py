@@ -56,8 +56,8 @@ def read(
         rows = packed[0][0]
         columns.check_lengths([rows], values[0][:1], names)
         assert config is not None  # `open_cache` requires it
-        both = [(bounds[1], data) for bounds, data in (packed, values)]
-        matrix, matrix_logprobs = decompressed_rows(both[0], both[1], config, locations[0])
+        bounded = [(bounds[1], data) for bounds, data in (packed, values)]
+        matrix, matrix_logprobs = decompressed_rows(bounded[0], bounded[1], config, locations[0])
         starts = np.arange(len(matrix) + 1) * matrix.shape[1]
         ids, logprobs = matrix.ravel(), matrix_logprobs.ravel()
     bounds, token_ids = columns.bounds, columns.token_ids

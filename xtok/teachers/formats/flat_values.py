@@ -116,8 +116,8 @@ def _convert(
         is_wrong = (values < limits[0]) | (values > limits[1])
         if is_wrong.any():
             index = int(np.argmax(is_wrong))
-            shown = shorten(str(values[index]))
-            problem = f"{name} contains {shown}, expected {limits[0]}..{limits[1]}"
+            example = shorten(str(values[index]))
+            problem = f"{name} contains {example}, expected {limits[0]}..{limits[1]}"
             raise cache_error(locate(index, locations, bounds), problem)
     with np.errstate(over="ignore"):  # infinite values are errors later
         return np.asarray(values.astype(dtype, copy=False))

@@ -144,11 +144,11 @@ class _ConfiguredLoss(BatchLoss):
             raise XtokError("the teacher and its predictions are missing", hint=hint)
         chunks = chunks_in(side, self.config.kind, student_logits.device)
         targets = batch.get("targets"), side.get("targets")
-        both = wrap_logits(
+        sides = wrap_logits(
             student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs
         )
         maps = [] if self.map is None else [self.map]
-        return self.spec.plan(both, *maps, config=self.config)
+        return self.spec.plan(sides, *maps, config=self.config)
 
 
 def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:

@@ -37,16 +37,16 @@ class NemoTokenAligner(aligner.TokenAligner):
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
     ) -> None:
-        both, path = load_pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
+        pair, path = load_pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
         digests = None if path is None else table_digests(path)
         if path is not None and digests is None:
-            _, both = bind_map(read_map(path), both)
-        elif digests and digests != [table.sha256() for table in both.tables]:
+            _, pair = bind_map(read_map(path), pair)
+        elif digests and digests != [table.sha256() for table in pair.tables]:
             raise XtokError(
                 f"the table {path} belongs to other tokenizers, or the sides are swapped",
                 hint='write it again: xtok.spellings(student, teacher).save("NAME.pt")',
             )
-        super().__init__(both, max_comb_len)
+        super().__init__(pair, max_comb_len)
 
     def align(  # type: ignore[override]
         self,
