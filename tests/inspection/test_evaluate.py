@@ -26,7 +26,7 @@ from xtok.building.sort_cut import sort_cut
 from xtok.cli.tables.quality import print_evaluation
 from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Target
 from xtok.inspection.bootstrap import Interval
-from xtok.inspection.evaluate import Evaluation, evaluate, evaluation_of
+from xtok.inspection.evaluate import Evaluation, evaluate, measure_maps
 from xtok.inspection.measures import (
     EventMapMeasures,
     MapLosses,
@@ -93,7 +93,7 @@ def text(pair: Pair, counted_corpus: Path) -> PairText:
 
 @pytest.fixture(scope="module")
 def evaluation(maps: Maps, pair: Pair, text: PairText) -> Evaluation:
-    return evaluation_of(maps, pair, text)
+    return measure_maps(maps, pair, text)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_maps_are_ranked_by_the_measure_of_the_loss(pair: Pair, maps: Maps, text
     """At starts a map may be better that is worse over chunks."""
     two = {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[BuildLoss, ...] = "p-kl", "gold", "h-kl"
-    evaluations = [evaluation_of(two, pair, text, for_loss=loss) for loss in losses]
+    evaluations = [measure_maps(two, pair, text, for_loss=loss) for loss in losses]
     rankings = [known(result.ranking) for result in evaluations]
     by_starts = "starts", "chunks"
     assert [ranking.names for ranking in rankings] == [("chunks", "starts"), by_starts, by_starts]
@@ -265,10 +265,10 @@ def test_maps_with_equal_measures_are_not_ranked(
     result = evaluate(pair, [recipe] * 2, tmp_path / "a.txt", names=["a", "a"], for_loss="gold")
     assert "no difference between a and a (2)" in known(result.ranking).sentence
     measured = {"a": recipe}, pair, PairText.read(pair, counted_corpus, PER_DOCUMENT)
-    assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
+    assert known(measure_maps(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
-        evaluation_of(*measured, for_loss="kl")  # type: ignore[arg-type]
-    first, again = evaluation_of(*measured), evaluation_of(*measured)
+        measure_maps(*measured, for_loss="kl")  # type: ignore[arg-type]
+    first, again = measure_maps(*measured), measure_maps(*measured)
     assert first == again
     assert first.ranking is None
 

@@ -19,7 +19,7 @@ import xtok
 from xtok.building.counting.pair_text import PairText
 from xtok.cli.tables.inspection import print_inspection
 from xtok.config import BuildConfig, InspectConfig, SortCutConfig
-from xtok.inspection.compare import compare, comparison_of
+from xtok.inspection.compare import compare, compare_maps
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
@@ -290,7 +290,7 @@ def test_the_distance_is_weighted_by_text(
     weighted = compare(recipe, heaviest, text, pair=pair)
     assert weighted.mean_distance != compare(recipe, heaviest).mean_distance
     assert all(counts[row.student_id] > 0 for row in weighted.examples)
-    nothing = comparison_of(recipe, heaviest, np.zeros_like(counts))
+    nothing = compare_maps(recipe, heaviest, np.zeros_like(counts))
     assert nothing.mean_distance == 0
     with pytest.raises(ValueError, match="student's tokenizer"):
         compare(recipe, heaviest, text)

@@ -88,9 +88,9 @@ def _find_unrecorded(folder: Path, record: str) -> list[str]:
         written = dict(parse_json((folder / record).read_bytes())["files"])
     return sorted(
         name
-        for name, size in files.items()
+        for name, status in files.items()
         if name != record
-        and (written.get(name) != size.st_size or size.st_mtime_ns > files[record].st_mtime_ns)
+        and (written.get(name) != status.st_size or status.st_mtime_ns > files[record].st_mtime_ns)
     )
 
 

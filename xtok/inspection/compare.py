@@ -73,10 +73,10 @@ def compare(
         ValueError: for texts without the student's tokenizer.
     """
     [first, second], pair, _ = bind_maps([a, b], ProjectionMap.of, pair, names)
-    return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
+    return compare_maps(first, second, _token_counts(texts, pair, field), num_examples)
 
 
-def comparison_of(
+def compare_maps(
     first: ProjectionMap,
     second: ProjectionMap,
     token_counts: NDArray[np.int64] | None = None,

@@ -116,10 +116,10 @@ def evaluate(
         )
     named = dict(zip(distinct_names(names), loaded, strict=True))
     text = PairText.read(pair, texts, CountPlan(per_document=True), field=field, progress=progress)
-    return evaluation_of(named, pair, text, for_loss=for_loss, progress=progress)
+    return measure_maps(named, pair, text, for_loss=for_loss, progress=progress)
 
 
-def evaluation_of(
+def measure_maps(
     maps: Mapping[str, AnyMap],
     pair: Pair,
     text: PairText,

@@ -12,9 +12,9 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.inspection.advice import Advice, Fit, advise, fits
-from xtok.inspection.compare import Comparison, comparison_of
+from xtok.inspection.compare import Comparison, compare_maps
 from xtok.inspection.describe import Description, describe
-from xtok.inspection.evaluate import Evaluation, evaluation_of
+from xtok.inspection.evaluate import Evaluation, measure_maps
 from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.results import Grade, distinct_names
@@ -128,7 +128,7 @@ def examine(
     if texts:
         plan = CountPlan(per_document=True)
         text = PairText.read(pair, texts, plan, field=field, progress=progress)
-        evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
+        evaluation = measure_maps(named, pair, text, for_loss="p-kl", progress=progress)
     facts = pair_facts(pair, text, progress=progress)
     verdicts = {} if evaluation is None else {v.name: v for v in evaluation.verdicts}
     reports = [_map_report(name, m, pair, facts, verdicts.get(name)) for name, m in named.items()]
@@ -140,7 +140,7 @@ def examine(
         findings=_findings(facts, reports, [empty_share(m, text) for m in loaded]),
         maps=tuple(reports),
         evaluation=evaluation,
-        comparison=comparison_of(loaded[0], loaded[1], token_counts) if len(loaded) == 2 else None,
+        comparison=compare_maps(loaded[0], loaded[1], token_counts) if len(loaded) == 2 else None,
         sentences=() if pair.teacher_tokenizer is None else _aligned_sentences(pair),
         version=__version__,
     )

@@ -135,7 +135,7 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
             s, t = np.nonzero(matrix)
             entries = _entries_by_row(Edges(s, t, matrix[s, t]))
         else:
-            entries = _entries_by_row(_sparse(loaded.detach(), size))
+            entries = _entries_by_row(_read_sparse(loaded.detach(), size))
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
         return _entries_by_row(_count_edges(loaded))
@@ -147,7 +147,7 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
     )
 
 
-def _sparse(matrix: torch.Tensor, size: int) -> Edges:
+def _read_sparse(matrix: torch.Tensor, size: int) -> Edges:
     import torch
 
     is_coo = matrix.layout == torch.sparse_coo

@@ -294,7 +294,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     is_joined = False  # the following components receive the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _find_replacement(component, is_joined)
-        whole_token_rule = None if decode_token or replacements else _OF_WHOLE_TOKENS.get(kind)
+        whole_token_rule = None if decode_token or replacements else _WHOLE_TOKEN_RULES.get(kind)
         if whole_token_rule and (kind, is_joined) != ("WordPiece", True):
             decode_token = whole_token_rule(component)
         elif old and decode_token is None:
@@ -417,7 +417,7 @@ def _normalizations(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextCh
             yield kind, ", ".join(options) or "an unknown component"
 
 
-_OF_WHOLE_TOKENS = {"ByteLevel": lambda _: byte_level_bytes, "WordPiece": _word_piece}
+_WHOLE_TOKEN_RULES = {"ByteLevel": lambda _: byte_level_bytes, "WordPiece": _word_piece}
 
 _BYTE_TOKENS = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 

@@ -190,7 +190,7 @@ def _attempt(encoding: Encoding, text: str) -> list[int] | None:
     return None
 
 
-_OF_ALL_KINDS = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
+_SAMPLE_TEXT = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
 """Characters that a split pattern must match; otherwise it drops text."""
 
 
@@ -232,18 +232,18 @@ class RankBackend(Backend):
             for role, names in roles.items()
         }
         self.definitions = [json.dumps([pattern, sorted(self.text_tokens.items())]).encode()]
-        self._encoding_of = functools.partial(Encoding, name, pat_str=pattern, special_tokens={})
+        self._make_encoding = functools.partial(Encoding, name, pat_str=pattern, special_tokens={})
         single_bytes = {bytes([byte]): byte for byte in range(256)}
-        trial = self._encoding_of(mergeable_ranks=single_bytes)
+        trial = self._make_encoding(mergeable_ranks=single_bytes)
         if _attempt(trial, "a 1") is None:
             raise ValueError("no match")
-        encoded = _attempt(trial, _OF_ALL_KINDS)
-        self.keeps_text = encoded is None or len(encoded) == len(_OF_ALL_KINDS.encode())
+        encoded = _attempt(trial, _SAMPLE_TEXT)
+        self.keeps_text = encoded is None or len(encoded) == len(_SAMPLE_TEXT.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
         """Created on first use: its copies of the ranks use most of the memory."""
-        return self._encoding_of(mergeable_ranks=self._ranks)
+        return self._make_encoding(mergeable_ranks=self._ranks)
 
     @functools.cached_property
     def _text(self) -> AddedNames:

@@ -256,8 +256,8 @@ class SyntheticSource:
         self.draw = _EvenNumbers()
         parts = [part for table in tables for part in _tokens_by_kind(table)]
         for kind, fixed in (
-            (TextKind.NUMBER, _numbers()),
-            (TextKind.SPACE, _spaces()),
+            (TextKind.NUMBER, _number_weights()),
+            (TextKind.SPACE, _space_weights()),
             (TextKind.UNSPACED, _characters()),
         ):
             parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
@@ -465,7 +465,7 @@ def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
     return weights
 
 
-def _numbers() -> dict[str, float]:
+def _number_weights() -> dict[str, float]:
     weights = {str(n): 1 / n for n in range(1, 10)} | {str(n): 0.6 / n for n in range(10, 100)}
     weights |= {str(n): 0.3 / n for n in range(100, 1000)}
     weights |= {str(n): 0.2 / 700 for n in range(1000, 10000, 13)}
@@ -479,7 +479,7 @@ def _numbers() -> dict[str, float]:
     return weights
 
 
-def _spaces() -> dict[str, float]:
+def _space_weights() -> dict[str, float]:
     weights = {"\n": 0.4, "\n\n": 0.12, "\n\n\n": 0.01, "\t": 0.05, "\t\t": 0.02, "\n\t": 0.01}
     weights |= {" ": 0.1, "\r\n": 0.005}
     runs = {" " * n: 0.03 * (4 if n % 4 in (0, 3) else 1) / n for n in range(2, 25)}
