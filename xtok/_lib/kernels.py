@@ -27,7 +27,7 @@ class Kernel:
         return getattr(self._compiled, name)
 
     @functools.cached_property
-    def _compile(self) -> Any:
+    def _compiled(self) -> Any:
         from xtok._lib.compiling import compiled, compiled_inner
 
         return (compiled_inner if self._is_inner else compiled)(self.py_func)
