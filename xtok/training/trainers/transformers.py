@@ -79,7 +79,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         super().__init__(model, args, data_collator, **kwargs)
         # transformers before 5.19 uses this in place of `loss_is_scaled_for_ga`.
         self.model_accepts_loss_kwargs = True
-        self.teachers = [teacher and self._loaded(teacher) for teacher in models]
+        self.teachers = [teacher and self._load(teacher) for teacher in models]
         self.objective = make_objective(
             pairs, loss, map, teacher_weights=teacher_weights if pairs else None, combine=combine,
             device=self.accelerator.device,
