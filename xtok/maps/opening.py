@@ -55,7 +55,7 @@ def is_on_hub(path: str | PathLike[str]) -> bool:
     return os.fspath(path).startswith("hf:")
 
 
-def _download(source: Path) -> Path:
+def _fetch_map(source: Path) -> Path:
     from xtok.tokenizers.hub import ModelFiles
 
     parts = _ON_HUB.fullmatch(str(source))
@@ -78,7 +78,7 @@ def _download(source: Path) -> Path:
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the local path of a map, and whether it begins like a `.pt`."""
-    path = _download(source) if is_on_hub(source) else source
+    path = _fetch_map(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:
             start = file.read(9)

@@ -66,7 +66,7 @@ def json_numbers(
         problem = f"{name} contains {shorten(json.dumps(values[index]))}, expected {_words(dtype)}"
         raise cache_error(locate(index, [location], bounds), problem)
     try:
-        return _convert(np.array(values), name, dtype, [location], bounds)
+        return _to_dtype(np.array(values), name, dtype, [location], bounds)
     except OverflowError as error:
         problem = f"{name} contains a number with too many digits"
         raise cache_error(location, problem) from error
@@ -101,10 +101,10 @@ def flat_numbers(
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise cache_error(locate(index, locations, bounds), f"{name} contains null")
-    return _convert(array.to_numpy(zero_copy_only=False), name, dtype, locations, bounds)
+    return _to_dtype(array.to_numpy(zero_copy_only=False), name, dtype, locations, bounds)
 
 
-def _convert(
+def _to_dtype(
     values: NDArray[Any],
     name: str,
     dtype: type,
