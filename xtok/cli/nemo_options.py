@@ -225,7 +225,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
 def clean_name(model: str) -> str:
     """Return a model's name without its size and kind, as NeMo-RL's tools shorten it.
 
-    >>> clean_name("models/Qwen3-4B-Base"), cleaned("mistral-v3.model")
+    >>> clean_name("models/Qwen3-4B-Base"), clean_name("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')
     """
     name = model.rstrip("/").rsplit("/", 1)[-1]
