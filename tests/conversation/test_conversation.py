@@ -796,6 +796,17 @@ def test_equal_calls_with_results_in_their_turn(
     earlier = [*TOOLS[:1], call, *TOOLS[2:]]
     chat = render(tokenizer, [*earlier, *rounds])
     assert targets(chat) == [written, answer, *[thoughtful] * 20, answer]
+    chat = render(tokenizer, [*earlier, TOOLS[0], TOOLS[-1]])
+    assert targets(chat) == [written, answer, answer]
+
+
+@pytest.mark.real
+def test_a_call_that_continues_the_turn_of_an_answer(family: Family) -> None:
+    """Gemma 4 writes no second header."""
+    _, tokenizer = family("gemma4")
+    written, answer = ANSWERS["gemma4"]
+    chat = render(tokenizer, [TOOLS[0], TOOLS[-1], *TOOLS[1:]])
+    assert targets(chat) == [answer, written, answer]
 
 
 def or_error(call: Callable[[], Any]) -> Any:

@@ -146,6 +146,40 @@ def test_line_breaks_that_merge(byte_level: Tokenizer) -> None:
     assert chat.notes == (BEGINS_IN_PROMPT,)
 
 
+# A prompt that depends on the system message
+
+
+SMOL = """\
+{%- set empty = '<think>\\n\\n</think>\\n' if '/no_think' in messages[0].content else '' %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ (empty if m.role == 'assistant' else '') + m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' + empty }}{% endif %}"""
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_prompt_that_depends_on_the_system_message(role: str, byte_level: Tokenizer) -> None:
+    messages = [{"role": role, "content": "/no_think"}, USER, answer("four")]
+    assert check_targets(byte_level, messages, SMOL) == 1
+    chat = render(byte_level, messages, template=SMOL)
+    first = int(chat.assistant_mask.argmax())
+    assert chat.text.encode()[chat.bounds[first] :] == b"four<|im_end|>\n"
+
+
+# A prompt that begins with the white space after the previous turn
+
+
+def test_an_empty_answer_of_alpaca(byte_level: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}### {{ m.role }}:\n{{ m.content }}"
+        "{% if m.role == 'assistant' %}<|end_of_text|>{% endif %}"
+        "{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n\n### assistant:\n' }}{% endif %}"
+    )
+    chat = render(byte_level, [USER, answer(""), USER, answer("four")], template=template)
+    names = [byte_level.table.name(i) for i in chat.ids[chat.assistant_mask].tolist()]
+    assert "".join(names) == "<|end_of_text|>four<|end_of_text|>"
+
+
 # Templates for training
 
 

@@ -87,6 +87,8 @@ def test_json_contains_a_conversation_or_a_list_of_conversations(tmp_path: Path)
     assert [r.location for r in several] == [f"{path}, row 0", f"{path}, row 1"]
     [record] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
     assert record.tools == [{"name": "add"}]
+    [record] = read(path, json.dumps({"messages": CHAT, "tools": "null"}))
+    assert record.tools == []
 
 
 @pytest.mark.parametrize("name", ["chats.json", "chats.jsonl", "chats.jsonl.gz", "chats.NDJSON"])

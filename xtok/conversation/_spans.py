@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
@@ -55,7 +56,6 @@ class Spans:
         self._control = control  # [T]
         self._byte_offsets = byte_offsets(rendering.text)
         self._runs = rendering.runs
-        self._gaps: dict[tuple[str, bool], int] = {}  # see `_answer_limit`
         self._message_runs: dict[int, list[Run]] = {}
         for run in rendering.runs:
             self._message_runs.setdefault(run.message, []).append(run)
@@ -104,30 +104,31 @@ class Spans:
                 runs.append(run)
         return runs
 
-    def targets(
-        self, index: int, header: str, up_to: Callable[[int], str]
-    ) -> Iterator[tuple[int, int]]:
+    def targets(self, index: int, header: str, own_turn: str) -> Iterator[tuple[int, int]]:
         """Yield the target characters of an answer, from its header to the end of its turn.
 
         Gemma 4 writes tool results into the turn of the call, so the answer has two parts. The
-        first ends where the text differs from `up_to(index)`, the messages up to the answer.
+        first ends where the text differs from `own_turn`, the turn without tool results.
         """
         turn = self.whole(index)
         if turn is None:
             return
-        runs, later = self._turn_runs(turn, index)
+        runs, later = self.turn_runs(index)
         start = self._answer_start(turn, runs, header)
         if not later:
             yield from self._target(start, runs, turn[1])
             return
         tail = [r for r in runs if r.start >= later[-1].end and r.path[:1] == ("content",)]
-        limit = self._answer_limit(start, later[0].start, bool(tail), lambda: up_to(index))
+        limit = self._common_end(turn[0], later[0].start, own_turn)
         yield from self._target(start, [r for r in runs if r.end <= limit], limit)
         if tail:
             yield from self._target(tail[0].start, tail, turn[1])
 
-    def _turn_runs(self, turn: tuple[int, int], index: int) -> tuple[list[Run], list[Run]]:
-        turn_runs = [r for r in self._runs if turn[0] <= r.start and r.end <= turn[1]]
+    def turn_runs(self, index: int) -> tuple[list[Run], list[Run]]:
+        """Return the runs of a message in its turn, without its role, and of later messages."""
+        turn = self.whole(index) or (0, 0)
+        first, stop = (bisect_left(self._runs, (position,)) for position in turn)
+        turn_runs = self._runs[first:stop]
         own_runs = [r for r in turn_runs if r.message == index and r.path[:1] != ("role",)]
         return own_runs, [r for r in turn_runs if r.message > index]
 
@@ -136,25 +137,18 @@ class Spans:
         start = self._header_end(turn[0], first, header)
         if start >= 0:
             return start
-        return turn[0] if self._text.endswith(header, 0, turn[0]) else first
+        tag = _PIECES.match(header.strip())
+        # A turn without a header continues the turn before it.
+        return first if tag and self._text.find(tag[0], turn[0], first) >= 0 else turn[0]
 
-    def _answer_limit(self, start: int, end: int, goes_on: bool, up_to: Callable[[], str]) -> int:
-        """Return the first difference from `up_to()` before a tool's result at `end`.
+    def _common_end(self, start: int, end: int, text: str) -> int:
+        """Return the first difference between characters `start` to `end` and a text.
 
-        A rendering for each answer would take cubic time with Gemma 4. Therefore `_gaps` has the
-        text from the last tag before a difference to the result, and the distance between the
-        difference and the result. An answer with the same text there ends in the same place.
+        Tags are equal or different as a whole.
         """
-        for (gap, continued), distance in self._gaps.items():
-            if continued == goes_on and self._text.endswith(gap, start, end):
-                return end - distance
-        limit = num_common(self._text[:end], up_to())
+        limit = start + num_common(self._text[start:end], text)
         tag = self._text.rfind("<", start, limit)
-        if tag > self._text.rfind(">", start, limit):
-            limit, tag = tag, self._text.rfind("<", start, tag)
-        if tag >= 0:
-            self._gaps[self._text[tag:end], goes_on] = end - limit
-        return limit
+        return tag if tag > self._text.rfind(">", start, limit) else limit
 
     def _target(self, start: int, runs: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
         if limit <= start:
@@ -200,8 +194,10 @@ class Spans:
         """Return the end of a turn's header, or -1.
 
         The header starts before `first`, the first character of the message. It can end later if
-        the prompt opens a `<think>` block and the message contains the same tag.
+        the prompt opens a `<think>` block and the message contains the same tag. White space before
+        a header can belong to the previous turn.
         """
+        header = header.lstrip() or header
         pieces = _PIECES.findall(header)
         for count in range(len(pieces), 0, -1):
             part = "".join(pieces[:count])

@@ -138,10 +138,10 @@ def chat_record(value: Any, location: object) -> ChatRecord:
 
 def _read_field(fields: Mapping[str, Any], name: str, location: object) -> Any:
     kind, value = _FIELDS[name], fields.get(name)
-    if is_missing(value):
-        return kind()
     if isinstance(value, str) and kind is not str:  # many data sets store JSON as strings
         value = parse_json_field(value, f"{location}: the value of {name!r}", _HINT)
+    if is_missing(value):
+        return kind()
     if not isinstance(value, kind):
         raise _error(location, f"the value of {name!r} is not {_TYPE_NAMES[kind]}")
     return value

@@ -148,7 +148,7 @@ def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterato
         for key in message
         if key not in (_RESULT_KEYS if message["role"] == "tool" else _KNOWN_KEYS)
         and not is_spoken(key)
-        and ("messages", index, key) not in check.top_paths
+        and ("messages", index, key) not in check.containers
     ]
     if keys and check.depends_without(keys):
         keys = [key for key in keys if not check.depends_without([key])]
@@ -255,7 +255,7 @@ class _LeafCheck:
         for run in (*rendering.runs, *rendering.input_runs):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
             self._ranges[path].append((run.offset, run.end - run.start))
-        self.top_paths = {path[:3] for path in self._ranges}
+        self.containers = {path[:n] for path in self._ranges for n in range(1, len(path) + 1)}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
 
     def _render(self, inputs: Inputs) -> Rendering:
@@ -295,8 +295,7 @@ class _LeafCheck:
 
     def has_trace(self, leaf: _Leaf) -> bool:
         """Whether the text has characters of a leaf, its container or its items."""
-        size = len(leaf.path)
-        return any(path[:size] == leaf.path[: len(path)] for path in self._ranges)
+        return leaf.path in self.containers or self._is_within(leaf.path)
 
     def _is_within(self, path: Path) -> bool:
         return any(path[:n] in self._ranges for n in range(1, len(path)))

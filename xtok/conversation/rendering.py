@@ -18,8 +18,8 @@ The runs do not answer every question. Then the conversation is rendered with on
 - Is `5` written? Not if the text is the same with 6. A number has no run (`_LeafCheck.depends_on`).
 - Where does the header end? After the generation prompt, which a rendering of a short conversation
   shows (`_prompt_after`). Without one, the header of another role shows it (`written_header`).
-- Where does an answer end if its turn contains a tool's result? Where the rendering up to this
-  answer differs (`_text_up_to`).
+- Where does an answer end if its turn contains a tool's result? Where the turn differs in a
+  rendering without results (`_turns_without`).
 - Is the role `model` the assistant's? Yes if the text is the same with `assistant` (`_prepare`).
 """
 
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,19 +269,26 @@ class Targets:
 
     def _find_targets(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
-            for index in reversed(self._answers):  # templates can omit earlier thoughts
-                yield from self._spans.targets(index, self._headers[index][0], self._text_up_to)
+            later = [run for i in self._answers for run in self._spans.turn_runs(i)[1]]
+            turns = self._turns_without({run.message for run in later}) if later else {}
+            for index in self._answers:
+                header = self._headers[index][0]
+                yield from self._spans.targets(index, header, turns.get(index, ""))
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
                 start = self._spans.skip_header(index, start, header)
             if start < end:
                 yield start, end
 
-    def _text_up_to(self, index: int) -> str:
+    def _turns_without(self, results: set[int]) -> dict[int, str]:
+        """Return the turns of a rendering without tool results that are written in other turns."""
+        kept = [i for i in range(len(self._messages)) if i not in results or i in self._answers]
         with suppress(XtokError):
-            until = self._messages[: index + 1]
-            return self._renderer.render(until, add_generation_prompt=False).text
-        return ""
+            messages = [self._messages[i] for i in kept]
+            rendering = self._renderer.render(messages, add_generation_prompt=False)
+            turns = zip(kept, rendering.turns, strict=True)
+            return {i: rendering.text[slice(*turn)] for i, turn in turns if turn}
+        return {}
 
     def _make_mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ids), np.bool_)
@@ -375,12 +383,8 @@ class Targets:
     def _find_headers(self, assistant: Sequence[int]) -> dict[int, tuple[str, bool]]:
         """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
         previous = {i: self._messages[max(0, i - 1)] for i in assistant}
-        prompts: dict[str, str] = {}  # by the role of the message before the answer
-        if self._renderer.add_generation_prompt:
-            prompts[self._messages[-1]["role"]] = self._rendering.generation_prompt
-        for message in (*previous.values(), *_PROBE) if previous else ():
-            if message["role"] not in prompts:
-                prompts[message["role"]] = self._prompt_after(message)
+        of_role = {m["role"]: m for m in (*previous.values(), *_PROBE) if previous}
+        prompts = {role: self._prompt_after(message) for role, message in of_role.items()}
         if previous and not any(prompts.values()):  # the template has no generation prompt
             return dict.fromkeys(previous, (self._written_header(), False))
         return {index: (prompts[message["role"]], True) for index, message in previous.items()}
@@ -391,10 +395,12 @@ class Targets:
             result = {**message, "content": "x"}
             # DeepSeek's templates accept arguments as JSON strings only
             probes = [[*_make_call(result, arguments), result] for arguments in (None, "{}")]
+        # SmolLM3's prompt contains an empty thought if the system message contains /no_think
+        system = [*takewhile(lambda m: m["role"] in ("system", "developer"), self._messages)]
         for probe in (*probes, _PROBE):
             with suppress(XtokError):
-                rendering = self._renderer.render(probe, tools=None, add_generation_prompt=True)
-                return rendering.generation_prompt
+                asked = replace(self._renderer, tools=None, add_generation_prompt=True)
+                return asked.render([*system, *probe]).generation_prompt
         return ""
 
     def _written_header(self) -> str:

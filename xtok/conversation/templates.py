@@ -192,10 +192,10 @@ def tool_schemas(tools: Any) -> list[Any] | None:
     Raises:
         XtokError: if a tool is none of these.
     """
-    if is_missing(tools):
-        return None
     if isinstance(tools, str):  # data sets with different schemas store JSON
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
+    if is_missing(tools):
+        return None
     if not isinstance(tools, (list, tuple)):
         raise _tools_error(tools)
     return [_tool_schema(tool) for tool in tools] or None
@@ -333,8 +333,11 @@ class _Marking(NodeTransformer):
     def __init__(self) -> None:
         self._loops = 0
 
-    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
+    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+        output = [*node.find_all((nodes.Output, nodes.CallBlock, nodes.FilterBlock))]
         self.generic_visit(node)
+        if not output:  # a search in the messages, which can take quadratic time
+            return node
         self._loops += 1
         loop = nodes.Const(self._loops)
         target: nodes.Expr = nodes.Const(None)  # a tuple is not a message
