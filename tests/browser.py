@@ -1,4 +1,4 @@
-"""A headless Chromium over its DevTools pipe, with nothing but the standard library."""
+"""Control a headless Chromium over its DevTools pipe, with only the standard library."""
 
 from __future__ import annotations
 

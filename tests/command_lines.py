@@ -11,7 +11,7 @@ from typing import Any
 
 
 def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python in a process of its own."""
+    """Run a Python program in a new process."""
     command = [sys.executable, "-c", code, *map(str, args)]
     settings = {"capture_output": True, "text": True, "check": False, **options}
     result: subprocess.CompletedProcess[str] = subprocess.run(command, **settings)

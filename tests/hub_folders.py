@@ -176,7 +176,7 @@ def _llama_2(folder: Path, source: Path) -> None:
 
 
 def _from_ranks(path: Path, pattern: str) -> Tokenizer:
-    """Convert a rank file, with the added tokens that xtok knows of its family."""
+    """Convert a rank file, with the added tokens of its family in xtok."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     if not path.exists():

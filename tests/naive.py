@@ -171,7 +171,7 @@ def prefix_credit(
     own: list[float],
     vocabulary: list[bytes],
 ) -> list[float]:
-    """What the student's tokens of one chunk have of the teacher's, by byte prefixes.
+    """Return the shares of a chunk's student tokens in the teacher's value, by byte prefixes.
 
     `rows` are the candidates' probabilities at each of the teacher's tokens, `own` are the tokens'
     log-probabilities.

@@ -116,7 +116,7 @@ def gold(
 def chunks_from_their_start(
     ids: tuple[Tensor, Tensor], valid: Tensor
 ) -> list[tuple[int, list[int], list[int]]]:
-    """The row and both sides' positions of each chunk whose first token is predicted."""
+    """Return the row and both sides' positions of each chunk with a predicted first token."""
     chunks = []
     for row, chunk in valid.nonzero().tolist():
         ours, theirs = (members(side, row, chunk) for side in ids)

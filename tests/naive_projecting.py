@@ -168,9 +168,9 @@ class Projection:
             self.mass[first] += p
 
     def first(self, text: bytes) -> tuple[int, bool]:
-        """The student's first token of a text after the preceding bytes of the realized token.
+        """Return the student's first token of a text, given the preceding bytes of its token.
 
-        And whether a token begins there at all; if not, the first of the text alone.
+        Also returns whether a token begins there. If not, it is the first token of the text alone.
         """
         begin = 0
         for s in self.student.segment(self.before + text):
@@ -190,7 +190,7 @@ class Projection:
 
 
 class Bigrams:
-    """A teacher whose next token depends on the last: `rows[last]`; every text ends."""
+    """A bigram teacher: `rows[last]` predicts the next token. All texts end."""
 
     def __init__(self, rows: Rows, tokens: Sequence[bytes]) -> None:
         self.rows, self.tokens = rows, tokens

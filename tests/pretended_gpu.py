@@ -1,4 +1,4 @@
-"""A pretended GPU: tensors with the device `cuda:0` and their data on the CPU.
+"""A simulated GPU: tensors with the device `cuda:0` and their data on the CPU.
 
 What CUDA refuses, an operation on tensors of two devices, is an error. What makes the CPU wait for
 a GPU, a value or a size that it has to know, is counted. Autograd, views, in-place operations and

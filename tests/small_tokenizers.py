@@ -208,7 +208,7 @@ def _train_bpe(vocab_size: int, digits: int, normalizer: str | None = None) -> T
 def _write_hf_folder(
     folder: Path, tokenizer: Tokenizer, *, special_tokens: dict[str, str], eos_ids: list[int]
 ) -> None:
-    """Write tokenizer.json and the three small files beside it in a model's folder."""
+    """Write tokenizer.json and the three other small files of a model's folder."""
     bos = special_tokens["bos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A",

@@ -1,4 +1,4 @@
-"""The benchmarks start, in a tiny size. What they measure is not tested."""
+"""The benchmarks run with tiny inputs. Their results are not tested."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def run_python(python: subprocess.Popen[str], text: str) -> tuple[int, str]:
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:
-    """Compare lines, but for spaces at their ends; a line `…` stands for any lines."""
+    """Compare lines without trailing spaces. A line `…` matches any lines."""
     parts = [".*" if line == "…" else re.escape(line.rstrip()) + "\n" for line in shown]
     text = "".join(line.rstrip() + "\n" for line in printed)
     return re.fullmatch("".join(parts), text, re.DOTALL) is not None
@@ -313,7 +313,7 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.stem != "CHANGELOG"], ids=name)
 def test_scripts_and_their_cases_exist(document: Path) -> None:
-    """The changelog may name those of earlier versions."""
+    """The changelog is excluded, because it can name scripts of earlier versions."""
     text = document.read_text(encoding="utf-8")
     for script in re.findall(r"\bscripts/[\w./]*\w", text):
         assert (ROOT / script).exists(), script

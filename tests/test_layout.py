@@ -1,4 +1,4 @@
-"""The layers and packages are those of CONTRIBUTING.md, and each name has one meaning."""
+"""The layers and packages match CONTRIBUTING.md, and each name has one meaning."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def aliases(path: Path) -> list[str]:
 
 
 def test_private_names_stay_in_their_folder() -> None:
-    """A module with an underscore is imported by its own package only."""
+    """Only its own package imports a module with a leading underscore."""
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         for node in nodes(path):

@@ -75,7 +75,7 @@ def test_both_credits_are_trained_and_reported(
 
 
 def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
-    """`project` reads what `teacher_server.py` answers with `return_token_ids`."""
+    """`project` reads the responses of `teacher_server.py` with `return_token_ids`."""
     teacher = xtok.load_tokenizer(str(small / "small-digits"))
     folder = save_model(tmp_path / "teacher", teacher, small / "small-digits", seed=0, sharp=0.1)
     ids = [teacher.segment(text) for text in ("There were 201 of them.", "Fog, 42.")]
@@ -96,7 +96,7 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
 
 
 def test_errors_at_startup_of_the_teachers_server(tmp_path: Path) -> None:
-    """Is told in a line."""
+    """The error is one line."""
     (tmp_path / "a.jsonl").write_text("{}\n")
     what = "is not what xtok project --to vllm has written, or a model's folder: "
     for path in (tmp_path, tmp_path / "none", tmp_path / "a.jsonl"):

@@ -38,7 +38,7 @@ def test_installed_peers_agree(
 
 
 def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
-    """One line of its table names what its code raised, and the exit code is 3."""
+    """One line of the table names the exception, and the exit code is 3."""
     words = ["--only-checkouts"]
     for commit in ("0f17ee0", "a84de17"):
         module = tmp_path / commit / "distillkit" / "__init__.py"

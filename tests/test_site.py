@@ -64,7 +64,7 @@ def test_it_describes_every_public_name(site: Path) -> None:
     public = {n for n, x in vars(losses).items() if n[0] != "_" and not isinstance(x, ModuleType)}
     assert public - headings == internal
     assert "option(" not in text
-    assert "Entries per row, including the scale slot. Range: at least" in text
+    assert "Maximum entries per row, including the scale slot. Range: at least" in text
 
 
 def test_it_has_every_command_under_the_name_that_links_use(site: Path) -> None:

@@ -337,7 +337,7 @@ def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Toke
     words = [i for i, token in enumerate(ids) if digits.table[token].startswith(b" ")]
 
     class Model(torch.nn.Module):
-        """Knows the text, but for one token."""
+        """A model that predicts all tokens of the text except one."""
 
         def __init__(self, wrong: int | None) -> None:
             super().__init__()

@@ -37,9 +37,9 @@ def bytes_map() -> xtok.ProjectionMap:
     [
         (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, and must be"),
         (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, and must be an integer"),  # type: ignore[arg-type]
-        (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, and must be at"),
-        (lambda: xtok.inspect(bytes_map(), texts="a.txt"), ValueError, "need a second map"),
-        (lambda: xtok.inspect(bytes_map(), names=["a"]), ValueError, "need a second map"),
+        (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, expected at"),
+        (lambda: xtok.inspect(bytes_map(), texts="a.txt"), ValueError, "require a second map"),
+        (lambda: xtok.inspect(bytes_map(), names=["a"]), ValueError, "require a second map"),
         (lambda: bytes_map()[97.9], TypeError, "'float' object"),  # type: ignore[index]
         (lambda: xtok.vocab("bytes", "\ud800"), XtokError, "has no token"),
         (lambda: collate([{"ids": [1]}], pad_id=0, padding_side="Left"),  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_the_metadata(wheel: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a shell that has nothing to do with the tree."""
+    """Return environment variables without any reference to the source tree."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
 
 

@@ -1,4 +1,4 @@
-"""Random models of a few thousand parameters beside their embeddings, as a trainer loads them."""
+"""Random models with a few thousand parameters besides embeddings, in a trainer's form."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-# `__init__.pyi` lists the public names; each is imported when it is first asked for.
+# `__init__.pyi` lists the public names. Each name is imported at its first use.
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
     if name in ("load_map", "load"):
-        raise AttributeError(f"xtok has no {name}: xtok.ProjectionMap.load reads a map")
+        raise AttributeError(f"xtok has no {name}; use xtok.ProjectionMap.load to read a map")
     return _load(name)

@@ -1,4 +1,4 @@
-"""`xtok` and `python -m xtok`: the command line."""
+"""Entry point of `xtok` and `python -m xtok`."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 
 
 def program() -> None:
-    """Run the command line and end the process; an interrupt of its imports ends it, too."""
+    """Run the command line and exit. Ctrl-C also exits during the imports."""
     try:
         from xtok.cli import program as run
 
@@ -14,16 +14,16 @@ def program() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(130)
-    finally:  # the work is done; while Python ends, a handler would show a traceback
+    finally:  # The work is done. A Python handler would print a traceback during shutdown.
         _drop_unwritable()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
 
 
 def _drop_unwritable() -> None:
-    """Let go of lines that stderr, or after an error stdout, does not take.
+    """Discard buffered output that stderr, or stdout after an error, cannot write.
 
-    Python 3.14 would try again while it ends, print that it failed, and exit with 120.
+    Otherwise, Python 3.14 retries at shutdown, reports the failure, and exits with 120.
     """
     error = sys.exc_info()[1]
     has_failed = isinstance(error, SystemExit) and error.code not in (None, 0)

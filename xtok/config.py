@@ -1,4 +1,4 @@
-"""Options: name, type, default, range and help, shared by Python and the command line."""
+"""Options that Python and the command line share: name, type, default, range and help."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Transform: TypeAlias = Literal["power", "softmax"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
-BuildLoss: TypeAlias = Literal["p-kl", "gold", "h-kl"]  # `build` makes their maps
-EventLoss: TypeAlias = Literal["event-kl", "csd"]  # `events` and `spellings` make theirs
+BuildLoss: TypeAlias = Literal["p-kl", "gold", "h-kl"]  # losses with maps that `build` creates
+EventLoss: TypeAlias = Literal["event-kl", "csd"]  # also those of `events` and `spellings`
 LossName: TypeAlias = Literal[BuildLoss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
 MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
@@ -32,7 +32,7 @@ MAX_ENTRIES = 4096
 """Upper limit for entries or pieces per row."""
 
 MAX_COMB_LEN = 64
-"""Upper limit for `max_comb_len`. The time for text that differs grows with its square."""
+"""Upper limit for `max_comb_len`. The time for differing text grows with its square."""
 
 FIRST_PIECE_WEIGHT = 0.9
 """Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
@@ -40,14 +40,14 @@ FIRST_PIECE_WEIGHT = 0.9
 PIECE_DECAY = 0.1
 
 POWER_OF_LARGEST = 10.0
-"""Exponent of a cosine per unit of the largest |cosine| in its row (NeMo-RL,
+"""The exponent of a cosine is this number times the largest |cosine| in its row (NeMo-RL,
 `minimal_projection_generator.py`)."""
 
 MAIN = "Options"
 """First panel of the help."""
 
 WAIT = 600.0
-"""Seconds to wait for another process that builds the same map."""
+"""Default number of seconds to wait for another process that builds the same map."""
 
 MODELS = "Models"
 MAKING = "Making the map"
@@ -63,45 +63,45 @@ RARE = "Rarely needed"
 
 @dataclass(frozen=True, kw_only=True)
 class OptionDetails:
-    """Details of an option besides its name, type and default."""
+    """Details of an option, in addition to its name, type and default."""
 
     help: str
-    name: str | None = None  # if it differs from the parameter's
+    name: str | None = None  # name on the command line, if it differs from the parameter's name
     short: str | None = None  # such as -k
     argument: str | None = None  # name in the help of a positional argument
-    flag: bool = False  # without a --no-
-    hidden: bool = False  # not in the help
+    flag: bool = False  # flag without a --no- form
+    hidden: bool = False  # omitted from the help
     metavar: str | None = None
     panel: str | None = None  # panel of the help
-    min: float | None = None  # inclusive, as is max
+    min: float | None = None  # minimum and maximum, inclusive
     max: float | None = None
-    above: float | None = None  # exclusive, as is below
+    above: float | None = None  # limits, exclusive
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options and their values (True: any value). This option requires at least one."""
+    """Other options with values (True: any value). This option requires at least one of them."""
     no_effect_with: Mapping[str, Any] = field(default_factory=dict)
     parser: Callable[[str], Any] | None = None
     autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
 
 
 SHRINK = 0.2
-"""Share of the mean row in the composed rows of `transplant`.
-
-A model predicts composed rows too often, and the mean row seldom. SmolLM2 135M with Llama 3's
-tokenizer has 2.00 bits per byte without it, and 1.92 with it (`transplant_study.py`).
+"""Share of the mean row in the composed rows of `transplant`. A model predicts composed rows too
+often, and the mean row rarely. With Llama 3's tokenizer, SmolLM2 135M has 2.00 bits per byte
+without the mean row, and 1.92 with it (`transplant_study.py`).
 """
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
-    """Return a field of a config, or a parameter of a command. The default `...` means required.
+    """Declare a field of a config, or a parameter of a command; the default `...` means required.
 
-    Call it, or `top_k_option`, directly in each config: the API reference parses these calls.
+    Call this function or `top_k_option` directly in each config, because the API reference parses
+    these calls.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
 
 
 def top_k_option(default: int, help: str) -> Any:
-    """Return a field `top_k`."""
+    """Declare a field `top_k`."""
     return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
 
 
@@ -111,21 +111,21 @@ _types = functools.cache(get_type_hints)
 class Config:
     """Base class of all configs. Validates each value against its field."""
 
-    panel = MAKING  # default panel of the help
+    panel = MAKING  # default panel in the help
 
     @classmethod
     def or_default(cls, config: Self | None) -> Self:
-        """Return the config, or the defaults for None.
+        """Return the config; for None, return the defaults.
 
         Raises:
-            TypeError: if it is another type.
+            TypeError: if the config has another type.
         """
         if config is not None and not isinstance(config, cls):
             raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
         return cls() if config is None else config
 
     def __post_init__(self) -> None:
-        """Validate every field, and convert numbers of NumPy.
+        """Validate all fields, and convert numbers of NumPy.
 
         Raises:
             ValueError: if a value is invalid or out of range.
@@ -174,7 +174,7 @@ def _check_range(name: str, value: float, details: OptionDetails) -> None:
 
 
 def without_none(kind: Any) -> Any:
-    """Return the type `T` of `T | None`; other types unchanged."""
+    """Return the type `T` of `T | None`. Other types are returned unchanged."""
     kinds = [k for k in get_args(kind) if k is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 
@@ -204,11 +204,11 @@ MAP_NAMES = {"map": "a projection map", "events": "an event map", "spellings": "
 
 
 class LossInfo(NamedTuple):
-    """Texts about a loss, for messages."""
+    """Facts about a loss, for messages."""
 
     label: str
-    map: MapKind | None  # the kind of map that it requires
-    hint: str  # the command that creates its input
+    map: MapKind | None  # kind of map that the loss requires
+    hint: str  # command that creates the input of the loss
 
 
 LOSS_INFO: Mapping[LossName, LossInfo] = {
@@ -221,11 +221,11 @@ LOSS_INFO: Mapping[LossName, LossInfo] = {
     "same-tokenizer": LossInfo("plain KL", None, "train without a file: the tokenizers are equal"),
     "topk-kl": LossInfo("top-k KL", None, "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
 }
-"""Every loss; `xtok.training.losses.registry` has the code of each."""
+"""All losses. `xtok.training.losses.registry` contains their code."""
 
 
 def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
-    """Validate the name of a loss, `p-kl` or `p_kl`.
+    """Validate the name of a loss, such as `p-kl` or `p_kl`.
 
     Raises:
         ValueError: if the name is not in `choices`.
@@ -243,7 +243,7 @@ def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
 class MultitokenConfig(Config):
     """Options of `multitoken`."""
 
-    top_k: int = top_k_option(32, "Entries per row, including the scale slot.")
+    top_k: int = top_k_option(32, "Maximum entries per row, including the scale slot.")
     max_pieces: int = option(
         4,
         "Maximum number of pieces per token on the other side.",
@@ -259,7 +259,7 @@ class MultitokenConfig(Config):
     )
     reverse_pass: bool = option(
         True,
-        "Also spell the teacher's tokens in the student's.",
+        "Also spell the teacher's tokens in the student's tokens.",
         no_effect_with={"text": True, "weights": "synthetic"},
     )
     special_tokens: SpecialTokens = option(
@@ -269,7 +269,7 @@ class MultitokenConfig(Config):
     )
     fuzzy_threshold: float = option(
         0.6,
-        "Minimum similarity for --special-tokens fuzzy.",
+        "Minimum similarity of names for --special-tokens fuzzy.",
         above=0,
         max=1,
         needs={"special_tokens": "fuzzy"},
@@ -277,21 +277,21 @@ class MultitokenConfig(Config):
     )
     canonicalization: Canonicalization = option(
         "exact",
-        "exact matches only tokens of equal bytes; relaxed also pairs ' ,' with ',' and the "
-        "forms of a line break if no token has equal bytes.",
+        "exact matches only tokens with equal bytes. If no token has equal bytes, relaxed also "
+        "pairs ' ,' with ',' and different forms of line breaks.",
         panel=MATCHING,
     )
     token_form: TokenForm = option(
         "bytes",
-        "Compare tokens by their bytes, by the text that they decode to, or by the vocabulary's "
-        "display strings.",
+        "Compare tokens by their bytes, by their decoded text, or by the vocabulary's display "
+        "strings.",
         panel=MATCHING,
     )
     ignore_student_ids: tuple[int, ...] = option(
         (), "Leave the rows of these ids empty.", min=0, metavar="ID,ID…", panel=RARE
     )
     ignore_teacher_ids: tuple[int, ...] = option(
-        (), "Leave out these columns.", min=0, metavar="ID,ID…", panel=RARE
+        (), "Omit the columns of these ids.", min=0, metavar="ID,ID…", panel=RARE
     )
 
     def __post_init__(self) -> None:
@@ -299,18 +299,18 @@ class MultitokenConfig(Config):
         for name in ("top_k", "prep_top_k"):
             if self.scale_trick and getattr(self, name, 2) < 2:
                 raise ValueError(
-                    f"{name} is 1, and must be at least 2: one of the entries is the scale slot "
+                    f"{name} is 1, and must be at least 2, because one entry is the scale slot "
                     "(scale_trick)"
                 )
 
     @property
     def ignored(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids to ignore, of the student and of the teacher."""
+        """Student ids and teacher ids to ignore."""
         return self.ignore_student_ids, self.ignore_teacher_ids
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that affect the result, for a map's history; rare options only if changed."""
+        """Options that affect the result, for a map's history; rare options only if not default."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
@@ -323,14 +323,14 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """Options of `sort_cut`."""
 
-    top_k: int = top_k_option(4, "Entries per row, including the scale slot.")
+    top_k: int = top_k_option(4, "Maximum entries per row, including the scale slot.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig(MultitokenConfig):
-    """Options of `build`: exact matches, `multitoken`, `sort_cut`.
+    """Options of `build`.
 
-    `top_k` applies to the result, `prep_top_k` to `multitoken`.
+    `top_k` applies to the result, and `prep_top_k` to the stage `multitoken`.
     """
 
     top_k: int = top_k_option(
@@ -338,33 +338,33 @@ class BuildConfig(MultitokenConfig):
     )
     prep_top_k: int = option(
         MultitokenConfig.top_k,
-        "Entries per row before the last stage keeps --top-k of them.",
+        "Maximum entries per row before the last stage keeps --top-k of them.",
         min=1,
         max=MAX_ENTRIES,
         panel=RARE,
     )
     weights: Weights = option(
         "decay",
-        "Weights of a row: decreasing from piece to piece, or counted on synthetic text "
-        "generated from the two vocabularies.",
+        "Weights of a row: fixed weights that decrease from piece to piece, or counts on synthetic "
+        "text generated from the two vocabularies.",
         no_effect_with={"text": True},
     )
     target: Target = option(
         "start",
-        "Pairs of tokens to count: start (both begin at the same byte), chunk (all pairs within a "
-        "chunk), or both.",
+        "Pairs of tokens to count: start (pairs that begin at the same byte), chunk (all pairs "
+        "within a chunk), or both.",
         metavar="TARGET",
         needs={"weights": "synthetic", "text": True},
     )
-    exact_match: bool = option(True, "Give each shared token a single entry, with weight 1.")
+    exact_match: bool = option(True, "Give each shared token a single entry with weight 1.")
 
     @classmethod
     def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
-        """Defaults for a loss; explicit options override them.
+        """Return the defaults for a loss; explicit options override them.
 
-        P-KL averages distributions over chunks: rows are probabilities, counted at shared token
-        boundaries and within chunks, without exact rows. Gold and H-KL require exact rows. All use
-        8 entries per row and no scale slot.
+        P-KL averages distributions over chunks. Its rows are probabilities, counted at shared token
+        boundaries and within chunks, without exact rows. Gold and H-KL require exact rows. All
+        presets use 8 entries per row and no scale slots.
         """
         loss = loss_name(loss)
         suits: dict[str, Any] = {"weights": "synthetic", "scale_trick": False, "top_k": 8}
@@ -373,19 +373,19 @@ class BuildConfig(MultitokenConfig):
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     def for_text(self) -> BuildConfig:
-        """Options for a map counted on text: smoothed by synthetic text, without slots."""
+        """Return the options of a map counted on text, which has no slots."""
         return replace(self, weights="synthetic", scale_trick=False)
 
     @property
     def counting(self) -> dict[str, Any]:
-        """Options that affect a map counted on synthetic text, for its history."""
+        """Return the options that affect a map counted on synthetic text, for its history."""
         no_effect = ("max_pieces", "reverse_pass", *([] if self.scale_trick else ["scale_trick"]))
         of_stage = {k: v for k, v in self.multitoken.options.items() if k not in no_effect}
         return {"text": "synthetic", "target": self.target, **of_stage}
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """Options of `multitoken`, and of token matching in counted maps."""
+        """Return the options of `multitoken`, and of token matching in counted maps."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 
@@ -396,25 +396,25 @@ BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 
 @dataclass(frozen=True, kw_only=True)
 class InspectConfig(Config):
-    """Options of `inspect`: the part of a map to show, by default an overview."""
+    """Options of `inspect`: the part of a map to show. Default: an overview."""
 
     panel = "List rows, worst first"
     num_examples: int | None = option(
         None,
-        "Number of example rows. Default: 5, evenly spread; for a comparison, the 10 that differ "
-        "most.",
+        "Number of example rows. Default: 5 evenly spread rows; for a comparison, the 10 rows that "
+        "differ most.",
         min=0,
         panel="Options",
     )
     classes: bool = option(
         False,
-        "Show rows and teacher tokens by class: digits, punctuation, scripts …",
+        "Count rows and teacher tokens by class: digits, punctuation, scripts …",
         flag=True,
         panel="Options",
     )
     worst: int | None = option(
         None,
-        "List this many rows, those with the lowest maximum weight first. Default for a class "
+        "List this number of rows, starting with the lowest maximum weight. Default for a class "
         "or kind: 20.",
         min=1,
     )
@@ -430,7 +430,7 @@ class InspectConfig(Config):
 
     @property
     def is_list(self) -> bool:
-        """Whether rows are listed, worst first."""
+        """Whether to list rows, worst first."""
         return bool(self.worst or self.token_class or self.kind)
 
 
@@ -438,11 +438,11 @@ class InspectConfig(Config):
 class GenerateConfig(Config):
     """Options of `generate`."""
 
-    top_k: int = top_k_option(10, "Entries per row.")
+    top_k: int = top_k_option(10, "Maximum entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries with a smaller share of their row. By spelling, the row has only its --top-k "
-        "entries.",
+        "Drop entries with a smaller share of their row. With spelling, the row consists of its "
+        "--top-k entries.",
         min=0,
         below=1,
     )
@@ -455,10 +455,10 @@ class GenerateConfig(Config):
     temperature: float = option(0.05, "Temperature of the softmax.", above=0, panel=RARE)
     canonicalization: Canonicalization = option(
         "exact",
-        "relaxed treats near-equivalent tokens, such as ' ,' and ',' or the forms of a line "
-        "break, as the same text.",
+        "relaxed treats near-equivalent tokens as the same text, for example ' ,' and ',' or "
+        "different forms of line breaks.",
     )
-    device: str = option("cpu", "cpu, cuda, or cuda:N.", panel=COMPUTING)
+    device: str = option("cpu", "Device: cpu, cuda or cuda:N.", panel=COMPUTING)
     dtype: Dtype = option(
         "float32",
         "Precision of a sentence model and of embeddings: float32, bfloat16 or float16. Sums are "
@@ -501,11 +501,11 @@ class ProjectConfig(ChatTemplates):
     """Options of `project`."""
 
     panel = MAIN
-    top_k: int = top_k_option(64, "Candidates per token.")
+    top_k: int = top_k_option(64, "Maximum number of candidates per token.")
     to: CacheFormat = option(
         "neutral",
-        "Output format: neutral (Parquet), axolotl or distillkit (the columns that each reads), "
-        "or vllm (its answers, as JSON lines).",
+        "Output format: neutral (Parquet), axolotl or distillkit (the columns that they read), or "
+        "vllm (responses in vLLM's format, as JSON lines).",
         metavar="FORMAT",
     )
     source: CacheKind | None = option(
@@ -526,8 +526,8 @@ class ServeConfig(ChatTemplates):
     port: int = option(8100, "Port to listen on; 0 picks a free one.", min=0, max=65535)
     candidates: int | None = option(
         None,
-        "Candidates per token to request from the teacher. Default: 64, or as many as its server "
-        "allows. A request for more gets more.",
+        "Candidates per token to request from the teacher. Default: 64, or the maximum of its "
+        "server. If a request asks for more, more are requested.",
         short="-k",
         min=20,
         max=MAX_ENTRIES,
@@ -535,23 +535,23 @@ class ServeConfig(ChatTemplates):
     )
     chat: bool = option(
         True,
-        "Recover conversations from the ids where that is certain, and send them to the teacher "
-        "in its own chat template. Otherwise, everything is sent as text.",
+        "If a conversation can be recovered from the ids with certainty, send it to the teacher in "
+        "the teacher's own chat template. Otherwise, send everything as text.",
     )
     teacher_system: str | None = option(
         None,
-        "File with a system text that only the teacher reads. It replaces the system text of a "
-        "conversation, and precedes other sequences. Each request can replace it with its field "
+        "File with a system text that only the teacher reads. It replaces the system text of "
+        "conversations and precedes other sequences. A request can override it with its field "
         "teacher_system.",
         metavar="FILE",
         parser=lambda path: read_text(Path(path).expanduser(), "the system text").strip(),
     )
     concurrency: int = option(
-        64, "Maximum number of sequences in flight to the teacher's server.", min=1, panel=LIMITS
+        64, "Maximum number of concurrent sequences on the teacher's server.", min=1, panel=LIMITS
     )
     wait: float = option(
         600.0,
-        "Seconds to wait at startup for a server that does not answer yet.",
+        "Seconds to wait at startup until the teacher's server responds.",
         min=0,
         panel=LIMITS,
     )

@@ -16,9 +16,8 @@ class XtokError(Exception):
     the Python API raises `ValueError` or `TypeError` instead.
 
     Messages and hints can contain a command, such as `xtok events STUDENT TEACHER --for csd`, but
-    no option of xtok alone. `{option}` in a hint stands for the parameter: `vocab_size=` in Python,
-    and the command's own options on the command line, such as `--student-vocab-size or
-    --teacher-vocab-size`.
+    no single option of xtok. In a hint, `{option}` is replaced by the parameter's name:
+    `vocab_size=` in Python, and `--student-vocab-size or --teacher-vocab-size` on the command line.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'
@@ -37,14 +36,14 @@ class XtokError(Exception):
         self.hint = self.hint_with(f"{parameter}=")
 
     def hint_with(self, option: str) -> str:
-        """Return the hint with `option` for the parameter."""
+        """Return the hint with the parameter named `option`."""
         return self._hint.replace("{option}", option) if self.parameter else self._hint
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, for workers of a `DataLoader` and nodes of Ray."""
+        """Support pickling, which `DataLoader` workers and Ray nodes require."""
         return partial(type(self), hint=self._hint, parameter=self.parameter), (self.message,)
 
 
@@ -54,7 +53,7 @@ def _on_one_line(text: str) -> str:
 
 @contextmanager
 def at_location(location: object) -> Iterator[None]:
-    """Prefix the messages of errors with their location, such as a file and its line."""
+    """Prefix error messages with a location, such as a file and a line."""
     try:
         yield
     except XtokError as error:
@@ -71,7 +70,7 @@ class ChatTemplateError(XtokError):
 
 @contextmanager
 def naming_template(parameter: str) -> Iterator[None]:
-    """Name the parameter of errors about a chat template as the outer function does."""
+    """Give chat-template errors the parameter name of the calling function."""
     try:
         yield
     except ChatTemplateError as error:
@@ -80,11 +79,11 @@ def naming_template(parameter: str) -> Iterator[None]:
 
 
 class TokenizerError(XtokError):
-    """A tokenizer that is missing, unreadable, or not exact in bytes."""
+    """A tokenizer that is missing or unreadable, or whose tokens have no exact bytes."""
 
 
 class EmbeddingError(XtokError):
-    """Embeddings, or the checkpoint of a model, that are missing or unusable."""
+    """Embeddings, or a model's checkpoint, that are missing or unusable."""
 
 
 class MapFileError(XtokError):
@@ -94,16 +93,16 @@ class MapFileError(XtokError):
 MALFORMED = (
     ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
 )  # fmt: skip
-"""Exceptions that parsing a damaged file can raise."""
+"""Exceptions that a parser can raise for a damaged file."""
 
 
 def describe_damage(error: Exception) -> str:
-    """Describe an exception of parsing; a `KeyError` alone is only the name of a missing part."""
+    """Describe an exception of a parser; a bare `KeyError` names only the missing part."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 MAP_HINT = "build the map again, or give another file"
-"""The fix for an invalid map file."""
+"""Hint for an invalid map file."""
 
 
 _EXTRAS = {
@@ -115,7 +114,7 @@ _EXTRAS = {
 
 
 def install_hint(packages: str) -> str:
-    """Return a hint that installs optional dependencies, in a clone or a wheel."""
+    """Return a hint with the `pip` command for an optional dependency."""
     hint = f"pip install {packages}"
     if extra := _EXTRAS.get(packages.split()[0]):
         hint += f", or in a clone of xtok: pip install -e '.[{extra}]'"

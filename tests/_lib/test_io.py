@@ -82,7 +82,7 @@ def test_streams_are_refused_as_outputs(path: str) -> None:
 
 
 def test_only_temporary_files_of_xtok_are_removed(tmp_path: Path) -> None:
-    """By its name; the folder only if nothing else is in it, and no link to one."""
+    """Files are recognized by name. A folder is removed only if it is empty and not a link."""
     scratch, link, own = (tmp_path / name for name in ("scratch", "link", "own"))
     scratch.mkdir()
     own.mkdir()

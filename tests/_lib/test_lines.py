@@ -87,7 +87,7 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
     [
         (b"{", "at column 2"),
         (b"1 2", "more than one"),
-        (b"1" * 41, "more than 0 MiB"),
+        (b"1" * 41, "JSON value is larger than 0 MiB"),
         (b'{"5": 1, "5": 2}', "the key '5' occurs twice"),
         (b'"\\uD800"', "'\\ud800'"),
         (b"[" * 20, "at column 21"),

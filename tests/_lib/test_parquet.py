@@ -135,7 +135,7 @@ def test_a_page_has_a_limit(tmp_path: Path, set_row_limit: SetNumber) -> None:
     set_row_limit(1 << 20)
     table = table_of(tmp_path / "a.parquet", a=["b" * (3 << 20)])
     assert error_of(lambda: batches(table)) == (
-        f"{tmp_path / 'a.parquet'}: a page expands to 3 MiB, and at most 1 MiB are read"
+        f"{tmp_path / 'a.parquet'}: a page expands to 3 MiB; the limit is 1 MiB"
     )
 
 

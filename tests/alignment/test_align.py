@@ -37,11 +37,11 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
     alignment = align(byte_level, digits, " the 2014")
     assert alignment == align(byte_level, digits, b" the 2014")
     assert alignment == align(load_pair(byte_level, digits), text=" the 2014")
-    with pytest.raises(ValueError, match="give a text or a conversation"):
+    with pytest.raises(ValueError, match="pass either a text or a conversation"):
         align(byte_level, digits)
-    with pytest.raises(ValueError, match="templates are for a conversation"):
+    with pytest.raises(ValueError, match="templates apply only to a conversation"):
         align(byte_level, digits, " the 2014", templates=ChatTemplates())
-    with pytest.raises(TypeError, match="the pair and other arguments by name"):
+    with pytest.raises(TypeError, match="a pair and other arguments by name"):
         align(load_pair(byte_level, digits), " the 2014")
     spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
@@ -50,8 +50,8 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
         "teacher │␣the│␣│201  │4│",
         "",
         "6 student tokens (small-byte-level), 4 teacher tokens (small-digits)",
-        "4 chunks, 4 of them correct, 3 of one token on each side",
-        "100.00% of the student tokens in correct chunks; in none: 0 student, 0 teacher tokens",
+        "4 chunks, 4 of them correct, 3 with one token on each side",
+        "100.00% of the student tokens in correct chunks; without: 0 student, 0 teacher tokens",
     ]
 
 
@@ -115,7 +115,7 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     writer.join()
     assert cli("align", model, model, text).stdout == printed.stdout
     forgotten = works(cli("align", *pair, "text.txt"))
-    assert "to read the file: --file text.txt" in forgotten.stderr
+    assert "to read the file, use --file text.txt" in forgotten.stderr
     assert cli("align", *pair, "--quiet", text).stderr == ""
 
 

@@ -529,8 +529,9 @@ def test_errors_name_the_argument_that_does_not_fit(
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
-    [([0, 3], "student_offsets must rise"), ([1, 2], "must rise"), ([0, 2, 1, 2], "must rise"),
-     ([], "must rise"), ([0, 1, 2], "2 student sequences, but 1")],
+    [([0, 3], "student_offsets must increase"), ([1, 2], "must increase"),
+     ([0, 2, 1, 2], "must increase"), ([], "must increase"),
+     ([0, 1, 2], "2 student sequences, but 1")],
 )  # fmt: skip
 def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], message: str) -> None:
     ids = np.array([300, 301])

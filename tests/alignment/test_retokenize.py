@@ -101,7 +101,7 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
 
 
 def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
+    """The model's width is 1,280, but its tokenizer has 1,200 ids; the other ids have no text."""
     hello = byte_level.segment(b"Hello")
     retokenize = Retokenizer(xtok.load_pair(byte_level, sentencepiece))
     assert len(byte_level.table) == 1280

@@ -59,9 +59,9 @@ def weights(matrix: NDArray[np.float32]) -> str:
 
 
 ERRORS: Errors = {
-    "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+    "pass text files (.txt, .jsonl, .parquet, also .gz or .zst), or a quoted glob such as "
     "'corpus/*.jsonl.gz'": [
-        (lambda: find_texts("none-*.txt"), "there is no file none-*.txt"),
+        (lambda: find_texts("none-*.txt"), "no file matches none-*.txt"),
         (lambda: find_texts(create("folder", os.mkdir)), "folder is a folder"),
     ],
     "if the file is latin1, convert it: iconv -f latin1 -t UTF-8": [
@@ -86,7 +86,7 @@ ERRORS: Errors = {
     "write it to a file first; xtok reads the file more than once": [
         (lambda: find_texts("/dev/null"), "/dev/null is a device, not a regular file"),
     ],
-    "check the path and its permissions; fetch a damaged file again": [
+    "check the path and its permissions; if the file is damaged, download it again": [
         (
             lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
             "the text a.txt.gz cannot be read: …",
@@ -100,8 +100,8 @@ ERRORS: Errors = {
             "the text a.parquet cannot be read: …",
         ),
     ],
-    "give rows that are JSON objects, and name their text field with field=; plain text "
-    "needs a name that ends in .txt": [
+    "write each row as a JSON object, and name its text field with field=; a plain-text file "
+    "must have a name that ends in .txt": [
         (
             lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
             "a.jsonl, line 2: no field 'text', but: body, n",
@@ -119,22 +119,22 @@ ERRORS: Errors = {
             "a.txt.zst requires the package pyarrow, which is not installed",
         ),
     ],
-    "give non-empty text that both tokenizers can spell; xtok align shows how they differ": [
+    "use non-empty text that both tokenizers can spell; xtok align shows how they differ": [
         (
             lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
-            "the text has no shared token boundary: 0 documents, 0 bytes",
+            "the text contains no shared token boundary (0 documents, 0 bytes)",
         ),
     ],
     "give both models with pair=": [
         (
             lambda: xtok.reapply_exact(GOOD),
-            "the map contains no tokens of m: xtok did not write it",
+            "the map contains no tokens of m, because another tool wrote it",
         ),
         (
             lambda: xtok.reapply_exact(
                 xtok.multitoken(bytes_pair(), xtok.MultitokenConfig(token_form="raw"))
             ),
-            "the map was made with the token form raw, but has no display strings",
+            "the map was made with the token form raw, but contains no display strings",
         ),
     ],
     "rebuild the map, or use the version of xtok that made it": [
@@ -149,7 +149,7 @@ ERRORS: Errors = {
             "must be one of ('roles', 'fuzzy', 'off')",
         ),
     ],
-    "set top_k= to 2 or more, or build the map without the scale trick": [
+    "set top_k= to 2 or more, or build the map without scale slots": [
         (
             lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
             "a row with one entry can only contain its scale slot",
@@ -162,22 +162,22 @@ ERRORS: Errors = {
             "the student of the map (m) is 4 wide, but bytes is 256 wide",
         ),
     ],
-    "give ids from 0 to 255 with ignore_teacher_ids=": [
+    "pass ids from 0 to 255 with ignore_teacher_ids=": [
         (
             lambda: xtok.build(
                 "bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))
             ),
-            "the teacher id 256 to ignore does not exist: bytes is 256 wide",
+            "the teacher id 256 to ignore does not exist, because bytes has width 256",
         ),
     ],
-    "give sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
+    "pass sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
     "layer, own for the two models' own layers, or spelling for none": [
         (
             lambda: generate("small/small-digits"),
-            "the embedding model small/small-digits does not name the embeddings to use",
+            "the embedding model small/small-digits does not specify which embeddings to use",
         ),
     ],
-    "give the path of a model's folder, or a repo id": [
+    "pass the path of a model's folder, or a repo id": [
         (lambda: generate("input:./none"), "no such folder: ./none"),
         (lambda: generate(f"input:{file('a-file')}"), "no such folder: a-file"),
     ],
@@ -188,35 +188,36 @@ ERRORS: Errors = {
             "cache, and xtok is offline",
         ),
     ],
-    "give a model with a safetensors checkpoint; save_pretrained writes one": [
+    "use a model with a safetensors checkpoint, which save_pretrained writes": [
         (lambda: generate(f"input:{create('empty', os.mkdir)}"), "empty has no model.safetensors"),
         (
             lambda: generate("own", "small/small-byte-level"),
             "small/small-byte-level has no model.safetensors",
         ),
     ],
-    "give a folder that also contains the model's tokenizer": [
+    "use a folder that also contains the model's tokenizer": [
         (
             lambda: generate(f"input:{model_of(MATRIX)}"),
             "model has no tokenizer.json to segment tokens with",
         ),
     ],
-    "give a checkpoint and a tokenizer that belong together": [
+    "use a checkpoint and a tokenizer that belong together": [
         (
             lambda: generate(weights(np.zeros((9, 4), np.float32))),
             "model, model.embed_tokens.weight: 9 rows, expected at least 800 (the tokenizer's ids)",
         ),
     ],
-    "check the checkpoint, or give float32 with dtype=": [
+    "check the checkpoint, or pass float32 with dtype=": [
         (
             lambda: generate(weights(np.full((896, 4), np.nan, np.float32))),
-            "embeddings by model are not finite for 128 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
+            "embeddings from model are not finite for 128 tokens: 0 '\\x00', 1 '\\x01', "
+            "2 '\\x02', …",
         ),
     ],
-    "give the model's folder or repo id, or another embedding_model=": [
+    "use the model's folder or repo id, or another embedding_model=": [
         (lambda: generate("own"), "bytes is a tokenizer file without embeddings"),
     ],
-    "give cpu, cuda or cuda:0 with device=": [
+    "pass cpu, cuda or cuda:0 with device=": [
         (lambda: generate(None, device="tpu"), "the device tpu cannot be used: unknown device"),
         (lambda: generate(None, device="cuda:\u0663"), "the device cuda:٣ cannot be used: …"),
     ],
@@ -235,7 +236,7 @@ ERRORS: Errors = {
             "sentence embeddings need sentence-transformers",
         ),
     ],
-    "give input:small/small-digits for its input-embedding layer, or another model": [
+    "pass input:small/small-digits for its input-embedding layer, or another model": [
         (
             lambda: with_module(
                 "sentence_transformers",
@@ -245,7 +246,7 @@ ERRORS: Errors = {
             "small/small-digits has no modules.json, so it is not a sentence-transformers model",
         ),
     ],
-    "give a checkpoint without quantization, or fetch it again": [
+    "use a checkpoint without quantization, or download it again": [
         (
             lambda: layer(torch.zeros(4)),
             "model/model.safetensors, wte.weight: torch.float32 [4], expected a matrix of floats",
@@ -255,14 +256,14 @@ ERRORS: Errors = {
             "model/model.safetensors, wte.weight: torch.int8 [4, 2], expected a matrix of floats",
         ),
     ],
-    "give another model; known names include model.embed_tokens.weight, "
+    "use another model; known names include model.embed_tokens.weight, "
     "transformer.wte.weight and embeddings.word_embeddings.weight": [
         (
             lambda: layer(MATRIX, name="other"),
-            "model: none of its 1 tensors is a known input-embedding layer",
+            "model: none of its 1 tensors has a known input-embedding name",
         ),
     ],
-    "the checkpoint is damaged: fetch it again": [
+    "the checkpoint is damaged: download it again": [
         (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …"),
         (
             lambda: layer((3).to_bytes(8, "little") + b"[1]"),
@@ -276,7 +277,7 @@ ERRORS: Errors = {
         (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged"),
         (
             lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
-            "model lacks none.safetensors, listed in its model.safetensors.index.json",
+            "model lacks none.safetensors, which its model.safetensors.index.json lists",
         ),
     ],
 }

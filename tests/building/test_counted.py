@@ -65,7 +65,7 @@ def weight(projection: ProjectionMap, s: int, t: int) -> float:
 def test_weight_of_an_occurrence_for_each_target(
     pair: Pair, base: ProjectionMap, tmp_path: Path, target: Target
 ) -> None:
-    """Of a token that both sides have: once at its start, once as its chunk, or both."""
+    """A shared token is counted once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
     projection = counted_map(pair, [path], counting(target=target), base)
@@ -115,7 +115,7 @@ def test_alpha_is_not_chosen_on_the_only_document(
     projection = counted_map(pair, [path], base=base)
     assert projection.history[-1]["options"]["alpha"] == 4
     assert (
-        "alpha 4, the default: the text has too few documents to choose it"
+        "alpha 4 (the default, because the text has too few documents to choose it)"
         in projection.reports[-1].notes
     )
 
@@ -203,7 +203,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     assert mapfile.sha256(projection) == mapfile.sha256(own)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
-    with pytest.raises(ValueError, match="needs weights 'synthetic'"):
+    with pytest.raises(ValueError, match="requires weights 'synthetic'"):
         build(pair, config=counting(target="both"))
 
 

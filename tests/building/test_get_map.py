@@ -187,7 +187,7 @@ def test_a_builder_that_is_stopped_is_not_waited_for_without_end(requests: MapRe
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map is built and written whole all the same."""
+    """The map is still built, and its file is complete."""
 
     def refuse(*args: Any) -> None:
         raise OSError(95, "Operation not supported")
@@ -272,7 +272,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
             "its exact_match is True, not False",
         ),
         (built, pieces_to_digits, gold, "its scale_trick is True, not False"),
-        (built, xtok.load_pair(wide, digits), usual, "its student is 1000 wide, not 2000"),
+        (built, xtok.load_pair(wide, digits), usual, "its student has width 1000, not 2000"),
         (
             narrow,
             to_bytes,
@@ -301,7 +301,7 @@ def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: 
         ProjectionMap.load(saved, preserve_last=False),
     ]
     assert [changed.recipe for changed in others] == [None] * 6
-    why = "it contains no recipe: an earlier version or another command made it"
+    why = "it contains no recipe, because an earlier version or another command made it"
     assert difference(others[0], pieces_to_digits, usual) == why
 
 
@@ -365,9 +365,9 @@ def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
     path = tmp_path / "map.safetensors"
     made = xtok.get_map(*sides, path=path)
     for function in (xtok.build, partial(xtok.get_map, path=path)):  # the file exists
-        with pytest.raises(ValueError, match="initial needs texts"):
+        with pytest.raises(ValueError, match="initial requires texts"):
             function(*sides, initial=made)
-        with pytest.raises(ValueError, match="needs weights 'synthetic'"):
+        with pytest.raises(ValueError, match="requires weights 'synthetic'"):
             function(*sides, BuildConfig(target="both"))
 
 
@@ -475,12 +475,12 @@ def test_event_maps_are_reused(
     assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(first), before, ())
     assert notes == [f"{path} exists, and is kept"]
     other = cli("events", theirs, ours, "--for", loss, "-o", path, "--skip-existing")
-    assert f"{path} exists, and is replaced: its student is" in other.stderr
+    assert f"{path} exists, and is replaced: its student has width" in other.stderr
     assert path.read_bytes() != before
     xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
     assert cached.read_bytes() == before
-    with pytest.raises(ValueError, match=f"{loss} takes no config"):
+    with pytest.raises(ValueError, match=f"{loss} does not support config"):
         xtok.get_map(ours, theirs, xtok.BuildConfig(), for_loss=loss)
 
 

@@ -46,7 +46,7 @@ def test_exact_spellings(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {why: ids.tolist() for why, ids in m.left_out("student").items()} == {
         "another id has the same bytes": [], "cannot be spelled": [],
-        "special, without a partner": [], "unused": [259],
+        "special, without counterpart": [], "unused": [259],
     }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_tokens_without_a_spelling_are_reported(tmp_path: Path) -> None:
     assert m.left_out("student")["cannot be spelled"].tolist() == list(range(257))
     assert m.reports[0].notes[-2:] == (
         "student, cannot be spelled: 257 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
-        "teacher, special, without a partner: 5 tokens: 0 '0', 1 '1', 2 '2', …",
+        "teacher, special, without counterpart: 5 tokens: 0 '0', 1 '1', 2 '2', …",
     )
 
 
@@ -76,7 +76,7 @@ def test_special_tokens_of_the_same_role_are_shared(to_pieces: Pair) -> None:
     shared = zip(*(ids.tolist() for ids in m.shared), strict=True)
     special = {ours.name(s): theirs.name(t) for s, t in shared if not ours[s]}
     assert special == {"<|begin_of_text|>": "<s>", "<|end_of_text|>": "</s>"}
-    without = m.left_out("student")["special, without a partner"].tolist()
+    without = m.left_out("student")["special, without counterpart"].tolist()
     assert list(map(ours.name, without)) == ["<|im_start|>", "<|im_end|>", "<|pad|>"]
 
 
@@ -152,9 +152,9 @@ def test_tables_are_written_and_not_read(
     long_tokens.save(tmp_path / "m.safetensors")
     xtok.convert(tmp_path / "m.safetensors", tmp_path / "pair.pt")
     for name in ("pair.pt", "pair.reverse.pt"):
-        with pytest.raises(MapFileError, match="does not read"):
+        with pytest.raises(MapFileError, match="but not read"):
             SpellingMap.load(tmp_path / name)
-        fails(cli("inspect", name), "does not read")
+        fails(cli("inspect", name), "but not read")
 
 
 def test_both_tables_or_none(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_verify_counts_spelled_and_omitted_tokens(tmp_path: Path) -> None:
     m = xtok.spellings(xtok.load_pair(student, "null:5"))
     checks = {check.name: (check.level, check.message) for check in verify(m).checks}
     for side, left_out in (
-        ("student", "257 (cannot be spelled)"), ("teacher", "5 (special, without a partner)")
+        ("student", "257 (cannot be spelled)"), ("teacher", "5 (special, without counterpart)")
     ):  # fmt: skip
         message = f"0 shared, 0 spelled; left out: {left_out}"
         assert checks[f"{side} spelled"] == ("ok", message)
@@ -247,5 +247,5 @@ def test_doctor_counts_spelled_and_omitted_tokens(
     assert student.spelled == int((m.student_counts > 1).sum())
     assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]
     counts = f"{teacher.shared:,} shared, {teacher.spelled:,} spelled"
-    assert str(teacher) == f"{counts}; left out: 3 (special, without a partner)"
+    assert str(teacher) == f"{counts}; left out: 3 (special, without counterpart)"
     assert known(doctor(byte_level, byte_level).pair).spellings is None

@@ -108,7 +108,8 @@ def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
                 "notes": [
                     "student bytes: 256 ids wide (from the tokenizer)",
                     "teacher bytes: 256 ids wide (from the tokenizer)",
-                    "256 rows without a scale slot: the teacher has no unused or special id for it",
+                    "256 rows without a scale slot, because the teacher has no unused or special "
+                    "id for it",
                 ],
                 "failures": [],
             }
@@ -210,7 +211,7 @@ def test_errors_of_several_maps_name_the_wrong_map(
         fails(cli(*args, cwd=maps), other)
     fails(cli("build", *pair_options(small), *initial, cwd=maps), other)
     wide = cli("build", *pair_options(small), *initial, "--student-vocab-size", "9000", cwd=maps)
-    fails(wide, f"{b} is ", "--student-vocab-size")
+    fails(wide, f"{b} has width ", "--student-vocab-size")
 
 
 # inspect
@@ -256,7 +257,7 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
 def shell(
     line: str, folder: Path, forks: Forks | None, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `xtok` in a shell: in a fork, or in a process of its own, to close one of its streams."""
+    """Run `xtok` in a shell, in a fork or in a new process, to close one of its streams."""
     program = f"{forks.folder}/xtok" if forks and "&-" not in line else f"{sys.executable} -m xtok"
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line.replace("xtok", program, 1)],
@@ -280,7 +281,7 @@ def shell(
 def test_closed_stdout_is_not_an_error(
     maps: Path, small: Path, tmp_path: Path, forks: Forks, line: str, code: int, lines: int
 ) -> None:
-    """The exit code is that of the command, and a map is written."""
+    """The command exits with its usual code, and writes its map."""
     new = tmp_path / "new.safetensors"
     env = {"SMALL": str(small), "TWO_FILES": " ".join(two_files(small)), "NEW": str(new)}
     result = shell(f"xtok {line}", maps, forks, **env)
@@ -452,30 +453,30 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("line", "message"),
     [
         # Models, maps and outputs
-        ("build bytes", "give two models, STUDENT TEACHER"),
-        ("evaluate m.pt --text no -s bytes", "give two models, STUDENT TEACHER"),
-        ("evaluate a --text b", "give two models, STUDENT TEACHER"),
-        ("doctor", "give a model, or two: STUDENT [TEACHER]"),
-        ("render a.json", "give a model: FILE MODEL"),
-        ("render a.json bytes -m bytes", "give the model once, as an argument or as --model"),
+        ("build bytes", "name two models: STUDENT TEACHER"),
+        ("evaluate m.pt --text no -s bytes", "name two models: STUDENT TEACHER"),
+        ("evaluate a --text b", "name two models: STUDENT TEACHER"),
+        ("doctor", "name one or two models: STUDENT [TEACHER]"),
+        ("render a.json", "name a model: FILE MODEL"),
+        ("render a.json bytes -m bytes", "name the model once, as argument or with --model"),
         (
             f"build {BYTES} bytes",
-            "give the student model once, as an argument or as --student-model",
+            "name the student model once, as argument or with --student-model",
         ),
-        (f"verify m.pt x {BYTES}", "give the student model once"),
-        ("build bytes bytes -t bytes", "give the teacher model once"),
-        (f"convert {BYTES} m.pt", "give an output: xtok convert m.pt m.safetensors"),
-        ("convert m.safetensors", "give an output: xtok convert m.safetensors m.pt"),
-        ("convert a.pt b.pt -o c.pt", "give one output: OUTPUT, or --output"),
-        ("report a.pt b.pt c.pt", "give one map, or two of one pair"),
-        ("report a --text b", "give two models, STUDENT TEACHER"),
-        ("evaluate bytes bytes --text b", "give two models, STUDENT TEACHER"),
+        (f"verify m.pt x {BYTES}", "name the student model once"),
+        ("build bytes bytes -t bytes", "name the teacher model once"),
+        (f"convert {BYTES} m.pt", "name the output: xtok convert m.pt m.safetensors"),
+        ("convert m.safetensors", "name the output: xtok convert m.safetensors m.pt"),
+        ("convert a.pt b.pt -o c.pt", "name the output once, as OUTPUT or with --output"),
+        ("report a.pt b.pt c.pt", "name one map, or two maps of one pair"),
+        ("report a --text b", "name two models: STUDENT TEACHER"),
+        ("evaluate bytes bytes --text b", "name two models: STUDENT TEACHER"),
         ("evaluate m.pt / bytes b.txt --text a.txt", "/ is a folder, not a map"),
         ("report / bytes", "/ is a folder, not a map"),
-        ("sort-cut", "as MAP or as --initial-projection-path MAP"),
-        ("reapply-exact", "as MAP or as --initial-projection-path MAP"),
-        ("sort-cut a --initial-projection-path b", "as MAP or as --initial-projection-path MAP"),
-        ("reapply-exact a --initial-projection-path b", "as MAP or as --initial-projection-path"),
+        ("sort-cut", "as MAP or with --initial-projection-path MAP"),
+        ("reapply-exact", "as MAP or with --initial-projection-path MAP"),
+        ("sort-cut a --initial-projection-path b", "as MAP or with --initial-projection-path MAP"),
+        ("reapply-exact a --initial-projection-path b", "as MAP or with --initial-projection-path"),
         # Empty paths
         ("build bytes bytes --output ''", "the path is empty"),
         ("sort-cut no --output ''", "the path is empty"),
@@ -506,7 +507,7 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("build --top-k 5000", "4096"),
         ("build --top-k 1", "must be at least 2"),
         ("build --special-tokens maybe", "'maybe' is not one of"),
-        ("build --ignore-student-ids a", "is not a list such as 0,1,2"),
+        ("build --ignore-student-ids a", "is not a list of numbers such as 0,1,2"),
         ("build --no-such-option", "No such option"),
         # NeMo-RL's options, as they were typed
         ("sort-cut --tokens-to-cut 4", "No such option: --tokens-to-cut"),
@@ -520,9 +521,9 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             "--special-token-similarity-threshold is 2.0, and must be above 0, at most 1",
         ),
         (f"build {BYTES} --prep_top_k 0", "must be at least 1, at most 4096"),
-        (f"generate {BYTES} --keep_top_tokens 9", "generate always takes every token"),
+        (f"generate {BYTES} --keep_top_tokens 9", "generate always uses all tokens"),
         (f"multitoken {BYTES} --special-token-top-k 5", "a special token has one counterpart"),
-        (f"build {BYTES} --loss p-kl", "--loss: name the map's loss as --for"),
+        (f"build {BYTES} --loss p-kl", "--loss is not an option of this command; use --for"),
     ],
 )
 def test_error_repeats_the_invalid_command_line(line: str, message: str) -> None:

@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, forks: For
 
 
 def test_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the check and the write it is made again; while the file is written, it is not."""
+    """The folder is created again between check and write, but not while the file is written."""
     folder = tmp_path / "maps"
     folder.mkdir()
     mapfile.check_map_output(folder / "map.safetensors")

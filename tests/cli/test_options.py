@@ -1,4 +1,4 @@
-"""What each option of `multitoken`, `reapply_exact` and `convert` changes about a map."""
+"""The effect of each option of `multitoken`, `reapply_exact` and `convert` on a map."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_options_without_effect_are_not_in_the_history() -> None:
         ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, and must be above 0, at most 1"),
         ({"top_k": 0, "scale_trick": False}, "top_k is 0, and must be at least 1, at most 4096"),
         ({"top_k": 1},
-         "top_k is 1, and must be at least 2: one of the entries is the scale slot (scale_trick)"),
+         "top_k is 1, and must be at least 2, because one entry is the scale slot (scale_trick)"),
         ({"max_pieces": 10**9}, "max_pieces is 1000000000, and must be at least 1, at most 4096"),
         ({"max_pieces": 0}, "max_pieces is 0, and must be at least 1, at most 4096"),
         ({"max_pieces": 2.5}, "max_pieces is 2.5, and must be an integer"),

@@ -146,7 +146,7 @@ def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]
     assert report.evaluation is None
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
-    assert "Give text" in report.maps[0].fits[3].why  # what is missing
+    assert "pass text" in report.maps[0].fits[3].why  # what is missing
     for side in known(report.pair.spellings):
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
@@ -362,7 +362,7 @@ def test_examine_refuses_other_pairs_and_missing_tokens(
     """Maps of different pairs, a text without a pair, and a map without tokens."""
     with pytest.raises(XtokError):
         examine([map_to_digits, built(byte_level, byte_level)])
-    with pytest.raises(ValueError, match="text needs a pair"):
+    with pytest.raises(ValueError, match="texts require a pair"):
         examine(map_to_digits, texts=["a.txt"])
     student, teacher = (replace(v, table=None) for v in (pair.student, pair.teacher))
     bare = replace(map_to_digits, student=student, teacher=teacher)

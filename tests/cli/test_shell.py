@@ -113,7 +113,7 @@ def test_completion_is_quick(files: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    """The environment of a new user who has nothing but `xtok` in the path."""
+    """The environment of a new user, with only `xtok` in the path."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "xtok"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m xtok "$@"\n')

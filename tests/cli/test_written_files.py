@@ -172,7 +172,7 @@ def test_a_default_output_replaces_no_other_map(cli: Cli, small: Path, tmp_path:
     works(cli(*first))  # the same map
     for more in ((), ("--skip-existing",)):
         other = cli(*second, *more)
-        fails(other, f"{path.name} exists, and is not replaced: ", "--output")
+        fails(other, f"{path.name} already exists and is not replaced: ", "--output")
         assert path.read_bytes() == before
     works(cli(*second, "-o", path.name))
     assert path.read_bytes() != before
@@ -180,7 +180,7 @@ def test_a_default_output_replaces_no_other_map(cli: Cli, small: Path, tmp_path:
     works(cli("events", *pair))
     for named in ((), ("-o", ".")):  # xtok names the file in a folder
         other = cli("events", *pair, *named, "--student-vocab-size", "9999")
-        fails(other, f"{events.name} exists, and is not replaced: ", "--output")
+        fails(other, f"{events.name} already exists and is not replaced: ", "--output")
         assert other.stderr.count(events.name) == 1
 
 
@@ -191,7 +191,11 @@ def test_a_stage_does_not_replace_its_input_by_default(
     cut = works(cli("sort-cut", first, "--top-k", "3")).stdout.strip()
     before = (tmp_path / cut).read_bytes()
     works(cli("sort-cut", first, "--top-k", "3"))  # the same map
-    fails(cli("sort-cut", cut, "--top-k", "3"), f"{cut} exists, and is not replaced", "--output")
+    fails(
+        cli("sort-cut", cut, "--top-k", "3"),
+        f"{cut} already exists and is not replaced",
+        "--output",
+    )
     assert (tmp_path / cut).read_bytes() == before
     works(cli("sort-cut", cut, "--top-k", "3", "-o", cut))
     assert (tmp_path / cut).read_bytes() != before

@@ -77,7 +77,7 @@ def contents(conversation: Conversation) -> list[str | None]:
 def check_spans(
     conversation: Conversation, messages: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> None:
-    """What holds of every conversation."""
+    """Check properties that all conversations have."""
     data = conversation.text.encode()
     tokens, names = tokenizer.table.tokens(), tokenizer.table.control_names
     assert conversation.bounds[0] == 0
@@ -390,7 +390,7 @@ RAISES = each(
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
         (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # its text is not public
-        (CHAT, "{{ '\udc00' }}", "contains '\\udc00', half of"),
+        (CHAT, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),
         (CHAT, "{{ cycler() }}", "raises: "),
         (CHAT, "{{ 'x'.join(messages) }}", "raises: sequence item 0: expected str"),
         (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
@@ -670,7 +670,10 @@ def test_a_mask_of_the_samples_is_kept() -> None:
             {"attention_mask": [[1, 0], [1, 1]], "ids": [[1, 2]]},
             "ids has 1 rows, expected 2",
         ),
-        ({"attention_mask": [[1, 1, 1], [1, 0, 1]]}, "a hole in row 1: padding is at one end"),
+        (
+            {"attention_mask": [[1, 1, 1], [1, 0, 1]]},
+            "padding inside row 1, expected it at one end",
+        ),
         ({"attention_mask": [[0, 2]]}, r"not a mask \[B, T\] of 0 and 1"),
         ({"ids": [[1]]}, r"attention_mask is not a mask \[B, T\]"),
     ],
@@ -810,7 +813,7 @@ def test_a_call_that_continues_the_turn_of_an_answer(family: Family) -> None:
 
 
 def or_error(call: Callable[[], Any]) -> Any:
-    """What a call returns, or None for any error."""
+    """Return the result of a call, or None for any error."""
     try:
         return call()
     except Exception:  # noqa: BLE001 - TRL raises what the template does

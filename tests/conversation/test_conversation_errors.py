@@ -61,7 +61,10 @@ ERRORS: Errors = {
             lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
             "a.jsonl, line 2: not JSON: …",
         ),
-        (lambda: read_chats("a.jsonl", "[{}] [{}]"), "a.jsonl, line 1: more than one JSON value"),
+        (
+            lambda: read_chats("a.jsonl", "[{}] [{}]"),
+            "a.jsonl, line 1: contains more than one JSON value",
+        ),
         (
             lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
             "a.parquet, row 0: no messages, only: text, id",
@@ -84,7 +87,7 @@ ERRORS: Errors = {
             "a.json is not UTF-8: byte 0xff at offset 11, in line 1",
         ),
     ],
-    'a message is an object such as {"role": "user", "content": "Hello"}': [
+    'write each message as an object such as {"role": "user", "content": "Hello"}': [
         (lambda: chat([{"content": "x"}]), "message 0 has no role"),
     ],
     "use one of its roles (system, user, assistant, tool), or use a chat template that "
@@ -105,16 +108,16 @@ ERRORS: Errors = {
             "format chatml does not allow",
         ),
     ],
-    "write the whole pair, or the character itself": [
+    "write both surrogates of the pair, or the character itself": [
         (
             lambda: chat([{"role": "user", "content": "a\ud83d"}]),
-            "message 0 contains '\\ud83d', half of a surrogate pair",
+            "message 0 contains the unpaired surrogate '\\ud83d'",
         ),
     ],
-    "give its content as text, or as a list of parts": [
+    "write its content as text, or as a list of parts": [
         (
             lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
-            "message 0 is nested more than 100 deep",
+            "message 0 is nested more than 100 levels deep",
         ),
     ],
     "give a Jinja file with template=, or one of …": [
@@ -145,7 +148,7 @@ ERRORS: Errors = {
             "system text could be in",
         ),
     ],
-    "use a template that writes it, with template=, or remove it": [
+    "use a template that writes it (template=), or remove it": [
         (
             lambda: chat([QUESTION], each("{{ m.role }}")),
             "message 0, the user's: the template drops its content",
@@ -159,13 +162,13 @@ ERRORS: Errors = {
     'write them as [{"type": "function", "function": {"name": …}}, …]': [
         (
             lambda: chat([QUESTION], tools=[7]),
-            "the tools are not a list of JSON schemas: one is '7'",
+            "the tools contain '7', which is not a JSON schema",
         ),
     ],
     "remove it from the variables": [
         (
             lambda: chat([QUESTION], variables={"messages": []}),
-            "the template's variables contain messages, which is also an argument",
+            "the template variables contain messages, which is an argument of its own",
         ),
     ],
     "use 1 to train on it, or 0": [
@@ -211,7 +214,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: suffix(WITHIN, QUESTION, ANSWER, TOOL_RESULT),
-            "message 1, the assistant's, goes on after the tools' messages",
+            "message 1, the assistant's, continues after the tool messages",
         ),
     ],
 }

@@ -232,7 +232,7 @@ def named(problem: str, case: Messages, beside: dict[str, Any]) -> Any:
 
 @functools.cache
 def expected(name: str, case: str) -> tuple[str, bool]:
-    """What is absent by the tables, and whether that is an error."""
+    """Return the values that are absent according to the tables, and whether this is an error."""
     [group] = [first for first, alike in GROUPS.items() if name in alike]
     for table in (ABSENT, NOTED):
         for absent, groups in table.get(case, {}).items():

@@ -154,7 +154,7 @@ def test_invalid_tools_are_errors(byte_level: Tokenizer, tools: Any) -> None:
     for options in ({"tools": tools}, {"variables": {"tools": tools}}):
         make = partial(render, byte_level, [ASK, SEVEN], template=BESIDE)
         problem = error_of(partial(make, **options))
-        assert "not a list of JSON schemas" in problem
+        assert "not a JSON schema" in problem
 
 
 def test_omitted_keys_of_tools_are_noted(byte_level: Tokenizer) -> None:
@@ -199,10 +199,10 @@ def test_unused_keys_are_noted(byte_level: Tokenizer) -> None:
     record = chat_record(row, "row")
     variables = {"enable_thinking": False}
     chat = render(byte_level, record.messages, template=PLAIN, variables=variables)
-    assert record.notes == ("the key 'loss' of conversations is ignored: nothing uses it",)
+    assert record.notes == ("the key 'loss' of conversations is ignored, because nothing uses it",)
     assert chat.notes == (
-        "the key 'mood' of messages is ignored: nothing uses it",
-        "the variable enable_thinking is ignored: the template does not use it",
+        "the key 'mood' of messages is ignored, because nothing uses it",
+        "the variable enable_thinking is ignored, because the template does not use it",
     )
     reads = chatml("{{ m.content }}{{ m.mood }}{{ enable_thinking }}")
     assert not render(byte_level, record.messages, template=reads, variables=variables).notes
@@ -221,7 +221,7 @@ class Message:
 
 
 class Model:
-    """What pydantic's models have."""
+    """The interface of pydantic's models."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -362,7 +362,7 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
 
     row = {"messages": [ASK, SEVEN], "teacher_messages": None, "source": "x"}
     assert said(row, {"text": "boats", "id": 7}) == []
-    effect = " is ignored: nothing uses it"
+    effect = " is ignored, because nothing uses it"
     assert said({**row, "loss": 0}) == [f"the key 'loss' of conversations{effect}"]
     both = {**row, "text": "boats"}
     assert said(both) == [f"the key 'messages' of texts{effect}"]
@@ -396,9 +396,9 @@ RESULTS = (
     ("ids", "names", "shown", "note"),
     [
         ("ab", "xx", "", ""),
-        ("ba", "xx", "", "a different order than their calls"),
-        ("ba", "xy", "", "a different order than their calls"),
-        ("ba", "xx", "{{ m.name }}", "a different order than their calls"),
+        ("ba", "xx", "", "another order than their calls"),
+        ("ba", "xy", "", "another order than their calls"),
+        ("ba", "xx", "{{ m.name }}", "another order than their calls"),
         ("ba", "xy", "{{ m.name }}", ""),
         ("ba", "xx", "{{ m.tool_call_id }}", ""),
         ("ba", "xx", "{% if m.tool_call_id == 'call_a' %}first{% endif %}", ""),

@@ -69,7 +69,7 @@ def plain(messages: Any) -> list[dict[str, Any]]:
 
 
 def outcome(tokenizer: Tokenizer, case: str) -> str:
-    """What becomes of the ids of a case."""
+    """Return the result of reading the ids of a case."""
     messages, options = CASES[case]
     try:
         chat = render(tokenizer, messages, **options)

@@ -63,8 +63,8 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
     ]
     assert [command.returncode for command in result] == [0, 0, 2, 2]
     assert json.loads(result[0].stdout) == json.loads(result[1].stdout) == ROW
-    assert "give a model: FILE MODEL" in result[2].stderr
-    assert "give the model once, as an argument or as --model" in result[3].stderr
+    assert "name a model: FILE MODEL" in result[2].stderr
+    assert "name the model once, as argument or with --model" in result[3].stderr
 
 
 # Reading
@@ -154,7 +154,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     }  # fmt: skip
     notes = result.stderr.splitlines()
     assert notes[:1] == [
-        "note: conversations: 2; tokens: 44, of these the assistant's: 4",
+        "note: conversations: 2; tokens: 44; tokens of the assistant: 4",
     ]
     assert "the targets contain no end-of-turn token" in notes[1]
     assert "has no targets" in notes[2]
@@ -183,7 +183,7 @@ def test_python_and_the_command_write_the_same_file(cli: Cli, tmp_path: Path, na
     result = render_file("bytes", tmp_path / "chats.jsonl", tmp_path / name, template="plain")
     assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
     assert (result.conversations, result.targets) == (2, 9)
-    with pytest.raises(OutputError, match="is the input"):
+    with pytest.raises(OutputError, match="is also the input"):
         render_file("bytes", tmp_path / "chats.jsonl", tmp_path / "chats.jsonl")
 
 

@@ -124,7 +124,7 @@ ROWS: list[Any] = [
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_equal_rows_are_equal_in_every_container(number: int, tmp_path: Path) -> None:
-    """Each row is beside another, so that Parquet and `datasets` add nulls."""
+    """Each row is stored together with another row, so that Parquet and `datasets` add nulls."""
     rows = [ROWS[number], ROWS[(number + 7) % len(ROWS)]]
     if (
         isinstance(rows[0], dict) != isinstance(rows[1], dict)
@@ -214,7 +214,7 @@ def test_arguments_of_a_map(tmp_path: Path) -> None:
 
 
 def test_null_in_the_arguments_of_a_call(tmp_path: Path) -> None:
-    """JSON and maps keep null. A struct has all fields, so null stands for a missing field."""
+    """JSON and maps keep null. A struct has all fields, so null means a missing field."""
 
     def arguments_of(path: Path) -> list[Any]:
         messages = [record.messages[0] for record in read_conversations(path)]
@@ -266,9 +266,9 @@ def test_templates_of_files(name: str, content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"chat_template": null}', "no template under the key chat_template"),
-        ('{"vocab": {"{{": 1}}', "no template under the key chat_template"),
-        ('[{"role": "user", "content": "{{ x }}"}]', "no template under the key chat_template"),
+        ('{"chat_template": null}', "its chat_template contains no template"),
+        ('{"vocab": {"{{": 1}}', "its chat_template contains no template"),
+        ('[{"role": "user", "content": "{{ x }}"}]', "its chat_template contains no template"),
         ('{"chat_template": "{{ 1 }}", "chat_template": "{{ 2 }}"}', "occurs twice"),
         ('{\n  "chat_template": "{{ 1 }}', "not JSON"),
         ("chat_template: x\n", "no Jinja expression"),

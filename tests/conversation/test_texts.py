@@ -105,7 +105,7 @@ def test_long_lines_are_cut_or_refused(
     assert read(path) == ["abcd", "efgh", "i", "水水水水"]
     assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]
     write(tmp_path, "a.jsonl", json_lines(["a", "a" * 60]))
-    assert f"{path}, line 2: more than" in refused(path).message
+    assert f"{path}, line 2: JSON value is larger than" in refused(path).message
 
 
 @each_suffix
@@ -127,7 +127,7 @@ def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> 
 
 @each_suffix
 def test_text_with_many_zero_bytes_is_refused(tmp_path: Path, suffix: str) -> None:
-    """Whether of another encoding, without a mark, or megabytes of nothing else."""
+    """Both for another encoding without a byte order mark, and for megabytes of zeros."""
     name = f"a.txt{suffix}"
     for encoding in ("UTF-16LE", "UTF-16BE"):
         error = refused(write(tmp_path, name, "the text".encode(encoding)))

@@ -89,13 +89,15 @@ def test_p_kl_is_recommended_for_any_conditional_entropy(
     assert build == ("xtok", "build", "s", "t", "--for", "p-kl")
     without = advise(pair_facts(pair))
     assert (without.loss, without.map_loss) == ("event KL", "P-KL")
-    assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
+    assert (
+        without.sentence == "Use event KL, or P-KL if your trainer only supports projection maps."
+    )
     begin = f"{without.sentence} On "
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
     partly = advise(replace(facts, text=replace(known(facts.text), left_out=lost)), ("s", "t"))
     assert partly.sentence.startswith(
-        f"{begin}the 10.0% of this text that both sides spell alike, "
+        f"{begin}the 10.0% of this text for which both sides have the same bytes, "
     )
 
 
@@ -133,7 +135,9 @@ def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
     assert grades(BuildConfig(), pair=replace(few, text=TEXT))[1] == "usable"
     [*_, event_kl] = fits(xtok.build(student, teacher), replace(pair, text=TEXT))
     assert event_kl.grade == "good"  # it is what is recommended
-    assert event_kl.why.endswith(" 2 events, which leak 6.0% and keep 100% of the bits here.")
+    assert event_kl.why.endswith(
+        " 2 events leak at 6.0% of the boundaries and keep 100% of the bits."
+    )
     little = replace(few, text=replace(TEXT, leak=0.01))
     assert grades(BuildConfig(), pair=little)[1:3] == ["good", "good"]
 

@@ -163,7 +163,7 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
-    """A model beside itself is checked once."""
+    """If both models are the same, the model is checked only once."""
     diagnosis = doctor(digits, sentencepiece)
     pair = known(diagnosis.pair)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")

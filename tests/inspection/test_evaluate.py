@@ -1,4 +1,4 @@
-"""Measures of maps on text, beside plain loops of their definitions."""
+"""Measures of maps on text equal plain loops over their definitions."""
 
 from __future__ import annotations
 
@@ -288,9 +288,9 @@ def test_a_map_measured_on_its_own_text_is_noted(
 
 
 def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
-    """Files of one name are groups of their own, and a group may be called `all`.
+    """Files with the same name are separate groups, and a group can have the name `all`.
 
-    One without a shared boundary has no figures; its documents tell nothing of the others' spread.
+    A group without a shared boundary has no values, and its documents do not affect the intervals.
     """
     paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
     for path in paths:

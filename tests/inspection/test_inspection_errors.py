@@ -19,7 +19,7 @@ ERRORS: Errors = {
     "give both models with pair=": [
         (
             lambda: xtok.explain(GOOD, token_class="digits"),
-            "the map contains no tokens of m: xtok did not write it",
+            "the map contains no tokens of m, because another tool wrote it",
         ),
     ],
     "the classes are: …": [
@@ -43,14 +43,14 @@ ERRORS: Errors = {
             "the sides are swapped: in the map, the student is bytes and the teacher small.model",
         ),
     ],
-    "evaluate the event maps alone, without a loss": [
+    "evaluate the event maps separately, without a loss": [
         (
             lambda: xtok.evaluate(
                 bytes_pair(),
                 [bytes_map(), xtok.events("bytes", "bytes")],
                 file("a.txt", "x"),
             ),
-            "event maps cannot be measured together with maps, nor for a loss",
+            "event maps cannot be measured together with projection maps or for a loss",
         ),
     ],
     "evaluate projection maps or event maps; xtok verify checks a spelling map": [

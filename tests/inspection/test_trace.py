@@ -1,4 +1,4 @@
-"""A report of two maps asks the pair, its text and each map once; nothing is computed twice."""
+"""A report about two maps reads the pair, its text and each map once."""
 
 from __future__ import annotations
 

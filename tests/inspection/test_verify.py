@@ -1,4 +1,4 @@
-"""A map file against its own invariants, and against models."""
+"""Check a map file against its invariants and its models."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ def set_item(name: str, index: int, value: float) -> Change:
 @pytest.mark.parametrize(
     ("edit", "failed", "message"),
     [
-        (set_item("weights", 0, 0.5), "sums", "row 0 sums to 0.5, not 1"),
-        (set_item("weights", 0, np.nan), "weights", "weights are not all finite"),
-        (set_item("weights", 0, -1), "weights", "weights are not all > 0"),
-        (set_item("teacher_ids", 0, 260), "ids", "teacher_ids are not all in 0..259"),
-        (set_item("student_ids", 0, -1), "ids", "student_ids are not all in 0..257"),
+        (set_item("weights", 0, 0.5), "sums", "row 0 sums to 0.5, expected 1"),
+        (set_item("weights", 0, np.nan), "weights", "some weights are not finite"),
+        (set_item("weights", 0, -1), "weights", "some weights are not above 0"),
+        (set_item("teacher_ids", 0, 260), "ids", "teacher_ids contains values outside 0..259"),
+        (set_item("student_ids", 0, -1), "ids", "student_ids contains values outside 0..257"),
         (set_item("student_ids", 0, 5), "row kinds",
-         "row_kind does not mark exactly the empty rows"),
-        (set_item("row_kind", 0, 99), "row kinds", "row_kind are not all in 0..7"),
+         "row_kind and the entries disagree"),
+        (set_item("row_kind", 0, 99), "row kinds", "row_kind contains values outside 0..7"),
         (set_item("teacher_ids", 7, 8), "exact rows",
-         "different bytes in the rows of 1 id: 7 '\\x07'"),
+         "bytes differ in the rows of 1 id: 7 '\\x07'"),
         (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
         (lambda t, _: t["teacher_ids"].__setitem__(t["teacher_ids"] == 257, 256), "scale slot",
-         "on 1 id: 256 'ab', which are text tokens"),
+         "slots are on 1 id: 256 'ab', which are text tokens"),
         (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 is "),
         (lambda _, m: m["teacher"]["roles"].update(eos=[259]), "teacher roles",
-         "on unused ids: 259"),
+         "some roles are on unused ids: 259"),
         (lambda _, m: m["student"]["roles"].update({"\x1b[31m": [1]}), "student roles",
          "unknown roles"),
         (lambda _, m: m.pop("history"), "format", "it lacks 'history'"),
@@ -160,7 +160,7 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
 def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
     pair = xtok.load_pair(other, numbers_pair[1])
-    with pytest.raises(TypeError, match="give two models"):
+    with pytest.raises(TypeError, match="pass two models"):
         verify(path, pair, other)
     verification = verify(path, pair)
     assert verification.failed == ("student model",)
@@ -252,7 +252,7 @@ def test_verify_on_the_command_line(cli: Cli, path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "ok      format          258 × 260, 261 entries"
-    assert lines[-1] == f"{path}: every check holds"
+    assert lines[-1] == f"{path}: all checks passed"
     assert printed_json(cli("verify", path, "--json"))["checks"][0]["level"] == "ok"
     other = cli("verify", path, "--teacher-model", "bytes")
     assert other.returncode == 3

@@ -75,7 +75,7 @@ def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
         *range(len(xtok.load_tokenizer(str(teacher)).table))
     ]
     wrong = usage_error("vocab", str(model), str(teacher))
-    assert f"{teacher} is not a token; a second model is -t {teacher}" in wrong
+    assert f"{teacher} is not a token; use -t {teacher}" in wrong
     assert "writes the whole vocabulary" in usage_error("vocab", "bytes", "a", "-o", "v.jsonl")
     fails(cli("vocab", model, "-o", "v.txt"), "does not end in .jsonl or .npz")
 
@@ -131,7 +131,7 @@ def test_a_vocabulary_cannot_break_a_line(cli: Cli, tmp_path: Path) -> None:
 
 def test_part_of_a_vocabulary_has_no_arrays(tmp_path: Path) -> None:
     for ids in ([97], range(255, -1, -1)):
-        with pytest.raises(ValueError, match=r"\.npz needs all tokens in the order of ids"):
+        with pytest.raises(ValueError, match=r"\.npz requires all tokens sorted by id"):
             xtok.vocab("bytes", ids).save(tmp_path / "v.npz")
     xtok.vocab("bytes", "a").save(tmp_path / "v.jsonl")
     assert json.loads((tmp_path / "v.jsonl").read_text(encoding="utf-8"))["id"] == 97

@@ -82,7 +82,7 @@ DAMAGES: list[tuple[str, bytes]] = [
     ("weights is not a 1-D", edited({"weights": np.ones(7)})),
     ("student_ids is not a 1-D", edited({"student_ids": np.zeros((7, 1), np.int32)})),
     ("enable_scale_trick", edited({"scale_slot": None})),
-    ("sums to 0.5, not 1|not sorted", edited({"weights": np.full(7, 0.5, np.float32)})),
+    ("sums to 0.5, expected 1|not sorted", edited({"weights": np.full(7, 0.5, np.float32)})),
     ("the student's table of", edited({"student_token_types": np.ones(5, np.uint8)})),
     ("student_token_types is not", edited({"student_token_types": np.full(6, 9, np.uint8)})),
     ("teacher_token_offsets is", edited({"teacher_token_offsets": np.array([0, 2, 1, 2, 2])})),
@@ -94,7 +94,7 @@ DAMAGES: list[tuple[str, bytes]] = [
     ("NoneType", edited(student=None)),
     ("history is not valid", edited(history=[{"stage": 1, "options": {}}])),
     ("lacks 'stage'", edited(history=[{}])),
-    ("more than top_k=2", edited(top_k=2)),
+    ("more entries than top_k=2", edited(top_k=2)),
     ("top_k is not valid", edited(top_k=10**30)),
     ("surrogates not allowed", edited(student__model_id="\ud800")),
     ("the student's revision", edited(student__revision=3)),
@@ -148,14 +148,14 @@ def test_an_error_names_the_damaged_file_and_the_damage(
     ("message", "change"),
     [
         ("event 1 ", lambda t, f: t["student_event"].fill(0)),
-        ("teacher_event is not all in 0..", lambda t, f: t["teacher_event"].fill(-1)),
-        ("is not of shape", lambda t, f: t.update(student_event=t["student_event"][1:])),
+        ("teacher_event has values outside 0..", lambda t, f: t["teacher_event"].fill(-1)),
+        ("does not have shape", lambda t, f: t.update(student_event=t["student_event"][1:])),
         (
             "student_link is not a 1-D",
             lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)),
         ),
         ("event of its link", lambda t, f: t["student_link"].fill(3)),
-        ("student_link is not all in", lambda t, f: t["student_link"].fill(10**6)),
+        ("student_link has values outside", lambda t, f: t["student_link"].fill(10**6)),
         ("it lacks 'teacher_link'", lambda t, f: t.update(teacher_link=None)),
         ("a side has no tokens", lambda t, f: t.update(student_event=np.zeros(0, np.int32))),
         ("rest is 1000000000", lambda t, f: f.update(rest=10**9)),
@@ -168,7 +168,7 @@ def test_an_error_names_the_damaged_file_and_the_damage(
 def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> None:
     path = tmp_path / "events.safetensors"
     data = changed(to_safetensors(xtok.events("bytes", "bytes")), change)
-    for content, what in ((data, message), (data[:-100], "whole")):
+    for content, what in ((data, message), (data[:-100], "complete")):
         path.write_bytes(content)
         with pytest.raises(MapFileError, match=what):
             EventMap.load(path)
@@ -177,13 +177,13 @@ def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> No
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        ("student_counts has a negative count", lambda t, f: t["student_counts"].fill(-1)),
-        ("is not of shape", lambda t, f: t.update(student_counts=t["student_counts"][1:])),
+        ("student_counts contains a negative count", lambda t, f: t["student_counts"].fill(-1)),
+        ("does not have shape", lambda t, f: t.update(student_counts=t["student_counts"][1:])),
         ("teacher_pieces has", lambda t, f: t.update(teacher_pieces=t["teacher_pieces"][1:])),
-        ("student_pieces is not all in 0..", lambda t, f: t["student_pieces"].fill(10**6)),
+        ("student_pieces has values outside 0..", lambda t, f: t["student_pieces"].fill(10**6)),
         ("student id 5 is not shared", lambda t, f: t["student_pieces"].__setitem__(5, 6)),
-        ("by its bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 0)),
-        ("by its bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 256)),
+        ("other bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 0)),
+        ("other bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 256)),
         ("of int32", lambda t, f: t.update(student_counts=t["student_counts"].astype(np.int64))),
         ("it lacks 'teacher_pieces'", lambda t, f: t.update(teacher_pieces=None)),
     ],
@@ -366,7 +366,7 @@ def test_reading_and_writing_need_less_than_twice_the_file(tmp_path: Path) -> No
 
 def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     def shared() -> bytes:
-        """A dict of dicts of dicts, each of which stands in the next one twice: 2^60 paths."""
+        """Return nested dicts in which each dict contains the next dict twice, with 2^60 paths."""
         a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
         inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
         pickle = b"\x80\x02}q\x00" + b"".join(inner) + b"."
@@ -383,7 +383,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         return pt_bytes({"indices": id_zero.expand(shape), "likelihoods": weight.expand(shape)})
 
     def outside() -> bytes:
-        """A compressed sparse matrix whose rows begin far outside of it."""
+        """Return a compressed sparse matrix with row offsets far outside its values."""
         rows, columns = torch.tensor([0, 10**9, 10**10, 3]), torch.tensor([1, -5, 10**9])
         matrix = torch.sparse_csr_tensor(
             rows, columns, torch.ones(3), (3, 9), check_invariants=False

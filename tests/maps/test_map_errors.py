@@ -28,21 +28,22 @@ ERRORS: Errors = {
     "build the map again, or give another file": [
         (lambda: read_map(b""), "the map map.safetensors is empty"),
         (lambda: read_map(b"", "two  spaces.pt"), "the map two  spaces.pt is empty"),
-        (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …"),
-        (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …"),
+        (lambda: read_map(b"not a map"), "map.safetensors is not a complete safetensors file: …"),
+        (lambda: read_map(b"PK", "map.pt"), "map.pt is a damaged .pt file: …"),
         (
             lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-            "map.safetensors is a safetensors file, but not an xtok map; its tensors: 'weights'",
+            "map.safetensors is a safetensors file, but not an xtok map; it contains the tensors "
+            "'weights'",
         ),
         (
             lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
             "a.pt is not a valid map: it contains a dict with the keys 'step', 'model', "
-            "expected indices and likelihoods, counts of pairs, or a matrix",
+            "expected indices and likelihoods, pair counts, or a matrix",
         ),
         (
             lambda: read_map(pt_bytes([1]), "a.pt"),
             "a.pt is not a valid map: it contains list, expected indices and likelihoods, "
-            "counts of pairs, or a matrix",
+            "pair counts, or a matrix",
         ),
         (
             lambda: read_map(edited({"weights": None})),
@@ -53,7 +54,7 @@ ERRORS: Errors = {
                 Path(create("a.pt", TINY.save)).read_bytes().replace(b"org/s", b"org/t"),
                 "map.pt",
             ),
-            "map.pt is not a whole .pt file: the checksum of its part …",
+            "map.pt is a damaged .pt file: the checksum of its member …",
         ),
         (
             lambda: read_map(edited(format_version=2)),
@@ -64,17 +65,17 @@ ERRORS: Errors = {
             "map.safetensors is not a valid map: the kind 'pairs' is not valid",
         ),
     ],
-    "give the path of a .safetensors or .pt map; xtok build makes a map of two models": [
+    "pass the path of a .safetensors or .pt map, for example one that xtok build made": [
         (
             lambda: ProjectionMap.load("none.pt"),
             "the map none.pt cannot be read: No such file or directory",
         ),
         (
             lambda: read_map(b'{"model_type": "llama"}', "config.json"),
-            "config.json is neither a .safetensors nor a .pt",
+            "config.json is neither a .safetensors nor a .pt file",
         ),
     ],
-    "give the path of a .safetensors or .pt map; xtok build makes a map of two models; xtok "
+    "pass the path of a .safetensors or .pt map, for example one that xtok build made; xtok "
     "doctor compares the models": [
         (
             lambda: ProjectionMap.load(create("folder", os.mkdir)),
@@ -90,15 +91,15 @@ ERRORS: Errors = {
     "if its weights were trained, convert the map once with normalize=": [
         (
             lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
-            "map.safetensors is not a valid map: row 0 sums to 0.5, not 1",
+            "map.safetensors is not a valid map: row 0 sums to 0.5, expected 1",
         ),
         (
             lambda: read_map(to_safetensors(TINY).replace(TINY.teacher_ids.tobytes(), bytes(28))),
-            "map.safetensors is not a valid map: its tensors changed after it was written",
+            "map.safetensors is not a valid map: its tensors were changed after it was written",
         ),
     ],
     "save only tensors, numbers and strings, or a dict of counts {(student_id, teacher_id): "
-    "number}, or make it again": [
+    "number}, or build the map again": [
         (
             lambda: read_map(pt_bytes({**FOREIGN, "x": print}), "map.pt"),
             "map.pt is damaged, or contains objects that could run code",
@@ -108,35 +109,35 @@ ERRORS: Errors = {
     "or leave out teacher_vocab_size=": [
         (
             lambda: read_map(to_safetensors(TINY), teacher_vocab_size=5),
-            "map.safetensors is 4 wide on the teacher's side, expected 5",
+            "map.safetensors has width 4 on the teacher's side, expected 5",
         ),
     ],
-    "give the width of the logits with teacher_vocab_size=, at least 4": [
+    "pass the width of the logits with teacher_vocab_size=, at least 4": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2),
-            "map.pt has the teacher id 3, expected a width of 2",
+            "map.pt has the teacher id 3, but the width is 2",
         ),
     ],
-    "give teacher_vocab_size= up to 16777216": [
+    "pass at most 16777216: teacher_vocab_size=": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
-            "map.pt cannot be 1073741824 wide",
+            "map.pt cannot have width 1073741824",
         ),
     ],
-    "give the token's id instead": [
+    "use the token's id instead": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
-            "the map contains no tokens of a/student: xtok did not write it",
+            "the map contains no tokens of a/student, because another tool wrote it",
         ),
     ],
     "spaces are part of a token, as in ' the'; write bytes as '\\xe4'": [
         (lambda: TINY["abc"], "org/student has no token 'abc'"),
     ],
-    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id 97, give an id "
-    "instead of a text": [
+    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id 97, pass an "
+    "id instead of a text": [
         (lambda: TINY["97"], "org/student has no token '97'"),
     ],
-    "give another id, or the token": [
+    "use another id, or the token": [
         (lambda: TINY[-1], "org/student has no id -1, expected 0 to 5"),
     ],
     "cut the map first with xtok sort-cut, or write .safetensors": [
@@ -188,21 +189,20 @@ ERRORS: Errors = {
             "the output loop.pt is a symbolic link to itself",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; "
+    "use xtok verify or xtok inspect for it; "
     "xtok build STUDENT TEACHER --for p-kl makes a projection map": [
         (
             lambda: ProjectionMap.load(create("e.safetensors", xtok.events("bytes", "bytes").save)),
             "e.safetensors is an event map, not a projection map",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; "
-    "xtok events STUDENT TEACHER makes an event map": [
+    "use xtok verify or xtok inspect for it; xtok events STUDENT TEACHER makes an event map": [
         (
             lambda: EventMap.load(create("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not an event map",
         ),
     ],
-    "xtok verify checks it, xtok inspect shows it; "
+    "use xtok verify or xtok inspect for it; "
     "xtok events STUDENT TEACHER --for csd makes a spelling map": [
         (
             lambda: SpellingMap.load(create("m.safetensors", TINY.save)),
@@ -215,7 +215,7 @@ ERRORS: Errors = {
             lambda: xtok.convert(
                 create("s.safetensors", spellings().save), "t.pt", teacher_vocab_size=9
             ),
-            "s.safetensors is 256 wide on the teacher's side, expected 9",
+            "s.safetensors has width 256 on the teacher's side, expected 9",
         ),
     ],
     "leave out preserve_last=": [
@@ -232,23 +232,23 @@ ERRORS: Errors = {
             "s.safetensors is a spelling map, which has no weights",
         ),
     ],
-    "give the map as .safetensors; xtok events --for csd makes one": [
+    "pass the map as .safetensors, for example from xtok events --for csd": [
         (
             lambda: SpellingMap.load(tables("t.pt")),
-            "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
+            "t.pt contains a table for NeMo-RL, which xtok can write but not read",
         ),
     ],
-    "give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE": [
+    "write it as hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE": [
         (
             lambda: ProjectionMap.load("hf:owner/name"),
-            "hf:owner/name does not name a file of a repo on the hub",
+            "hf:owner/name does not name a file in a repo on the hub",
         ),
     ],
-    "write a local file, then share it: hf upload OWNER/NAME FILE": [
+    "write a local file, then upload it: hf upload OWNER/NAME FILE": [
         (
             lambda: TINY.save("hf:owner/name/map.safetensors"),
-            "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local "
-            "files only",
+            "the output hf:owner/name/map.safetensors is on the hub, but xtok only writes "
+            "local files",
         ),
     ],
     "move it, or choose another output name than t.pt": [

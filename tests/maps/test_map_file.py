@@ -162,7 +162,7 @@ def nemo(projection: ProjectionMap) -> dict[str, Any]:
 
 
 def test_rows_changed_by_another_tool_override_the_metadata(tmp_path: Path) -> None:
-    """NeMo-RL's tools copy the key that they do not know, with the kinds of the rows before."""
+    """NeMo-RL's tools copy xtok's key, which then contains the kinds of the earlier rows."""
     content = nemo(TINY)
     emptied, filled = 2, 5
     content["indices"][[emptied, filled]], content["likelihoods"][[emptied, filled]] = -1, 0.0
@@ -359,7 +359,7 @@ def test_preserve_last_decides_about_slots(tmp_path: Path, suffix: str) -> None:
     ]  # the slot of row 3 is in its place
     assert projection.reports[-1].counts == {"scale slots turned into entries": 2}
     assert projection.reports[-1].notes == (
-        "the scale slots are now ordinary entries; a cut may drop them",
+        "the scale slots are now ordinary entries, which cutting may drop",
     )
     assert [step["options"] for step in projection.history[1:]] == [{"preserve_last": False}]
     replace(projection, top_k=3, history=()).save(path)

@@ -114,7 +114,7 @@ def test_placeholder_log_probabilities_are_ignored(
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "neutral", "realized"])
 def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any) -> None:
-    """A server that writes 0.0 for it does not know it for certain."""
+    """A server that writes 0.0 for the first token does not mean that it is certain."""
     layout = "neutral" if kind == "realized" else kind
     plain, before = projected(layout, answer_of(row, layout))
     answer, token = answer_of(row, layout), row["input_ids"][0]
@@ -435,7 +435,7 @@ def test_padding_is_not_a_candidate(value: float, row: Row, projected: Any) -> N
 
 @pytest.mark.parametrize("name", ["true", *WRONG])
 def test_collator_refuses_impossible_rows(name: str) -> None:
-    """It knows no vocabulary, so 80 of 100 are enough; the rest is not told."""
+    """The collator has no vocabulary, so 80 of 100 candidates are enough, without a rest."""
     refused = 0
     for seed in range(100):
         rows = teacher_rows(seed)

@@ -1,4 +1,4 @@
-"""`xtok project` on a cluster of node processes, one of which is killed; needs the package ray."""
+"""Run `xtok project` on a cluster of node processes and kill one; requires the package ray."""
 
 from __future__ import annotations
 

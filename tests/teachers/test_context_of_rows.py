@@ -52,7 +52,7 @@ def predictions_of(row: Row) -> list[tuple[list[int], list[float], float | None]
 def test_predictions_after_a_context_equal_those_of_the_text(
     back: Pair, back_map: Path, tmp_path: Path
 ) -> None:
-    """They are those of a teacher that predicts the same at the same tokens, and reads no more."""
+    """A teacher without the context that predicts the same at the same tokens gives equal rows."""
     teacher = back.tokenizers[1]
     [bos] = teacher.table.roles["bos"]
     context, text = teacher.encode_batch([CONTEXT, TEXT])

@@ -100,7 +100,7 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_finished_parts_are_reused(
     run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
-    """The output has the same bytes as that of an uninterrupted run."""
+    """The output equals the output of an uninterrupted run, byte for byte."""
     notes: list[str] = []
     out = tmp_path / "out.parquet"
     assert run(out, note=notes.append).documents == 6
@@ -309,7 +309,7 @@ def test_other_files_in_the_folder_of_parts_stay(
 def test_a_file_of_another_program_stays(
     name: str, run: Run, cache_file: Path, tmp_path: Path
 ) -> None:
-    """Its name may be that of a part or a plan; if a run needs this name, it fails at once."""
+    """If the file has the name of a part or plan that a run needs, the run fails immediately."""
     folder, out = tmp_path / "out.parquet.checkpoint", tmp_path / "out.parquet"
     folder.mkdir()
     (folder / name).write_text('{"of": "my scheduler"}')
@@ -396,7 +396,7 @@ def test_a_second_run_with_the_same_output_is_an_error(
 
 
 def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> None:
-    """DistillKit's config: it is there from the start, and of all outputs beside it."""
+    """DistillKit's config exists from the start, and applies to all outputs in the folder."""
     folder = tmp_path / "made"
     ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"
 

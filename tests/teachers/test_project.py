@@ -1,4 +1,4 @@
-"""A teacher's predictions in the student's tokens, beside plain twins and all that can be."""
+"""Projected predictions equal plain implementations and exhaustive enumeration."""
 
 from __future__ import annotations
 

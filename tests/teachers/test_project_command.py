@@ -131,7 +131,7 @@ def test_the_map_is_built_once(
     (tmp_path / "file").touch()
     for folder in ("/proc/nowhere", str(tmp_path / "file")):
         said = projected("a3.parquet", folder)
-        assert f"is not kept: the cache folder {folder} is not writable" in said
+        assert f"is not cached: the cache folder {folder} is not writable" in said
         assert "XTOK_CACHE_DIR" in said
     assert len({(tmp_path / f"a{n}.parquet").read_bytes() for n in (1, 2, 3, 4)}) == 1
 
@@ -139,7 +139,7 @@ def test_the_map_is_built_once(
 def test_columns_that_json_lacks(
     cli: Cli, models: list[str], cache_file: Path, tmp_path: Path
 ) -> None:
-    """Are found before a map is built, and so before any part is made."""
+    """Unsupported columns are detected before a map is built or a part is made."""
     table = pyarrow.parquet.read_table(cache_file)
     for value in (datetime.date(2026, 1, 2), Decimal("1.5"), b"\xff", [{"at": datetime.time(1)}]):
         column = pyarrow.array([value] * len(table))
@@ -205,7 +205,7 @@ def test_row_groups_of_bounded_size(
 @pytest.mark.filterwarnings("ignore::Warning")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
 def test_trl_reads_the_lines(byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path) -> None:
-    """Of one tokenizer and equal logits nothing is left to learn; a row further there is.
+    """With one tokenizer and equal logits the loss is 0; with shifted rows it is not.
 
     `VLLMClient` asks a server of this machine, and `ServerDistillationTrainer` computes its loss.
     """

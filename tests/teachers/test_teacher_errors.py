@@ -139,7 +139,7 @@ ERRORS: Errors = {
     "store natural log-probabilities at temperature 1": [
         (
             lambda: cache_of(topk_ids=[[], [7], [99, 98]], realized_logprob=[None, -0.1, -1.0]),
-            "a.parquet, row 0, position 1: its candidates and its realized token sum to "
+            "a.parquet, row 0, position 1: the candidates and the realized token sum to "
             "1.511, expected at most 1",
         ),
     ],
@@ -161,7 +161,7 @@ ERRORS: Errors = {
                 topk_logprobs=[[], *[[-0.5]] * 40],
             ),
             "a.parquet, row 0: its rows are shifted by one: 98% of them list the next "
-            "token, but only 0% their own token",
+            "token, but only 0% list their own token",
         ),
     ],
     "create or download the cache again": [
@@ -216,7 +216,7 @@ ERRORS: Errors = {
             "has normalized=topk",
         ),
     ],
-    "write the cache as this version of xtok does": [
+    "write the cache with this version of xtok": [
         (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, expected e"),
         (
             lambda: cache_of({"convention": "N"}),
@@ -230,7 +230,7 @@ ERRORS: Errors = {
     "create or download the cache again, with its compression_config.yaml": [
         (
             lambda: compressed("d: 512\n"),
-            "compression_config.yaml: invalid config: d, k or exact_k is missing",
+            "compression_config.yaml: invalid config: the key d, k or exact_k is missing",
         ),
         (
             lambda: compressed(None),
@@ -240,7 +240,7 @@ ERRORS: Errors = {
     "give a cache that has rows": [
         (lambda: checked(file("a.parquet")), "a.parquet: the file is empty"),
     ],
-    "check the path and its permissions; fetch a damaged file again": [
+    "check the path and its permissions; if the file is damaged, download it again": [
         (lambda: checked(file("a.parquet", b"PAR1")), "the cache a.parquet cannot be read: …"),
         (
             lambda: checked(file("a.jsonl.gz", gzip.compress(b'{"prompt_logprobs": []}\n')[:-9])),
@@ -250,8 +250,8 @@ ERRORS: Errors = {
     "give one JSON object per line": [
         (lambda: checked(file("a.jsonl", "{\n")), "a.jsonl, line 1: not JSON: …"),
     ],
-    "give Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's "
-    "Parquet (input_ids, token_ids, top_values), or JSON lines of responses of vLLM "
+    "use Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's "
+    "Parquet (input_ids, token_ids, top_values), or JSON lines with responses of vLLM "
     "(prompt_logprobs) or SGLang (meta_info)": [
         (
             lambda: open_cache(Path(file("a.jsonl", '{"prompt_logprobs": []}\n')), "neutral"),
@@ -388,7 +388,7 @@ ERRORS: Errors = {
                     ),
                 )
             ),
-            "forth.safetensors: the map leads from bytes → small.model, expected "
+            "forth.safetensors: the map is for bytes → small.model, expected "
             "small.model → bytes (teacher → student)",
         ),
     ],

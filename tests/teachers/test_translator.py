@@ -1,4 +1,4 @@
-"""What `serve` makes of a teacher's answer: a value for each token, and the teacher's sums."""
+"""`serve` returns a value for each token, and preserves the teacher's sums."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_control_token_without_a_counterpart() -> None:
     ],
 )  # fmt: skip
 def test_each_control_token(load_real: Load, student: str, teacher: str) -> None:
-    """Also ids that stand for nothing."""
+    """Includes ids without text."""
     pair = xtok.load_pair(load_real(student), load_real(teacher))
     table = pair.tables[0]
     ids = np.flatnonzero(table.lengths == 0).tolist()
@@ -133,7 +133,7 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     [("mistral-v1.model", "qwen.tiktoken"), ("mistral-v3.model", "claude-2")],
 )
 def test_each_token(load_real: Load, student: str, teacher: str) -> None:
-    """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
+    """All ids in order, after a word. All pairs of fetched tokenizers were checked manually."""
     pair = xtok.load_pair(load_real(student), load_real(teacher))
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
     translating, num_ids = translator(pair), len(pair.tables[0])

@@ -119,7 +119,7 @@ class Kept:
         return parts_recipe(pair, (), "", ProjectConfig())["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
-        """Whether it gives other ids; then nothing may be kept, else it may be either way."""
+        """Whether the tokenizer gives other ids. If it does, no cached result may be reused."""
         if ids_of(changed) == self.ids:
             return False
         recipe = make_recipe(BuildConfig())
@@ -209,7 +209,7 @@ def test_get_map_notes_why_it_rebuilds(small: Path, digits: Tokenizer, tmp_path:
     replace(kept, **sides).save(path)
     assert definitions() == {"student definition": "skipped", "teacher definition": "skipped"}
     [replaced] = asked_again()
-    assert "an earlier version made it" in replaced
+    assert "an earlier version wrote it" in replaced
 
 
 def changes_of_sentencepiece() -> Iterator[Change]:

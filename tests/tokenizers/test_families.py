@@ -88,7 +88,7 @@ def test_a_rank_file_with_an_empty_token(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "config", "hint"),
     [
-        ("t5", {"tokenizer_class": "ByT5Tokenizer"}, "give bytes"),
+        ("t5", {"tokenizer_class": "ByT5Tokenizer"}, "use bytes"),
         ("canine", {"model_max_length": 2048}, "code points"),
         ("gpt2", {}, "save_pretrained"),
     ],

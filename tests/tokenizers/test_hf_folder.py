@@ -324,7 +324,7 @@ def test_versions_of_transformers(
 
 
 def test_mistral_with_its_own_library(small: Path, tmp_path: Path) -> None:
-    """A stub stands for mistral-common, which AutoTokenizer would take for tekken.json."""
+    """A stub replaces mistral-common, which AutoTokenizer would use for tekken.json."""
     (tmp_path / "mistral_common").mkdir()
     (tmp_path / "mistral_common" / "__init__.py").write_text("")
     metadata = tmp_path / "mistral_common-1.13.1.dist-info"

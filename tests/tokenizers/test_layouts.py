@@ -256,14 +256,14 @@ def test_doctor_reports_files_that_the_library_reads_differently(
         tokenizer.encode(text).ids.tolist() != load_tokenizer(single_file).encode(text).ids.tolist()
     )
     [note] = backend_notes(folder)
-    assert note.startswith("tokenizer.json alone gives other ids for ")
+    assert note.startswith("tokenizer.json alone returns other ids for ")
     assert not backend_notes(small / "small-digits")
 
 
 def test_doctor_compares_folders_with_their_file(write: Write) -> None:
     for name, file in {"xlm-r": "sentencepiece.bpe.model", "legacy": "tokenizer.model"}.items():
         [note] = backend_notes(write(name, name))
-        assert note.startswith(f"{file} alone gives other ids for ")
+        assert note.startswith(f"{file} alone returns other ids for ")
 
 
 def test_added_tokens_that_a_normalizer_makes_the_same_are_noted(

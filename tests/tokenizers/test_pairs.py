@@ -51,7 +51,7 @@ def test_load_pair_returns_a_pair_and_rejects_a_single_model(digits: Tokenizer) 
     assert xtok.load_pair(pair) is pair
     for wrong in ((digits,), (pair, digits)):
         for function in (xtok.load_pair, xtok.build, xtok.events):
-            with pytest.raises(TypeError, match="give two models"):
+            with pytest.raises(TypeError, match="pass two models"):
                 function(*wrong)
     with pytest.raises(ValueError, match="event-kl does not use a projection map"):
         xtok.build(pair, for_loss="event-kl")  # type: ignore[arg-type]

@@ -28,10 +28,10 @@ def class_of(name: str, tokenizer_class: str, source: str = "small.model") -> st
 
 
 ERRORS: Errors = {
-    "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B": [
+    "pass the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B": [
         (lambda: load_tokenizer("./none"), "no such file or folder: ./none"),
     ],
-    "check the path; for a repo on the hub, give hf:none.model": [
+    "check the path; for a repo on the hub, pass hf:none.model": [
         (lambda: load_tokenizer("none.model"), "no such file or folder: none.model"),
     ],
     "check the spelling; to download the repo on a machine with a network: hf download "
@@ -42,17 +42,17 @@ ERRORS: Errors = {
             "offline",
         ),
     ],
-    "give a repo id, a folder, or a file": [
-        (lambda: load_tokenizer(""), "the model's name is empty"),
+    "pass a repo id, a folder or a file": [
+        (lambda: load_tokenizer(""), "the model name is empty"),
     ],
-    "give the repo id, such as Qwen/Qwen3-4B": [
+    "pass the repo id, such as Qwen/Qwen3-4B": [
         (
             lambda: load_tokenizer("https://huggingface.co/Qwen/Qwen3-4B/tree/main"),
             "URLs are not supported: https://huggingface.co/Qwen/Qwen3-4B/tree/main",
         ),
     ],
-    "the prefixes are hf:, tekken:, tiktoken:, spm:, bytes:, null:; for a file name with a "
-    "colon, give ./spam:eggs": [
+    "use one of the prefixes hf:, tekken:, tiktoken:, spm:, bytes:, null:; for a file name with a "
+    "colon, pass ./spam:eggs": [
         (lambda: load_tokenizer("spam:eggs"), "spam: is not a tokenizer prefix"),
     ],
     "check the path and its permissions": [
@@ -61,7 +61,7 @@ ERRORS: Errors = {
             "~nobody-at-all/a.model cannot be opened: …",
         ),
     ],
-    "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or give the "
+    "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or pass the "
     "path of the .model or .tiktoken file": [
         (
             lambda: load_tokenizer(create("empty", os.mkdir)),
@@ -83,10 +83,10 @@ ERRORS: Errors = {
             "a.model is a Git LFS pointer, and the file itself is missing",
         ),
     ],
-    "give the repo or folder of the original model": [
+    "use the repo or folder of the original model": [
         (
             lambda: load_tokenizer(file("a.gguf", b"GGUF\3\0\0\0" + bytes(64))),
-            "a.gguf is a .gguf file, which is unsupported",
+            "a.gguf is a .gguf file, which xtok does not support",
         ),
     ],
     "add its --tiktoken-pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'": [
@@ -167,7 +167,7 @@ ERRORS: Errors = {
             "tekken.json is not a tekken file: KeyError('config')",
         ),
     ],
-    "give bytes; for more than 256 ids, add vocab_size=": [
+    "use bytes; for more than 256 ids, add vocab_size=": [
         (lambda: load_tokenizer("bytes:1"), "bytes:1 is not a tokenizer: bytes takes no argument"),
     ],
     "set the width of the model's logits with vocab_size=": [
@@ -187,13 +187,13 @@ ERRORS: Errors = {
             "small-byte-level is already loaded with 1280 ids",
         ),
     ],
-    "give a number, as in null:32000; null means null:131072": [
+    "use a number, as in null:32000; null means null:131072": [
         (
             lambda: load_tokenizer("null:none"),
             "null:none is not a tokenizer: none is not a number in 1..16777216",
         ),
     ],
-    "give numbers, as in '5 17 3'": [
+    "pass numbers, as in '5 17 3'": [
         (
             lambda: load_tokenizer("null:100").encode("5 100"),
             "null cannot encode '5 100', expected ids below 100",
@@ -211,13 +211,15 @@ ERRORS: Errors = {
             "model has no decoder, so the bytes of its tokens are unknown",
         ),
     ],
-    "remove the token from the text: the model cannot read it": [
+    "remove the token from the text, because the model cannot read it": [
         (
             lambda: load_tokenizer(folder("config", vocab_size=798)).encode("a <think> b"),
-            "the text 'a <think> b' has the token '<think>' (id 799), but model has only 798 rows",
+            "the text 'a <think> b' contains the token '<think>' (id 799), but model has "
+            "only 798 rows",
         ),
     ],
-    "set tokenizer_class in its tokenizer_config.json, or give the file: other/spiece.model": [
+    "set tokenizer_class in its tokenizer_config.json, or pass the path of the file: "
+    "other/spiece.model": [
         (
             lambda: load_tokenizer(class_of("spiece.model", "LlamaTokenizer")),
             "AutoTokenizer does not read spiece.model in other: 997 of its 1,000 tokens are "
@@ -245,14 +247,14 @@ ERRORS: Errors = {
             "model/generation_config.json: eos_token_id is True, expected token ids",
         ),
     ],
-    "review the code, then allow it with trust_remote_code=; or give the path of its "
+    "review the code, then allow it with trust_remote_code=; or pass the path of its "
     "tokenizer.json, if it exists": [
         (
             lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
             "model requires custom tokenizer code",
         ),
     ],
-    "give the path of a single file, such as words/tekken.json": [
+    "pass the path of a single file, such as words/tekken.json": [
         (
             lambda: load_tokenizer(Path(file("words/a.model", file("words/tekken.json"))).parent),
             "words has several tokenizers, but no config.json: a.model, tekken.json",
@@ -276,10 +278,10 @@ ERRORS: Errors = {
             "the name of the special token 0 has 1,025 bytes, expected at most 1,024",
         ),
     ],
-    "write the whole pair or the character": [
+    "write both surrogates of the pair, or the character itself": [
         (
             lambda: load_tokenizer("bytes").encode_batch(["ok", "a\ud83d"]),
-            "text 1, 'a\\ud83d': '\\ud83d' is half of a surrogate pair, expected valid Unicode",
+            "text 1, 'a\\ud83d', contains the unpaired surrogate '\\ud83d', expected valid Unicode",
         ),
     ],
 }

@@ -218,7 +218,7 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
         *((prefix + "a" * 5_000, TOO_LONG) for prefix in ("", "hf:", "spm:")),
         *((prefix + "~no-such-user/a.model", "~no-such-user/a.model cannot be opened: ")
           for prefix in ("", "hf:", "spm:")),
-        ("hf:", "the model's name is empty"), ("/dev/zero", "has no tokenizer.json"),
+        ("hf:", "the model name is empty"), ("/dev/zero", "has no tokenizer.json"),
         ("hf:SMALL/small.model", "has no tokenizer.json"),
         ("MEGATRON", "is a Megatron vocabulary"),
         ("tiktoken:SMALL/small.model@x", "expected a base64 token"),

@@ -93,7 +93,7 @@ def step(
     models: list[Any], batches: list[dict[str, Any]], objective: Objective, totals: Tensor,
     world: int, *, hidden: bool = True,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """Return the loss, and the gradients, of batches whose share is of all terms."""
+    """Return the loss and the gradients of batches, as shares of all terms."""
     student, *teachers = models
     value, heads = torch.zeros(()), None
     for batch in batches:
@@ -121,7 +121,7 @@ def batches_of(pair: Pair, rows: list[list[str]]) -> list[dict[str, Any]]:
 
 
 def main(teacher: str, output: str, *cases: str) -> None:
-    """Run a rank's part of the texts, in two batches; rank 0 saves what all have, case by case."""
+    """Run a rank's part of the texts in two batches; rank 0 saves the results of all ranks."""
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""alm beside its plain twin and hand-made values; gradients; a teacher's log-probabilities."""
+"""`alm` equals a plain implementation and manual values; gradients; log-probabilities."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_rows_without_a_chunk() -> None:
             "student's targets .* -100, expected",
         ),
         ({"teacher_logprobs": torch.zeros(3, 4)}, r"the teacher's logits are \[3, 4, 1\]"),
-        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs contain nan at"),
-        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs contain 0.5 at"),
+        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs contains nan at"),
+        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs contains 0.5 at"),
         ({"teacher_logits": torch.full((3, 5, 13), torch.nan)}, "the teacher's logits are nan at"),
         ({"student_logits": torch.full((3, 6, 10), torch.inf)}, "the student's logits are inf at"),
     ],

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:Us
 
 
 class Knowing(nn.Module):
-    """A teacher that knows which token follows which in a batch, by bigrams."""
+    """A teacher that predicts the next tokens of a batch from bigrams."""
 
     def __init__(self, width: int, batch: Any, *, shift: int = 1) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ def second_bos(bench: Bench) -> None:
 
 
 def another_bos(bench: Bench) -> None:
-    """A tokenizer whose bos is its eos, beside AutoTokenizer's."""
+    """A tokenizer that uses its eos as bos, unlike AutoTokenizer."""
     teacher = copy.copy(bench.collate.teachers[0])
     teacher.declared = {**teacher.declared, "bos": teacher.declared["eos"]}
     bench.collate.teachers = [teacher]
@@ -310,7 +310,7 @@ def knows_other_ids(bench: Bench) -> None:
 
 
 def not_loaded(bench: Bench) -> None:
-    """A teacher of random weights, for a student that knows the text."""
+    """A teacher with random weights, for a student that predicts the text."""
     width = bench.collate.student.vocabulary.vocab_size
     bench.student = Knowing(width, bench.batch)
     bench.teacher = tiny_model(1200, seed=1, sharp=0.5).eval()
@@ -447,15 +447,15 @@ def far_behind(bench: Bench) -> None:
 
 Student, Teacher = (lambda bench: bench.batch), (lambda bench: bench.side)
 FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
-    "scaled logits": (wrapped(scaled_logits), "the student's own loss, of"),
-    "capped logits": (wrapped(capped_logits), "the student's own loss, of"),
-    "shifted logits": (wrapped(shifted_logits), "the student's own loss, of"),
+    "scaled logits": (wrapped(scaled_logits), "the student's loss from"),
+    "capped logits": (wrapped(capped_logits), "the student's loss from"),
+    "shifted logits": (wrapped(shifted_logits), "the student's loss from"),
     "no number": (wrapped(no_number), "its cross-entropy is nan"),
-    "a loss halved": (wrapped(loss_of(lambda loss: loss / 2)), "the student's own loss, of"),
-    "a loss summed": (wrapped(loss_of(lambda loss: loss * 30)), "the student's own loss, of"),
-    "a loss more": (wrapped(loss_of(lambda loss: loss + 0.1)), "the student's own loss, of"),
+    "a loss halved": (wrapped(loss_of(lambda loss: loss / 2)), "the student's loss from"),
+    "a loss summed": (wrapped(loss_of(lambda loss: loss * 30)), "the student's loss from"),
+    "a loss more": (wrapped(loss_of(lambda loss: loss + 0.1)), "the student's loss from"),
     "a loss of no number": (wrapped(loss_of(lambda x: x * math.nan)), "labels=…), is nan"),
-    "a router that is not returned": (unknown_router, "the student's own loss, of"),
+    "a router that is not returned": (unknown_router, "the student's loss from"),
     "an unused module": (unused_module, "2 of 14 trainable tensors of the student get no gradient"),
     "a detached embedding": (detached_embedding, "no gradient: model.embed_tokens.weight"),
     "nothing trained": (nothing_trained, "no parameter of the student is trained"),
@@ -478,11 +478,11 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "a teacher in training mode": (in_training_mode, "is in training mode"),
     "a teacher's dropout left on": (with_dropout, "is in training mode"),
     "dropout without a mode": (dropout_without_a_mode, "two results"),
-    "a teacher of other ids": (knows_other_ids, "nats per token, and a uniform guess"),
-    "a teacher of no weights": (not_loaded, "nats per token, and a uniform guess"),
-    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token after"),
-    "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the token before"),
-    "a teacher of the next but one": (positions_apart, "the token after"),
+    "a teacher of other ids": (knows_other_ids, "nats per token, a uniform distribution"),
+    "a teacher of no weights": (not_loaded, "nats per token, a uniform distribution"),
+    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the tokens after"),
+    "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the tokens before"),
+    "a teacher of the next but one": (positions_apart, "the tokens after"),
     "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "needs nan nats per"),
     "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "the teacher needs"),
     "few chunks": (no_chunks, "targets are in a chunk with the teacher"),
@@ -500,8 +500,8 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "two bos tokens on policy": (two_bos_on_policy, "2 of 2 rows of the student begin with two"),
     "no_grad": (no_grad, "12 of 12 trainable tensors of the student get no gradient"),
     "inference_mode": (inference_mode, "12 of 12 trainable tensors of the student get no gradient"),
-    "worse than a uniform guess": (moved_ids, "nats per token, and a uniform guess"),
-    "a teacher far behind": (far_behind, "this teacher will probably cost quality"),
+    "worse than a uniform distribution": (moved_ids, "nats per token, a uniform distribution"),
+    "a teacher far behind": (far_behind, "this teacher will probably reduce quality"),
     "bos in no chunk": (bos_in_no_chunk, "bos tokens are in a chunk"),
 }  # fmt: skip
 
@@ -564,10 +564,10 @@ def test_gradients_of_a_reentrant_checkpoint_are_not_determined(bench: Bench) ->
     )
     audited = bench.audit()
     assert audited.messages("skipped") == [
-        "which parameters get a gradient (checkpointing hides them)"
+        "which parameters receive a gradient (checkpointing hides them)"
     ]
     assert audited.differences == []
-    assert "not determined: which parameters get a gradient" in audited.line
+    assert "not determined: which parameters receive a gradient" in audited.line
 
 
 # Without a fault
@@ -623,7 +623,7 @@ def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
     on_policy(bench, first_target=0, num_bos=0)
     audited = bench.audit()
     assert audited.differences == []
-    assert audited.messages("skipped") == ["ids and masks (the batch has no texts)"]
+    assert audited.messages("skipped") == ["ids and masks (the batch contains no texts)"]
 
 
 def test_a_teacher_slightly_worse_than_the_student_is_noted(bench: Bench) -> None:
@@ -634,8 +634,8 @@ def test_a_teacher_slightly_worse_than_the_student_is_noted(bench: Bench) -> Non
     assert audited.differences == []
     [note] = audited.messages("note")
     assert note.endswith(
-        "this teacher will probably cost quality; train on text alone, or with a teacher that "
-        "predicts this text better"
+        "this teacher will probably reduce quality; train without a teacher, or with a teacher "
+        "that predicts this text better"
     )
 
 
@@ -708,7 +708,7 @@ def test_the_audit_accepts_every_template(name: str, small: Path, tmp_path: Path
 
 @pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])
 def test_loss_is_0_for_equal_models(loss: LossName, byte_level: Tokenizer) -> None:
-    """With what xtok makes of a tokenizer beside itself; unused ids have no row in a map."""
+    """With the maps of a tokenizer with itself; unused ids have no row in a map."""
     side = byte_level.at_width(byte_level.vocabulary.tokenizer_vocab_size or 0)
     collate = DistillationCollator(side, side)
     batch = prepare(collate(TEXTS))

@@ -234,7 +234,7 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
 
 
 def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="a batch needs samples"):
+    with pytest.raises(ValueError, match="a batch needs at least one sample"):
         collator([])
     for sample, problem in (
         (3, "sample 1: int is neither"),
@@ -308,19 +308,22 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
         (top([[6], [7], [8]], [[-1.0]] * 3), "row 0 must be empty"),
         (
             top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]),
-            "token 1: the candidate 6 occurs twice",
+            "token 1 are invalid: the candidate 6 occurs twice",
         ),
         ({"topk_logprobs": [[], [0.25], [-0.5]]}, "0.25"),
         ({"topk_logprobs": [[], [float("nan")], [-0.5]]}, "nan"),
         (
             top([[], [6, 7], [8]], [[], [-0.1, -0.1], [-1.0]]),
-            "token 1: its probabilities.* sum to 2.03",
+            "token 1 are invalid: its probabilities.* sum to 2.03",
         ),
         (
             top([[], [6, 2**32], [8]], [[], [-1.0] * 2, [-1.0]]),
-            "token 1: the id 4294967296 is outside",
+            "token 1 are invalid: the id 4294967296 is outside",
         ),
-        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "token 1: the id -2 is outside"),
+        (
+            top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]),
+            "token 1 are invalid: the id -2 is outside",
+        ),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
             "topk_ids has 100000000000000000000",
@@ -335,14 +338,14 @@ def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
 
 
 def test_bad_batches_of_stored_predictions() -> None:
-    with pytest.raises(ValueError, match="a batch needs samples"):
+    with pytest.raises(ValueError, match="a batch needs at least one sample"):
         TopKCollator()([])
     with pytest.raises(ValueError, match="max_length is -1"):
         TopKCollator(max_length=-1)
 
 
 def test_placeholders_of_predictions_are_not_stored() -> None:
-    """What stands for −∞, an id of −1, and a first token as if it were certain."""
+    """Values for −∞, an id of −1, and a first token with probability 1."""
     row = STORED[1] | {
         "topk_ids": [[5], [6, 3, 4, -1, -1], [7]],
         "topk_logprobs": [[0.0], [-0.25, -9999.0, None, -0.5, -0.5], [-9999.0]],

@@ -1,4 +1,4 @@
-"""csd beside its plain twin and hand-made values; the index; bad input."""
+"""`csd` equals a plain implementation and manual values; the index; invalid input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from xtok.training.losses.csd import count_completed
 
 
 def starting(aligned: Any) -> Chunks:
-    """The chunks whose first token both sides predict."""
+    """Return the chunks for which both sides predict the first token."""
     return number_chunks(aligned, (False, True))
 
 
@@ -69,7 +69,7 @@ def test_loss_matches_the_plain_twin(options: dict[str, Any]) -> None:
 
 
 def test_values_by_hand() -> None:
-    """1:2 with the prefix 0: the student's tokens 4, 5 and 6 beside the teacher's 2, 1 and 3."""
+    """1:2 with the prefix 0: student tokens 4, 5 and 6, and teacher tokens 2, 1 and 3."""
     student = torch.full((1, 1, V_S), -torch.inf)
     student[0, 0, [4, 5, 6, 7]] = torch.tensor([2.0, 2.0, 4.0, 8.0]).log()
     teacher = torch.full((1, 2, V_T), -torch.inf)
@@ -102,7 +102,7 @@ def test_tokens_with_equal_spellings_share_the_lowest_id() -> None:
 
 
 def test_a_map_without_completions() -> None:
-    """Bytes and bytes: every chunk of several tokens is what the text says, or does not count."""
+    """With `bytes` on both sides, chunks with several tokens have no completions."""
     index = spelling_index(spelling_map([[0], [1]], [[0], [1]]))
     student, teacher, targets, aligned = csd_batch([[([0], [0]), ([1], [1, 0]), ([0, 0], [1, 1])]])
     loss = csd(student, teacher, index, targets, aligned)
@@ -168,7 +168,7 @@ ALPHABET = "aab é日12"
 
 @st.composite
 def merged(draw: st.DrawFn) -> list[bytes]:
-    """Tokens of several bytes, each made of two before it: of parts of characters, too."""
+    """Tokens of several bytes, each merged from two earlier tokens, also inside characters."""
     tokens = [bytes([b]) for b in sorted({*ALPHABET.encode()})]
     for _ in range(draw(st.integers(0, 10))):
         left, right = (draw(st.sampled_from(tokens)) for _ in range(2))
@@ -288,7 +288,7 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
     student, teacher, targets, aligned = csd_batch([[([V_S], [2])]], wider=1)
     with pytest.raises(ValueError, match=f"targets in a chunk contain {V_S}, .* 0..9"):
         csd(student, teacher, INDEX, targets, aligned)
-    with pytest.raises(XtokError, match="7 wide"):
+    with pytest.raises(XtokError, match="width 7"):
         csd(student, teacher[..., :7], INDEX, targets, aligned)
 
 
@@ -300,7 +300,7 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
         ({"jsd_beta": 1}, "jsd_beta is 1,"),
         ({"jsd_beta": "a"}, "jsd_beta is 'a'"),
         ({"jsd_beta": True}, "jsd_beta is True"),
-        ({"jsd_beta": 0.5, "reverse_kl": True}, "must be None with reverse_kl"),
+        ({"jsd_beta": 0.5, "reverse_kl": True}, "expected None with reverse_kl"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
@@ -317,7 +317,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
     [(([4], [0, 2]), 3), (([7], [1, 3, 3]), 2), (([2, 3], [4]), 2), (([0, 0], [3]), 1)],
 )
 def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) -> None:
-    """One to many and many to one, beside the formulas of the paper over the whole vocabulary."""
+    """One-to-many and many-to-one chunks equal the paper's formulas over the whole vocabulary."""
     student, teacher, targets, aligned = csd_batch([[chunk]], seed=6)
     loss = csd(student, teacher, INDEX, targets, aligned)
     own, other = chunk

@@ -1,4 +1,4 @@
-"""float16: gradients train as those of whole logits, whatever the factor of a GradScaler."""
+"""In float16, gradients equal those of whole logits for any factor of a GradScaler."""
 
 from __future__ import annotations
 

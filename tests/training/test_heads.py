@@ -1,4 +1,4 @@
-"""Hidden states and heads of models: the loss and all gradients are those of whole logits."""
+"""With hidden states and heads, the loss and all gradients equal those of whole logits."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_adapters_of_peft(pair: Pair) -> None:
 
 
 class Twisted(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    """A model whose logits are its head's and something more that no configuration names."""
+    """A model that adds a term to its head's logits that no configuration names."""
 
     def forward(self, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
         outputs = super().forward(*args, logits_to_keep=logits_to_keep, **kwargs)
@@ -291,7 +291,7 @@ def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) 
 
 @pytest.fixture
 def one_process() -> Iterator[None]:
-    """This process as a group of its own."""
+    """Initialize a process group that consists of this process."""
     store = torch._C._distributed_c10d.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -340,7 +340,7 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
 
 
 def test_on_a_gpu(pair: Pair) -> None:
-    """Nothing of a step is on two devices, and results are the CPU's."""
+    """A step uses one device, and its results equal those on the CPU."""
 
     def step(device: torch.device | str) -> tuple[list[float], dict[str, Tensor]]:
         models = [

@@ -1,4 +1,4 @@
-"""Losses from hidden states and a head beside those from logits: value and all gradients."""
+"""Losses from hidden states and a head equal losses from logits, with all gradients."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_gradients_in_bfloat16_are_as_exact_as_those_of_logits(kind: str, limit:
 
 
 def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
-    """Weights are of each loss; a block of the student's logits is made once for all of them."""
+    """Each loss has a weight, and all losses share each block of the student's logits."""
     aligned, index = large()
     generator = torch.Generator().manual_seed(5)
     own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=generator)

@@ -1,4 +1,4 @@
-"""A teacher's log-probabilities of its own tokens, as `alm` takes them in place of its logits."""
+"""`alm` with a teacher's log-probabilities of its own tokens instead of its logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def collator(pair: Pair) -> DistillationCollator:
 
 
 def stored_rows(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
-    """What a cache has of each row."""
+    """Return the columns of a cache for each row."""
     rows = []
     for ids, mask, log_p in zip(side["input_ids"], side["attention_mask"], log_q, strict=True):
         own = ids[mask != 0]

@@ -454,7 +454,7 @@ def test_same_tokenizer_kl() -> None:
     assert float(reversed_kl.detach()) == pytest.approx(
         0.5 * log(0.5 / 0.75) + 0.5 * log(2), abs=1e-6
     )
-    with pytest.raises(ValueError, match=r"mask \[1, 3\] must agree"):
+    with pytest.raises(ValueError, match=r"mask \[1, 3\] differ"):
         same_tokenizer_kl(student, teacher, torch.ones(1, 3))
 
 

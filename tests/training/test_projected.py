@@ -1,4 +1,4 @@
-"""A running teacher, projected along the path, beside the same predictions stored and projected."""
+"""A running teacher, projected along the path, equals its stored and projected predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def logits_for(side: dict[str, Any], width: int, seed: int = 0) -> Tensor:
 def inputs_of(
     student: Tokenizer, teacher: Tokenizer, top_k: int
 ) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
-    """What projects, a batch, and the teacher's logits on it."""
+    """Return the projector, a batch, and the teacher's logits on the batch."""
     back_map = xtok.build(teacher, student, BACK_MAP)
     projected_teacher = ProjectedTeacher(
         xtok.load_pair(student, teacher), back_map, top_k=top_k, num_threads=1

@@ -86,7 +86,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
         usual_chunk = collator([TEXT])["teachers"][0]["alignment"].teacher_chunk_id[0]
         assert chunk.tolist() == [*usual_chunk[:1], *[-1] * len(kept), *usual_chunk[1:]]
         notes = [str(w.message) for w in said]
-        assert any("cuts the additional" in note for note in notes) == (room < len(context))
+        assert any("the additional text" in note for note in notes) == (room < len(context))
         assert any("sample 0 (to nothing)" in note for note in notes) == (room <= 0)
 
 
@@ -94,7 +94,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
 def test_teacher_fields_that_are_not_used_are_noted(
     digits: Tokenizer, byte_level: Tokenizer, name: str
 ) -> None:
-    """What `project` reads of a row, a collator does not."""
+    """A collator ignores the fields that only `project` reads."""
     collator = DistillationCollator(digits, byte_level)
     with pytest.warns(UserWarning, match=f"the key '?{name}"):
         collator([{"text": TEXT, name: TEXT}])
@@ -178,7 +178,7 @@ def in_chunks(ids: list[int], chunk: list[int]) -> list[tuple[int, int]]:
 def test_only_the_answers_are_compared(
     family: Callable[[str], Tokenizer], digits: Tokenizer, name: str, way: str
 ) -> None:
-    """Of two teachers one reads more: its own ids, and chunks and targets as the other's."""
+    """One of two teachers reads more. Its ids differ, but its chunks and targets are equal."""
     teacher = family(name)
     collator = DistillationCollator(digits, [teacher, teacher], student_template="plain")
     batch = collator([{"messages": CHAT, "teacher_messages": [WAYS[way], None]}, CHAT[:2]])

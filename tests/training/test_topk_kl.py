@@ -1,4 +1,4 @@
-"""`topk_kl` beside its plain twin, the full KL, and TRL's own loss; stored rows as batches."""
+"""`topk_kl` equals a plain implementation, the full KL, and TRL's loss; stored rows."""
 
 from __future__ import annotations
 

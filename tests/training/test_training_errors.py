@@ -84,13 +84,13 @@ ERRORS: Errors = {
             "bytes has no chat template",
         ),
     ],
-    "give one of these with init=": [
+    "pass one of these values with init=": [
         (
             lambda: transplanted(init="bytes"),
-            "init is bytes, expected pieces, mean or the path of a map",
+            "init is bytes, expected pieces, mean or the path of an existing map",
         ),
     ],
-    "give a model with a safetensors checkpoint; save_pretrained writes one": [
+    "use a model with a safetensors checkpoint, which save_pretrained writes": [
         (
             lambda: xtok.transplant("small/small-digits", "small/small-byte-level", "new"),
             "small/small-digits has no model.safetensors",
@@ -102,7 +102,7 @@ ERRORS: Errors = {
             "small.model is a tokenizer file without weights",
         ),
     ],
-    "give a folder or repo with a tokenizer.json": [
+    "use a folder or repo with a tokenizer.json": [
         (
             lambda: transplanted("small/small.model"),
             "Transformers cannot load the tokenizer small.model",
@@ -133,23 +133,23 @@ ERRORS: Errors = {
             "Unrecognized model identifier: none. Should contain one of …",
         ),
     ],
-    "give a model for text alone, with one input-embedding layer": [
+    "use a text-only model with one input-embedding layer": [
         (
             lambda: transplanted(model_type="gemma3", text_config={"num_hidden_layers": 1}),
-            "model is a gemma3 model, which takes more than text: unsupported",
+            "model is a gemma3 model, which also takes other input than text; unsupported",
         ),
         (
             lambda: transplanted(model_type="gemma3n_text", hidden_size=8),
-            "model is a gemma3n_text model, which has embeddings in each layer: unsupported",
+            "model is a gemma3n_text model, which has embeddings in each layer; unsupported",
         ),
     ],
     "name a folder": [
         (lambda: transplanted(output=file("new")), "the output new is a file, expected a folder"),
     ],
-    "name a new folder, or delete this one first": [
+    "choose a new folder, or delete this folder first": [
         (
             lambda: transplanted(output=Path(file("new/a.txt")).parent),
-            "the output folder new contains a.txt, which xtok did not write or which changed since",
+            "the output folder new contains a.txt, which is not an unchanged output of xtok",
         ),
     ],
     "give a path in a folder": [
@@ -174,12 +174,12 @@ ERRORS: Errors = {
         (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher"),
         (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions"),
     ],
-    "use event-kl, with the output of `xtok events STUDENT TEACHER`": [
+    "use the loss event-kl, with the output of `xtok events STUDENT TEACHER`": [
         (
             lambda: make_objective(
                 [xtok.load_pair("bytes", "small/small-digits")], "same-tokenizer"
             ),
-            "same-tokenizer needs one tokenizer, but bytes and small-digits have different ones",
+            "same-tokenizer needs equal tokenizers, but those of bytes and small-digits differ",
         ),
     ],
     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "
@@ -188,7 +188,7 @@ ERRORS: Errors = {
             lambda: make_objective(
                 [bytes_pair()], "p-kl", ProjectionModule(bytes_map(), learnable=True)
             ),
-            "the map is learnable, but a trainer optimizes only its model",
+            "the map is learnable, but a trainer optimizes only the model",
         ),
     ],
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
@@ -203,7 +203,7 @@ ERRORS: Errors = {
             "at column 1",
         ),
     ],
-    "use a text, or a list with an item per teacher; null stands for the student's": [
+    "use a text, or a list with one item per teacher; null uses the student's value": [
         (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is not a text"),
         (
             lambda: collated(text="a", teacher_context=["b"]),
@@ -213,16 +213,16 @@ ERRORS: Errors = {
     "use teacher_messages instead": [
         (
             lambda: collated(messages=TURNS, teacher_context="b"),
-            "sample 0: teacher_context is not used together with messages",
+            "sample 0: teacher_context has no effect together with messages",
         ),
     ],
     "use teacher_context instead": [
         (
             lambda: collated(text="a", teacher_messages=TURNS),
-            "sample 0: teacher_messages is not used together with text",
+            "sample 0: teacher_messages has no effect together with text",
         ),
     ],
-    "use the same answers in the same order on both sides; the rest may differ": [
+    "use the same answers in the same order on both sides; other messages may differ": [
         (
             lambda: collated(
                 messages=TURNS, teacher_messages=[QUESTION, {**ANSWER, "content": "yä"}]
@@ -232,10 +232,10 @@ ERRORS: Errors = {
         ),
         (
             lambda: collated(messages=TURNS, teacher_messages=[QUESTION]),
-            "sample 0: messages have 1 answers, but teacher_messages have 0",
+            "sample 0: messages contains 1 answers, but teacher_messages contains 0",
         ),
     ],
-    'a message is an object such as {"role": "user", "content": "Hello"}': [
+    'write each message as an object such as {"role": "user", "content": "Hello"}': [
         (
             lambda: collated(messages=TURNS, teacher_messages=[{"content": "x"}]),
             "sample 0: teacher_messages: message 0 has no role",
@@ -258,10 +258,10 @@ ERRORS: Errors = {
             "final_logit_softcapping, logits_soft_cap)",
         ),
     ],
-    "use a map for this student, or build it 5 wide with vocab_size=": [
+    "use a map for this student, or build it with width 5: vocab_size=": [
         (
             lambda: ProjectionModule(bytes_map())(torch.zeros(1, 1, 5)),
-            "the student's logits are 5 wide, expected at least 256 (the map's width)",
+            "the student's logits have width 5, expected at least 256 (the map's width)",
         ),
     ],
     "load or convert the map with teacher_vocab_size=": [

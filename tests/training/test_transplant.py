@@ -77,7 +77,7 @@ def new(small: Path) -> Path:
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """Load a folder as its users do; every weight must come from the checkpoint."""
+    """Load a folder with Transformers, and require all weights to come from the checkpoint."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -213,7 +213,7 @@ def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -
 
 
 def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
-    """Shared tokens are copied all the same; scale slots do not count."""
+    """Shared tokens are copied even if a map is given. Scale slots are ignored."""
     pair = xtok.load_pair(new, model)
     projection = xtok.build(pair)
     projection.save(tmp_path / "map.safetensors")
@@ -240,7 +240,7 @@ def test_the_folder_has_all_files_of_a_model(model: Path, new: Path, tmp_path: P
     (model / "generation_config.json").write_text(json.dumps(generation))
     result = xtok.transplant(model, source, tmp_path / "new")
     assert result.notes == (
-        "removed from the configs, as ids of the old tokenizer: sep_token_id, suppress_tokens",
+        "removed from the configs (ids of the old tokenizer): sep_token_id, suppress_tokens",
     )
     assert left(tmp_path / "new") == [
         "LICENSE", "chat_template.jinja", "config.json", "generation_config.json",
@@ -316,10 +316,10 @@ def test_a_note_reports_that_no_first_token_is_added(
         config = config_of(source, "tokenizer_config") | {"bos_token": None}
         (source / "tokenizer_config.json").write_text(json.dumps(config))
     [note, *_] = xtok.transplant(model, source, tmp_path / "new").notes
-    fix = "begin each text with <|begin_of_text|>" if has_bos else "it has no bos token"
+    fix = "begin each text with <|begin_of_text|> yourself" if has_bos else "it has no bos token"
     assert note == (
         "the model's tokenizer begins each text with <|begin_of_text|>, but tokenizer adds no "
-        f"first token: {fix}"
+        f"first token; {fix}"
     )
 
 
@@ -385,7 +385,7 @@ def test_a_smaller_vocabulary(
 
 def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
     result = xtok.transplant(model, small / "small-digits", tmp_path / "new")
-    assert result.notes == ("model has this tokenizer already: the folder is a copy",)
+    assert result.notes == ("model already has this tokenizer; the folder is a copy",)
     assert (result.vocab_size, result.old_vocab_size) == (896, 896)
     for path in model.iterdir():
         assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
@@ -407,7 +407,7 @@ def test_only_a_folder_of_transplant_is_replaced(model: Path, new: Path, tmp_pat
     trained = loaded(target)[0]
     trained.save_pretrained(target)
     before = {path.name: path.read_bytes() for path in target.iterdir()}
-    with pytest.raises(OutputError, match="changed since"):
+    with pytest.raises(OutputError, match="not an unchanged output"):
         xtok.transplant(model, new, target)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     (tmp_path / "other").mkdir()
@@ -443,7 +443,7 @@ def test_the_old_folder_returns_if_the_new_one_cannot_be_renamed(
 def test_a_killed_run_leaves_no_incomplete_folder(
     stop: str, code: int, model: Path, new: Path, tmp_path: Path, forks: Forks
 ) -> None:
-    """Nothing is half-written; a run an hour later removes the rest of a run that was killed."""
+    """No output is incomplete, and a run an hour later removes the files of a killed run."""
     hook = """
 def stop_at_the_second_file(event, args):
     if event == "open" and str(args[0]).endswith("/generation_config.json") and args[1] == "w":

@@ -42,9 +42,9 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Return a kernel for calls from kernels, without the wrapper for Python: it compiles long.
+    """Compile a kernel that only other kernels call, without the slow wrapper for Python.
 
-    Pass `np.int64(0)`: for the literal `0`, Numba compiles the kernel a second time.
+    Pass integers as `np.int64(0)`. For the literal `0`, Numba compiles the kernel a second time.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
@@ -52,28 +52,29 @@ def compiled_inner(function: Callable[..., Any]) -> Any:
 class KernelFiles:
     """Numba's cache of a kernel: one file per signature and processor, sealed with a digest.
 
-    Numba's own class (0.68.1) does not check its files: 12 of 12 kinds of damage ended later runs.
+    Numba's own class (0.68.1) does not check its files. All 12 tested kinds of damage crashed later
+    runs.
     """
 
     def __init__(self, beside: Path, made_with: object) -> None:
         self._beside, self._made_with = beside, made_with
 
     def load(self, key: object) -> Any:
-        """Return the kernel of a key; None if it is missing or damaged."""
+        """Return the stored kernel for a key, or None if it is missing or damaged."""
         path = self.path(key)
         data = read_sealed(path, path.name)
-        with suppress(ImportError, AttributeError):  # the class of an argument has moved
+        with suppress(ImportError, AttributeError):  # an argument's class is now in another module
             return None if data is None else loads(data)
         return None
 
     def save(self, key: object, compiled: object) -> None:
-        """Write the kernel of a key; if that fails, the next run compiles again."""
+        """Write the kernel for a key. If writing fails, the next run compiles the kernel again."""
         path = self.path(key)
         with suppress(OutputError):
             write_sealed(path, [dumps(compiled)], path.name)
 
     def path(self, key: object) -> Path:
-        """Return the file of a key."""
+        """Return the path of the file for a key."""
         digest = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
         return self._beside.with_name(f"{self._beside.name}.{digest[:16]}.nbc")
 

@@ -1,6 +1,7 @@
-"""Write files: checked before any work, complete or absent, and deleted only by name.
+"""Write files atomically, after early checks of the output path.
 
-A replaced file keeps its mode and owner. Cached files end with a digest.
+xtok deletes only files that it wrote, identified by name. A replaced file keeps its mode and owner.
+Cached files end with a digest.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check that a file can be written, before any work, and return the path to write to.
+    """Check that a file can be written, and return its path. Call it before any long work.
 
-    Its folder may be missing. `suffixes` are the valid suffixes, the usual one first; `noun` names
-    the file in errors, and `or_folder` offers a folder in the hint.
+    The file's folder may be missing. `suffixes` are the valid suffixes, the usual one first. Errors
+    call the file `noun`. If `or_folder` is set, the hint also suggests a folder.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"
@@ -47,7 +48,7 @@ def check_output(
         problem, hint = "is a folder", "name a file in it"
     elif target.suffix not in suffixes:
         problem = f"does not end in {' or '.join(suffixes)}"
-        stem = target.stem if target.suffix[1:].isalpha() else target.name  # Llama-3.2 has none
+        stem = target.stem if target.suffix[1:].isalpha() else target.name  # not in Llama-3.2
         hint = f"name it {target.with_name((stem or 'map') + suffixes[0])}"
         if or_folder and not target.exists():
             hint += f", or {target}{os.sep} if that is a folder"
@@ -64,9 +65,10 @@ def check_output(
 
 
 def check_folder(path: str | PathLike[str], record: str) -> Path:
-    """Check that a folder is missing, empty, or as xtok wrote it, before any work.
+    """Check that an output folder is missing, empty, or unchanged since xtok wrote it.
 
-    `record` is the JSON file that xtok writes last, with the sizes of the other `files` by name.
+    `record` is the JSON file that xtok writes last. It contains the sizes of the other `files`, by
+    name.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
     if target.exists() and not target.is_dir():
@@ -74,9 +76,9 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
     _check_folder(target, "output")
     if target.is_dir() and (others := _find_unrecorded(target, record)):
         raise OutputError(
-            f"the output folder {path} contains {others[0]}, which xtok did not write or which "
-            "changed since",
-            hint="name a new folder, or delete this one first",
+            f"the output folder {path} contains {others[0]}, which is not an unchanged "
+            "output of xtok",
+            hint="choose a new folder, or delete this folder first",
         )
     return target
 
@@ -126,14 +128,14 @@ def _in_cache(target: Path, reason: str) -> OutputError | None:
 
 
 def other_file(path: Path, why: str) -> OutputError:
-    """Return an error about a file that only the user may replace."""
+    """Return the error for an existing file that xtok replaces only on request."""
     hint = "choose the output with {option}, or delete this file first"
-    problem = f"{path} exists, and is not replaced: {why.removeprefix(f'{path} ')}"
+    problem = f"{path} already exists and is not replaced: {why.removeprefix(f'{path} ')}"
     return OutputError(problem, hint=hint, parameter="path")
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write one file as `write_all` does."""
+    """Write one file, with the guarantees of `write_all`."""
     write_all({target: parts})
 
 
@@ -151,14 +153,14 @@ def write_all(contents: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
 def atomic_output(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    The new file gets the mode and owner of the old file. After an error nothing is left.
+    The new file gets the mode and owner of the old file. After an error, no temporary file is left.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
         _remove_stale(target)
         before = target.stat() if target.exists() else None
         try:
-            mode = 0o666 if before is None else 0o600  # private until it has the old mode
+            mode = 0o666 if before is None else 0o600  # private until chmod below
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             with temporary.open("rb+") as file:
@@ -196,10 +198,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale(target: Path) -> None:
-    # of killed processes that wrote the same target
+    # temporary files of killed processes that wrote the same target
     names = re.compile(rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp")
     limit = time.time() - STALE_AFTER
-    with suppress(OSError):  # writable folders can be unreadable
+    with suppress(OSError):  # a folder can be writable but not readable
         for path in filter(lambda path: names.fullmatch(path.name), target.parent.iterdir()):
             with suppress(OSError):  # deleted by another process
                 if max(p.lstat().st_mtime for p in (path, *path.glob("*"))) < limit:
@@ -207,7 +209,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _like(path: Path, status: os.stat_result) -> None:
-    now = path.stat()  # some file systems support no change, not even to the same value
+    now = path.stat()  # some file systems reject any change of owner
     if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
         os.chown(path, status.st_uid, status.st_gid)
     if now.st_mode != status.st_mode:
@@ -228,7 +230,7 @@ def _writing(target: Path) -> Iterator[None]:
 
 @contextmanager
 def parents_of(target: Path) -> Iterator[None]:
-    """Create the target's folder; at the end, remove the created folders that are empty."""
+    """Create the target's folder. At the end, remove those created folders that are still empty."""
     created = [folder for folder in target.parents if not folder.exists()]
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -243,14 +245,14 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Run the block, which writes `target`, in one process at a time.
+    """Hold a lock for the block that writes `target`, so that one process at a time runs it.
 
-    After `timeout` seconds, and on file systems without locks, the block runs without the lock.
-    So it must write the file atomically and deterministically. The lock of a process that dies is
-    released. `busy` is the error to raise instead of waiting.
+    After `timeout` seconds, and on file systems without locks, the block runs without the lock. The
+    block must therefore write the file atomically and deterministically. The lock is released when
+    its process dies. If `busy` is given, it is raised instead of waiting.
     """
     if not 0 <= timeout < float("inf"):
-        raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
+        raise ValueError(f"timeout is {timeout}, expected a number of seconds")
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{shorten_name(target.name, 200)}.lock"))
@@ -274,7 +276,7 @@ def locked(
             yield
         finally:
             if lock.is_locked:
-                Path(lock.lock_file).unlink(missing_ok=True)  # a waiting process creates a new one
+                Path(lock.lock_file).unlink(missing_ok=True)  # a waiting process makes a new file
                 lock.release()
 
 
@@ -284,7 +286,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str) -> None:
-    """Write a file that ends with a digest of its contents and of `context`."""
+    """Write a file that ends with a digest of its contents and of the key `context`."""
     digest = hashlib.sha256(context.encode())
 
     def sealed() -> Iterator[bytes | memoryview]:
@@ -298,7 +300,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str
 
 @contextmanager
 def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
-    """Open a file of `write_sealed`; None if it is missing or its digest differs."""
+    """Open a file of `write_sealed`. Returns None if it is missing or its digest differs."""
     try:
         file = path.open("rb")
     except OSError:
@@ -316,7 +318,7 @@ def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, context: str) -> bytes | None:
-    """Return the contents of a file of `write_sealed`, or None as in `opened_sealed`."""
+    """Return the contents of a file of `write_sealed`, or None if it is missing or damaged."""
     with opened_sealed(path, context) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
@@ -342,9 +344,9 @@ def cache_folder() -> Path:
 
 
 def shorten_name(name: str, num_bytes: int) -> str:
-    """Cut a file name to a number of bytes; file systems allow at most 255."""
+    """Shorten a file name to a number of bytes, because file systems allow at most 255."""
     return os.fsencode(name)[:num_bytes].decode("utf-8", "ignore")
 
 
 STALE_AFTER = 3600.0
-"""Age in seconds at which a temporary file is left over from a killed process."""
+"""Age in seconds above which a temporary file is assumed to come from a killed process."""

@@ -1,4 +1,4 @@
-"""Kernels: functions on flat arrays, compiled by Numba or run by Python for little work."""
+"""Kernels: functions on flat arrays. Numba compiles them; for small inputs, Python runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Kernel:
-    """A function that is compiled at its first call, because importing Numba takes 0.4 s.
+    """A kernel that is compiled at its first call, because importing Numba takes 0.4 s.
 
     It has the attributes of the compiled function, so that other kernels can call it.
     """
@@ -20,7 +20,7 @@ class Kernel:
         self.py_func, self._is_inner = function, is_inner
 
     def __call__(self, *args: Any) -> Any:
-        """Run the compiled function."""
+        """Compile the function if necessary, and run it."""
         return self._compiled(*args)
 
     def __getattr__(self, name: str) -> Any:
@@ -38,7 +38,7 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
-    """Return a kernel and the kernels that it calls as Python functions, for little work."""
+    """Return a kernel, and the kernels that it calls, as Python functions for small inputs."""
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
     names |= {name: in_python(other) for name, other in called.items()}

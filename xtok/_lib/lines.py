@@ -1,4 +1,4 @@
-"""Read text files: whole, by line, or as JSON Lines."""
+"""Read text files as a whole, line by line, or as JSON Lines."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 BLOCK_BYTES = 1 << 17
-_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any encoding
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # do not occur in text
 MAX_TEXT_BYTES = 1 << 26
 """Largest file that `read_small` accepts, decompressed."""
 
-_ZEROS = 4  # more than one zero byte in 4 is UTF-16: ASCII in UTF-16 has one in 2
+_ZEROS = 4  # share of zero bytes that indicates UTF-16 (ASCII: half)
 
 
 class LineOffset(NamedTuple):
-    """A line of a file. Its number is counted only when an error is printed."""
+    """A line of a file by byte offset; its number is computed only for an error."""
 
     path: Path
-    offset: int  # in bytes of the decompressed file
+    offset: int  # offset in bytes of the decompressed file
 
     def __str__(self) -> str:
         return f"{self.path}, line {line_number(self.path, self.offset)}"
@@ -34,18 +34,18 @@ class LineOffset(NamedTuple):
 class FileRow(NamedTuple):
     """A row of a file: a JSON value, or the columns of a table by name."""
 
-    location: Any  # file and line or row, as errors name them; in JSON Lines a `LineOffset`
+    location: Any  # file and line, or file and row, for errors; in JSON Lines a `LineOffset`
     value: Any
-    read: int  # bytes on disk from the start of the file to the end of the row; 0 for Parquet
+    read: int  # bytes on disk from the start of the file to the end of the row; 0 in Parquet
 
 
 def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield the byte offset and the bytes of each line that begins in a shard of a file.
 
-    Lines longer than `limit` bytes are cut into parts, between two characters.
+    Lines longer than `limit` bytes are cut into parts at a character boundary.
     """
     offset = shard.start
-    if offset:  # a line that began before belongs to the previous shard
+    if offset:  # a line that began earlier belongs to the previous shard
         file.seek(offset - 1)
         while not file.readline(BLOCK_BYTES).endswith(b"\n"):
             if not file.peek(1):
@@ -58,7 +58,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
             return
         is_within_line = not line.endswith(b"\n")
         if is_within_line:
-            for _ in range(3):  # a character of UTF-8 has up to 3 continuation bytes, 10xxxxxx
+            for _ in range(3):  # a UTF-8 character has up to 3 continuation bytes (10xxxxxx)
                 if (after := file.peek(1)[:1]) and after[0] & 0xC0 == 0x80:
                     line += file.read(1)
         yield offset, line
@@ -70,7 +70,8 @@ def json_lines(
 ) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
-    Errors for other text have `hint` and its `parameter`. `strict` rejects unpaired surrogates.
+    If a line is not JSON, the error has this `hint` and `parameter`. `strict` rejects unpaired
+    surrogates.
     """
     with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
@@ -92,18 +93,18 @@ def json_lines(
 
 
 def too_long(location: object) -> XtokError:
-    """Return the error for a line or document of JSON that is too long."""
-    problem = f"{location}: more than {MAX_ROW_BYTES >> 20} MiB"
-    return XtokError(problem, hint="write one JSON value on each line, and split long values")
+    """Return the error for a JSON line or document that is too long."""
+    problem = f"{location}: JSON value is larger than {MAX_ROW_BYTES >> 20} MiB"
+    return XtokError(problem, hint="write one JSON value per line, and split long values")
 
 
 def read_text(path: Path, noun: str) -> str:
-    """Return the text of a small file in UTF-8; `noun` is its name in errors."""
+    """Return the text of a small UTF-8 file. Errors call the file `noun`."""
     return decode(LineOffset(path, 0), read_small(path, noun))
 
 
 def read_small(path: Path, noun: str) -> bytes:
-    """Return the decompressed contents of a small file; `noun` is its name in errors."""
+    """Return the decompressed contents of a small file. Errors call the file `noun`."""
     with reading(path, noun), path.open("rb") as raw:
         data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
@@ -113,7 +114,7 @@ def read_small(path: Path, noun: str) -> bytes:
 
 
 def decode(location: LineOffset, data: bytes) -> str:
-    """Decode bytes of a file in UTF-8, and remove the byte order mark at its beginning."""
+    """Decode UTF-8 bytes of a file, and remove the byte order mark at its beginning."""
     path, offset = location
     encoding = "latin1"
     if offset == 0:
@@ -136,7 +137,7 @@ def decode(location: LineOffset, data: bytes) -> str:
 
 
 def line_number(path: Path, offset: int) -> int:
-    """Return the number of the line, from 1, at a byte offset of the decompressed file."""
+    """Return the line number (from 1) at a byte offset of the decompressed file."""
     with path.open("rb") as raw:
         file, number = decompressed(raw, path), 1
         while offset > 0 and (block := file.read(min(offset, BLOCK_BYTES))):

@@ -1,4 +1,4 @@
-"""Open input files, compressed or not, with errors that name a file that cannot be read."""
+"""Open input files, compressed or not. Errors name the file that cannot be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xtok.errors import XtokError, install_hint
 
 _READ: Mapping[bytes, Literal["gzip", "zstd"]] = {
     rb"\x1f\x8b": "gzip",
-    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": "zstd",  # pzstd begins with a skipped frame
+    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": "zstd",  # pzstd writes a skippable frame first
 }
 
 _NOT_READ = {
@@ -28,7 +28,7 @@ _NOT_READ = {
     rb"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
     rb".{257}ustar[\0 ]": ("a tar archive", "tar -xf"),
 }
-"""First bytes of unsupported compressions and archives: name and command to unpack.
+"""First bytes of unsupported compressions and archives, with their name and unpack command.
 
 `fsspec` recognizes compressions by suffix only, so a misnamed file would be read as text.
 """
@@ -52,7 +52,7 @@ def check_regular(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path, noun: str = "the text") -> Iterator[None]:
-    """Convert errors of a damaged or missing file into an `XtokError` that names it."""
+    """Convert errors about a damaged or missing file into an `XtokError` that names the file."""
     check_regular(path)
     try:
         yield
@@ -63,12 +63,12 @@ def reading(path: Path, noun: str = "the text") -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
             f"{noun} {path} cannot be read: {reason}",
-            hint="check the path and its permissions; fetch a damaged file again",
+            hint="check the path and its permissions; if the file is damaged, download it again",
         ) from error
 
 
 def need(module: str, path: object) -> Any:
-    """Import an optional module that a file requires; an error names its package."""
+    """Import an optional module that a file requires; an error names the missing package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -78,7 +78,7 @@ def need(module: str, path: object) -> Any:
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
-    """Detect the compression of a file from its first bytes; an unsupported one is an error."""
+    """Detect the compression of a file from its first bytes. Raises if it is unsupported."""
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     for magic, (kind, fix) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):
@@ -89,7 +89,7 @@ def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
 
 
 def decompressed(raw: Any, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of a file's decompressed contents."""
+    """Return a buffered reader (with `peek`) for the decompressed contents of a file."""
     compression = compression_of(raw, path)
     if compression is None:
         return raw

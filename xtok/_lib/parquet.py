@@ -1,8 +1,9 @@
-"""Read Parquet files that xtok did not write: few types, and a limit on memory.
+"""Read Parquet files of other programs, with few types and limited memory.
 
-28 kB of Parquet can expand to 7 GB. So the sizes of pages are checked before they are decompressed,
-and strings within lists stay dictionary-encoded until the size of a row is known. A damaged footer
-makes pyarrow 26 abort the process in its metadata of columns, which is not used.
+28 kB of Parquet can expand to 7 GB. The sizes of pages are therefore checked before they are
+decompressed, and strings within lists stay dictionary-encoded until the size of a row is known.
+This module does not use pyarrow's column metadata: in pyarrow 26, a damaged footer makes it abort
+the process.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class ParquetTable:
         with path.open("rb") as raw:
             if compression := compression_of(raw, path):
                 raise XtokError(
-                    f"{path} is compressed with {compression}, which Parquet files must not be",
-                    hint="decompress it first: its pages are compressed already",
+                    f"{path} is a Parquet file inside {compression} compression",
+                    hint="decompress the file first; Parquet compresses its own pages",
                 )
         columns = parquet.ParquetFile(self._file()).schema
         leaves = [columns.column(i) for i in range(len(columns))]
@@ -42,7 +43,7 @@ class ParquetTable:
         self._parquet = parquet.ParquetFile(
             self._file(),
             read_dictionary=[x.path for x in nested if x.logical_type.type in _TEXTS],
-            buffer_size=1 << 20,  # reads a column of a row group piece by piece
+            buffer_size=1 << 20,  # read a column of a row group piece by piece
             page_checksum_verification=True,
         )
         stored = self._parquet.schema_arrow
@@ -83,10 +84,10 @@ class ParquetTable:
         *,
         max_values: int | None = None,
     ) -> Iterator[tuple[list[str], Any]]:
-        """Yield the names of rows for errors, such as `FILE, row 3`, and their record batch.
+        """Yield record batches, each with the names of its rows for errors, such as `FILE, row 3`.
 
-        A batch has up to 256 rows; with `max_values`, about this many values in the longest column.
-        A row of more than `MAX_ROW_BYTES` is an error.
+        A batch has up to 256 rows. `max_values` limits it to about this many values in its longest
+        column. A row of more than `MAX_ROW_BYTES` is an error.
         """
         number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
@@ -125,7 +126,7 @@ class ParquetTable:
         )
 
     def _as_list(self, array: Any) -> Any:
-        # pyarrow 26 casts a list view to an array without a last end.
+        # Workaround: pyarrow 26 casts a list view to an array that lacks the last offset.
         types = self._arrow.types
         if not (types.is_list_view(array.type) or types.is_large_list_view(array.type)):
             return array
@@ -166,7 +167,7 @@ class ParquetTable:
         largest = 0
         try:
             at = chunk[9]
-            if 0 < chunk.get(11, 0) < at:  # the dictionary's page
+            if 0 < chunk.get(11, 0) < at:  # page of the dictionary
                 at = chunk[11]
             stop = at + chunk[7] * (chunk[5] > 0)
             with _map_file(self._path) as data:
@@ -179,29 +180,29 @@ class ParquetTable:
         except MALFORMED as error:
             raise self._damage_error("the header of a page") from error
         if largest > MAX_ROW_BYTES:
-            limit = f"at most {MAX_ROW_BYTES >> 20} MiB are read"
-            problem = f"a page expands to {largest >> 20:,} MiB, and {limit}"
+            limit = f"the limit is {MAX_ROW_BYTES >> 20} MiB"
+            problem = f"a page expands to {largest >> 20:,} MiB; {limit}"
             raise self._error(problem, "write the file with smaller pages")
         return largest
 
     def _damage_error(self, part: str) -> XtokError:
         problem = f"{self._path} cannot be read: {part} is damaged"
-        return XtokError(problem, hint="fetch the file again")
+        return XtokError(problem, hint="download the file again")
 
     def _error(self, problem: str, hint: str) -> XtokError:
         return XtokError(f"{self._path}: {problem}", hint=hint)
 
 
 def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
-    """Return an array as a list. A map becomes a dict, and a null field of a struct is left out.
+    """Return an array as a list. Maps become dicts, and null fields of structs are omitted.
 
-    An Arrow struct has all fields of its type, so null stands for a missing field.
+    Every value of an Arrow struct type has all fields, so null means that the field is missing.
     """
     try:
         return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
     except UnicodeDecodeError:
         raise
-    except (KeyError, ValueError) as error:  # within a struct, pyarrow makes it a `ValueError`
+    except (KeyError, ValueError) as error:  # within a struct, pyarrow raises it as a `ValueError`
         if len(values) == 1:
             problem = f"{locations[0]}: a map contains a key twice"
             raise XtokError(problem, hint="write each key of a map once") from error
@@ -245,18 +246,18 @@ def _map_file(path: Path) -> mmap.mmap:
 
 @lru_cache(maxsize=4)
 def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
-    # The size and time identify the contents for the cache.
+    # Size and time are part of the cache key, because they identify the contents.
     with _map_file(path) as data:
         start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
         groups: list[dict[int, Any]] = _decode(data, start)[0][4]
         return groups
 
 
-_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of skipped values: booleans, a byte, a double
+_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # sizes of values to skip: booleans, a byte, a double
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Return the value at an offset, and its end. By default, the value is a struct."""
+    """Decode the value at an offset (by default a struct), and return it with its end offset."""
     if kind in _SIZES:
         return None, at + _SIZES[kind]
     if kind in (4, 5, 6):

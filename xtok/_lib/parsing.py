@@ -25,11 +25,11 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the value is nested too deeply") from error
 
 
 def parse_json_field(text: str, field: str, hint: str) -> Any:
-    """Parse a field of a row that contains JSON as a string; errors have its name and the hint."""
+    """Parse a field that contains JSON as a string. Errors name the field and have the hint."""
     try:
         return parse_json(text)
     except ValueError as error:
@@ -37,11 +37,11 @@ def parse_json_field(text: str, field: str, hint: str) -> Any:
 
 
 def json_problem(error: ValueError) -> str:
-    """Describe briefly why `parse_json` failed."""
+    """Return a short reason for an error of `parse_json`."""
     if not isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error}"
     if error.msg == "Extra data":
-        return "more than one JSON value"
+        return "contains more than one JSON value"
     return f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
 
 

@@ -1,4 +1,4 @@
-"""Sequences of different sizes: parts of one flat array, and common beginnings."""
+"""Sequences of different lengths: offsets into one flat array, and common prefixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def offsets_of(sizes: Any) -> NDArray[np.int64]:
-    """Return the offsets of parts of these sizes, int64 `[parts + 1]`.
+    """Return the offsets of consecutive parts with these sizes, int64 `[parts + 1]`.
 
     >>> offsets_of([2, 0, 3]).tolist()
     [0, 2, 2, 5]
@@ -19,7 +19,7 @@ def offsets_of(sizes: Any) -> NDArray[np.int64]:
 
 
 def num_common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Return the number of first items that two sequences have in common.
+    """Return the length of the common prefix of two sequences.
 
     >>> num_common(b"reader", b"reading")
     4

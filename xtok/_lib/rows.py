@@ -20,11 +20,11 @@ _FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
 def read_rows(
     shard: Shard, *, hint: str, parameter: str = "", columns: Collection[str] | None = None
 ) -> Iterator[FileRow]:
-    """Yield the rows of a shard, which are equal in all formats.
+    """Yield the rows of a shard. The same data gives the same rows in all formats.
 
-    A `json` shard contains JSON lines, one row, or an array of rows; a list of messages is one row.
-    Errors for other text have `hint` and its `parameter`. Of Parquet, only `columns` are read, and
-    each other column is True.
+    A `json` shard contains JSON lines, one row, or an array of rows. A list of messages is one row.
+    If the text is not JSON, the error has this `hint` and `parameter`. Only `columns` are read from
+    Parquet; every other column is True.
     """
     with reading(shard.path):
         if shard.format == "parquet":

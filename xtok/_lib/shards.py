@@ -1,4 +1,4 @@
-"""Find input files, cut them into shards, and record their identity."""
+"""Find input files, split them into shards, and record their identity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
 class Shard(NamedTuple):
-    """The lines or rows that begin in a range of a file, in bytes or in row groups of Parquet.
+    """The lines or rows that begin in a range of a file (bytes, or Parquet row groups).
 
     Without `stop`, the range extends to the end.
     """
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
     format: Format
     start: int = 0
     stop: int | None = None
-    size: int = 0  # its approximate share of the file's bytes on disk
+    size: int = 0  # approximate size of the shard on disk, in bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class SourceFile:
 
 
 def find_files(patterns: Paths, hint: str) -> list[Path]:
-    """Expand paths and glob patterns to files, without repetitions and in the given order."""
+    """Expand paths and glob patterns to files, in the given order and without duplicates."""
     if isinstance(patterns, str | Path):
         patterns = [patterns]
     files: dict[Path, None] = {}
@@ -69,7 +69,7 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
             paths = sorted(map(folder.joinpath, glob.glob(rest, root_dir=folder, recursive=True)))
         matched = [p for p in paths if not p.is_dir()]
         if not matched:
-            problem = f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}"
+            problem = f"{path} is a folder" if path.is_dir() else f"no file matches {pattern}"
             raise XtokError(problem, hint=hint)
         for file in matched:
             check_regular(file)
@@ -86,16 +86,15 @@ def source_of(path: Path) -> SourceFile:
 
 
 def format_of(path: Path) -> Format:
-    """Return a file's format by its suffix; suffixes of compressions are ignored."""
+    """Return a file's format by its suffix, ignoring a suffix such as .gz."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
 def shards(path: Path, kind: Format | None = None) -> list[Shard]:
-    """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
+    """Split a file into shards: byte ranges of text and JSON lines, or Parquet row groups.
 
-    A compressed file and an array of JSON are one shard. By default, `kind` is the format of the
-    suffix.
+    A compressed file or a JSON array is one shard. By default, the suffix determines `kind`.
     """
     kind = kind or format_of(path)
     with reading(path), path.open("rb") as raw:

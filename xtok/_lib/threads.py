@@ -1,4 +1,4 @@
-"""Pools of threads for PyTorch, with results that do not depend on their number."""
+"""Thread pools for PyTorch. Results do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool with PyTorch's number of threads, each limited to one thread of computation.
+    """Yield a pool with PyTorch's number of threads, in which each thread computes alone.
 
-    The calling thread has the same limit, so results do not depend on the number.
+    The calling thread also uses one thread for computation, so results do not depend on the number.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Versions for bug reports (`xtok --version`), without importing the packages."""
+"""Versions for bug reports (`xtok --version`), read without importing the packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = (
 
 
 def version_lines() -> Iterator[str]:
-    """Yield one line each for xtok, Python, the machine and each dependency."""
+    """Yield one line for each of xtok, Python, the machine and the dependencies."""
     yield f"xtok {__version__} ({Path(__file__).parents[1]})"
     yield f"Python {platform.python_version()} ({sys.executable})"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

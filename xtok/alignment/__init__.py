@@ -1,1 +1,1 @@
-"""Two tokenizations of one text, in chunks that they share."""
+"""Alignment of two tokenizations of one text in chunks."""

@@ -1,4 +1,4 @@
-"""Alignment of two tokenizations of one text, by bytes, as finely as possible."""
+"""Align two tokenizations of one text by bytes, in the smallest possible chunks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     BoundedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 PYTHON_TOKENS = 600
-"""Tokens to align in Python, before loading or compiling the kernels, which takes seconds."""
+"""Number of tokens to align in Python first, because loading or compiling kernels takes seconds."""
 
 
 @dataclass(eq=False)
 class AlignmentBatch:
-    """The alignment of two batches, with the fields of NeMo-RL's trainers.
+    """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
-    A chunk is a stretch of text between two neighboring shared token boundaries. Chunk k of a row
-    is its pair k. Fields are NumPy arrays, or torch tensors if the ids were tensors.
+    A chunk is the text between two neighboring shared token boundaries. Pair k of a row is its
+    chunk k. The fields are NumPy arrays, or torch tensors if the ids were tensors.
     """
 
     pair_valid: Array  # bool [B, max_pairs], whether the chunk exists
     # bool [B, max_pairs]: both sides have equal bytes, or are special tokens of one role
     pair_is_correct: Array
-    # bool [B, T_s], [B, T_t]: the token of a correct chunk of one token on each side
+    # bool [B, T_s], [B, T_t]: the token is alone in a correct chunk, on both sides
     student_exact_partition_mask: Array
     teacher_exact_partition_mask: Array
     # int64 [B, T_s], [B, T_t]: the chunk of each token, or −1
@@ -52,7 +52,7 @@ class AlignmentBatch:
 
 @dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
-    """An alignment with masks of the padding, which predicts nothing."""
+    """An alignment with masks of the padding. Padding predicts nothing."""
 
     student_kept: Array  # bool [B, T_s]
     teacher_kept: Array  # bool [B, T_t]
@@ -60,9 +60,9 @@ class PaddedAlignment(AlignmentBatch):
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
-    """An alignment of the positions that predict the tokens, as input of losses."""
+    """An alignment of the predicting positions, which losses require."""
 
-    has_start: Array  # bool [B, max_pairs], whether both sides predict a chunk's first token
+    has_start: Array  # bool [B, max_pairs], whether both sides predict the chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +73,18 @@ class FlatAlignment:
     student_chunk_id: NDArray[np.int32]
     teacher_chunk_id: NDArray[np.int32]
     num_chunks: NDArray[np.int64]  # [documents]
-    is_correct: NDArray[np.bool_]  # [all chunks], in the order of documents
+    is_correct: NDArray[np.bool_]  # [all chunks], ordered by document
 
     @classmethod
     def joined(cls, alignments: Sequence[FlatAlignment]) -> FlatAlignment:
-        """Return the alignment of the documents of several alignments."""
+        """Concatenate several alignments."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(x, name) for x in alignments]) for name in names))
 
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Return each side's chunks, numbered through all documents; one more for no chunk."""
+        """Number each side's chunks through all documents, and tokens outside chunks after them."""
         first = np.cumsum(self.num_chunks) - self.num_chunks
         return [
             np.where(chunk < 0, len(self.is_correct), np.repeat(first, lengths) + chunk)
@@ -97,8 +97,8 @@ class FlatAlignment:
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
     ) -> PaddedAlignment:
-        """Return the alignment of a padded batch as NumPy arrays; `kept` is False at padding."""
-        max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # NeMo-RL's losses need a chunk
+        """Return the alignment as padded NumPy arrays; `kept` is False at padding."""
+        max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # for NeMo-RL's losses
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
         student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))
         is_single = np.append(self.is_correct, False)
@@ -123,20 +123,20 @@ class AlignedPair:
 
     student_ids: tuple[int, ...]
     teacher_ids: tuple[int, ...]
-    student_tokens: tuple[int, int]  # positions of the first token and after the last one
+    student_tokens: tuple[int, int]  # positions of the first token and after the last token
     teacher_tokens: tuple[int, int]
-    student_bytes: tuple[int, int]  # the span in the student's text
-    teacher_bytes: tuple[int, int]  # the span in the teacher's
+    student_bytes: tuple[int, int]  # byte span in the student's text
+    teacher_bytes: tuple[int, int]  # byte span in the teacher's text
     is_correct: bool  # both sides have equal bytes, or are special tokens of one role
 
 
 def _symbols(
     roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the symbols of both sides' control tokens, equal for counterparts.
+    """Return a symbol for each control token; counterparts share a symbol.
 
-    Both sides' first bos are equal, and first eos, even if an eos that also ends turns has another
-    counterpart.
+    The first bos tokens of both sides share a symbol, and so do the first eos tokens, even if an
+    eos that also ends turns has a different counterpart.
     """
     theirs = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
     if len(theirs) > FIRST_UNKNOWN - CONTROL:
@@ -158,9 +158,9 @@ class TokenAligner:
     """Aligns token ids of a student and a teacher without decoding them.
 
     A chunk ends where a token ends on both sides. Where the bytes differ (normalizers, prefix
-    spaces, special tokens without a counterpart), a banded Needleman-Wunsch aligns the tokens
-    between the nearest shared boundaries. Tokens without a counterpart are in no chunk. An aligner
-    can be pickled and used in forked and spawned workers.
+    spaces, special tokens without a counterpart), a banded Needleman-Wunsch algorithm aligns the
+    tokens between the nearest shared boundaries. Tokens without a counterpart belong to no chunk.
+    An aligner can be pickled, and works in forked and spawned workers.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
@@ -168,10 +168,10 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: maximum group of tokens on a side where the bytes differ, 1 to 64.
+        max_comb_len: maximum number of tokens per group where the bytes differ, 1 to 64.
 
     Raises:
-        XtokError: if the map contains no tokens of a side.
+        XtokError: if the pair has no tokens on one side.
         ValueError: if `max_comb_len` is out of range.
     """
 
@@ -179,7 +179,7 @@ class TokenAligner:
         if not 1 <= max_comb_len <= MAX_COMB_LEN:
             raise ValueError(f"max_comb_len is {max_comb_len}, expected 1 to {MAX_COMB_LEN}")
         rows, columns = pair.tables
-        # Two vocabularies lack different characters, so their unknown tokens have different text.
+        # The vocabularies lack different characters, so unknown tokens on both sides are not equal.
         roles = {
             s: t
             for s, t in pair.equal_roles.items()
@@ -188,7 +188,7 @@ class TokenAligner:
         student, teacher = _symbols(roles, pair.tables)
         self.student = SymbolTable("student", rows, student, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", columns, teacher, FIRST_UNKNOWN + 1)
-        # Libraries that drop text shift all later offsets, so `align_spans` cannot be used.
+        # If a library drops text, all later offsets are shifted, so `align_spans` cannot be used.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)
         self.max_comb_len = max_comb_len
@@ -209,12 +209,13 @@ class TokenAligner:
         Args:
             student_ids: integers `[B, T_s]`, NumPy or torch.
             teacher_ids: integers `[B, T_t]`.
-            student_attention_mask: `[B, T_s]`, 0 at padding; inferred from the pad role by
-                default. If the pad is also the eos, the first trailing eos is no padding.
+            student_attention_mask: `[B, T_s]`, 0 at padding; by default inferred from the pad
+                token. If the pad token is also the eos, the first trailing eos does not count as
+                padding.
             teacher_attention_mask: `[B, T_t]`.
 
         Raises:
-            ValueError: for mismatched shapes, and ids that are invalid or have no text.
+            ValueError: if shapes differ, or an id is invalid or has no text.
         """
         student = Sequences(self.student, student_ids, student_attention_mask)
         teacher = Sequences(self.teacher, teacher_ids, teacher_attention_mask)
@@ -228,7 +229,7 @@ class TokenAligner:
     def align_sequences(
         self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
     ) -> FlatAlignment:
-        """Align checked sequences; a `ValueError` if their numbers differ."""
+        """Align checked sequences. Raises a `ValueError` if their numbers differ."""
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
             raise ValueError(
@@ -256,16 +257,16 @@ class TokenAligner:
         )
 
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether `align_spans` can locate unknown tokens by the text's bytes."""
+        """Whether `align_spans` can locate the unknown tokens of these ids."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
         has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
         return has_unknown and not self.is_lossy
 
     def align_spans(self, student: BoundedIds, teacher: BoundedIds) -> FlatAlignment:
-        """Align one document with unknown tokens, by the bytes of its text.
+        """Align one document that contains unknown tokens, by byte offsets in its text.
 
-        A chunk lies between shared token boundaries, if both sides have the same bytes there.
-        Each side consists of its ids and int64 `[T + 1]`, the first byte of each token and the end.
+        A chunk lies between shared token boundaries, if both sides have the same bytes there. Each
+        side is a pair of its ids and their byte offsets, int64 `[T + 1]`.
         """
         shared = np.intersect1d(student[1], teacher[1])
         s_parts, s_index = _segments(self.student, *student, shared)
@@ -288,7 +289,7 @@ class TokenAligner:
         Document d is `student_ids[student_offsets[d]:student_offsets[d + 1]]`, without padding.
 
         Raises:
-            ValueError: as `align`, and for invalid offsets.
+            ValueError: as in `align`, and for invalid offsets.
         """
         return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
@@ -296,7 +297,7 @@ class TokenAligner:
         )
 
     def align_document(self, student_ids: IdsLike, teacher_ids: IdsLike) -> FlatAlignment:
-        """Align one document; raises a `ValueError` as `align`."""
+        """Align one document, with the exceptions of `align`."""
         return self.align_ids(
             student_ids, [0, len(student_ids)], teacher_ids, [0, len(teacher_ids)]
         )
@@ -306,7 +307,7 @@ class TokenAligner:
     ) -> list[AlignedPair]:
         """Return the chunks of one document with token and byte spans.
 
-        Raises a `ValueError` as `align`.
+        Raises the exceptions of `align`.
         """
         alignment = alignment or self.align_document(student_ids, teacher_ids)
         count = len(alignment.is_correct)
@@ -323,9 +324,9 @@ class TokenAligner:
 def _segments(
     side: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the symbols between shared boundaries, and each token's segment.
+    """Return the symbols between the shared boundaries, and the segment of each token.
 
-    The segment is −1 for a token without symbols, and outside of the shared boundaries.
+    The segment is −1 for tokens without symbols and for tokens outside the shared boundaries.
     """
     starts, stops = side.offsets[ids], side.offsets[ids + 1]
     symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, stops, strict=True)]
@@ -362,8 +363,8 @@ class TextAlignment:
     teacher_tokens: tuple[str, ...]
     pairs: tuple[AlignedPair, ...]
     num_correct: int
-    num_one_to_one: int  # correct chunks of one token on each side
-    student_unaligned: int  # tokens without a chunk
+    num_one_to_one: int  # correct chunks with one token on each side
+    student_unaligned: int  # tokens outside chunks
     teacher_unaligned: int
 
 
@@ -375,7 +376,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids, which are aligned by default."""
+    """Describe the alignment of two rows of ids. Without `alignment`, align them first."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
@@ -394,10 +395,11 @@ def describe_alignment(
 
 
 def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
-    """Return the alignment of the positions that predict the tokens, as input of losses.
+    """Shift an alignment from the tokens to the positions that predict them, as losses require.
 
     Position i receives the chunk of token i + 1. The last position, the position before a row's
-    first token, and padding predict nothing. Chunks without a position on one side become invalid.
+    first token, and padding predict nothing. A chunk that keeps no position on one side becomes
+    invalid.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
@@ -418,7 +420,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
         moved = _shift(ids, -1)
         moved[~predicts] = -1
         shifted |= {f"{side}_chunk_id": moved, f"{side}_exact_partition_mask": mask & predicts}
-        # Unpredicted tokens, and chunks that consist of such tokens.
+        # Tokens without a prediction, and chunks that consist of such tokens.
         unpredicted = ids >= 0
         unpredicted[:, 1:] &= ~predicts[:, :-1]
         rows, positions = _nonzero(unpredicted)

@@ -1,4 +1,4 @@
-"""Alignment of two renderings of one conversation, string by string."""
+"""Align two renderings of one conversation, string by string."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ChatAlignment(NamedTuple):
 
     student: Conversation
     teacher: Conversation
-    alignment: FlatAlignment  # of one document
+    alignment: FlatAlignment  # alignment of one document
 
 
 class _Stretch(NamedTuple):
@@ -39,8 +39,8 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    offsets: NDArray[np.int64]  # of each token in the string, and the end; see `_stretches`
-    offset: int  # of its first character in the string; −1 if the template changed the string
+    offsets: NDArray[np.int64]  # offset of each token in the string, and the end; see `_stretches`
+    offset: int  # of its first character in the string, or −1 if the template changed the string
 
 
 def align_chat(
@@ -51,14 +51,14 @@ def align_chat(
 ) -> ChatAlignment:
     """Render a conversation with both templates and align the results.
 
-    Strings of messages (contents, reasoning, tool calls) are aligned one by one, so templates
-    cannot shift them. Control tokens of one role between the same strings form chunks; other
-    template text does not. If `teacher_messages` differ, only the answers are aligned.
+    The strings of a message (content, reasoning, tool calls) are aligned separately, so template
+    text cannot shift them. Control tokens with the same role between the same strings form chunks;
+    other template text does not. If `teacher_messages` differ, only the answers are aligned.
 
     Args:
         aligner: an aligner for `pair`.
         pair: the student and the teacher, with their tokenizers.
-        chat: as in `align`; or a record of a file.
+        chat: as in `align`, or a record of a file.
         templates: as in `align`.
 
     Raises:
@@ -90,7 +90,7 @@ def align_rendered(
     def align(
         positions: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
     ) -> None:
-        """Align the tokens at some positions, which may belong to one string of a message."""
+        """Align the tokens at these positions; `strings` contains their strings of the messages."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
@@ -124,11 +124,11 @@ def _positions_between(
 def written_alike(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
-    """Return the tokens of both sides for each string of a message, in order.
+    """Return, for each string of a message in order, its tokens on both sides.
 
-    They lie between shared token boundaries, or cover the whole string if a template changed it. A
-    control token that ends the turn on both sides is included. `roles` maps student special tokens
-    to teacher special tokens.
+    The tokens lie between shared token boundaries, or cover the whole string if a template changed
+    it. A control token that ends the turn on both sides is included. `roles` maps the student's
+    special tokens to the teacher's.
     """
     alike = []
     sides = (student, teacher)
@@ -174,9 +174,10 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
 
 
 def _stretches(conversation: Conversation) -> list[_Stretch]:
-    """Return the stretches of the messages' strings, in text order; only the first if repeated."""
+    """Return the token spans of the messages' strings in text order, without repetitions."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
-    # An offset of a token is 4 × character + byte within it, because runs have character offsets.
+    # The offset of a token is 4 × character + byte within the character, because rendered runs have
+    # only character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     offsets = 4 * character + bounds - byte_of[character]
     strings: dict[tuple[Any, ...], list[Any]] = defaultdict(list)

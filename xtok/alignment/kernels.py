@@ -1,6 +1,6 @@
-"""Numba kernels that align two tokenizations as flat arrays.
+"""Numba kernels that align two tokenizations, stored as flat arrays.
 
-All kernels are serial, release the GIL, and check no arguments.
+All kernels are serial, release the GIL, and do not check their arguments.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from xtok._lib.kernels import inner_kernel, kernel
 CONTROL = 256  # first symbol of control tokens
 FIRST_UNKNOWN = 0xFFFE  # symbol of the student's unknown tokens; the teacher's is 0xFFFF
 SPACE = 32
-RUN = 12  # equal symbols that are required to resume after a difference
-NEAR = 24  # number of skipped symbols with an exhaustive search
-FIRST_WINDOW, LAST_WINDOW = 64, 65536  # windows of the search with a hash table
+RUN = 12  # number of equal symbols required to resume after a difference
+NEAR = 24  # maximum number of skipped symbols for which the search is exhaustive
+FIRST_WINDOW, LAST_WINDOW = 64, 65536  # window sizes for the search with a hash table
 BAND = 64  # width of the Needleman-Wunsch band
-SMALL = 512  # maximum tokens per side in a last stretch without a shared end
+SMALL = 512  # maximum number of tokens per side in a final stretch without a shared end
 
 
 class Side(NamedTuple):
     """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
-    Id i has `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes. A higher symbol is a
-    control token with a counterpart (the same symbol on both sides), or an unknown token (any
-    text). Tokens without symbols are skipped.
+    The symbols of id i are `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes. Higher
+    symbols are control tokens with a counterpart, which has the same symbol, or unknown tokens,
+    which can be any text. Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens]
@@ -37,14 +37,14 @@ class Side(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Output of the kernels; chunks are numbered per document."""
+    """Output arrays of the kernels; chunks are numbered per document."""
 
     student: NDArray[np.int32]  # [student tokens], the chunk of each token, or −1
     teacher: NDArray[np.int32]  # [teacher tokens]
     # bool [student tokens]: whether the bytes of chunk k of document d are equal, at bounds[d] + k
     correct: NDArray[np.bool_]
     total: NDArray[np.int64]  # [documents]
-    differs: NDArray[np.int64]  # [documents, 2], tokens at the first difference, or −1
+    differs: NDArray[np.int64]  # [documents, 2], token positions of the first difference, or −1
 
 
 class TokenSpans(NamedTuple):
@@ -58,9 +58,9 @@ class TokenSpans(NamedTuple):
 
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
-    """Align documents up to the first symbol that differs; `align_rest` continues there.
+    """Align documents up to the first symbol that differs, where `align_rest` continues.
 
-    `exact[student id]` is the teacher id with the same symbols, or −1; it decides most tokens.
+    `exact[student id]` is the teacher id with the same symbols, or −1. It aligns most tokens.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -95,9 +95,9 @@ def _num_symbols(side, i):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
-    """Return the ends of the shortest groups from i and j with equal symbols, and False.
+    """Find the shortest groups from i and j with equal symbols; return their ends and False.
 
-    Without such groups, the ends are −1; then also return whether symbols differ.
+    If there are no such groups, return −1, −1, and whether the symbols differ.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:
@@ -121,10 +121,11 @@ def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
 def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
     """Continue after the first difference of each document.
 
-    Both sides skip to the nearest symbols that agree again; `_align_stretch` aligns the tokens
-    between the shared boundaries around them. After an unknown token, both sides resume at a
-    run that is unique on each side. If a side drops text (`is_lossy`), equal runs may be far apart,
-    so nothing after a difference is aligned, except leading control tokens such as <bos>.
+    Both sides skip to the nearest position where their symbols agree again. `_align_stretch` then
+    aligns the tokens between the shared boundaries around the difference. After an unknown token,
+    both sides resume at a run of symbols that is unique on each side. If a side drops text
+    (`is_lossy`), equal runs may be far apart, so nothing after a difference is aligned, except
+    leading control tokens such as <bos>.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -137,7 +138,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
         if is_lossy and not (_has_text(s, s.bounds[d], i) or _has_text(t, t.bounds[d], j)):
             p, q = _num_controls(x), _num_controls(y)
             i, j = x_ends[p], y_ends[q]
-        is_other = False  # whether symbols differed since the last shared boundary
+        is_other = False  # whether symbols have differed since the last shared boundary
         while p < len(x) and q < len(y):
             if x[p] == y[q]:
                 p, q = p + 1, q + 1
@@ -150,7 +151,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                     break
                 p, q = p + a, q + b
             s_end, t_end = x_ends[p], y_ends[q]
-            # Only the token ends at p and q are boundaries, not ends within a skip.
+            # Token ends at p and q are boundaries; token ends inside a skip are not.
             if s_end >= 0 and t_end >= 0:
                 stretch = TokenSpans(i, s_end, j, t_end)
                 if is_other:
@@ -182,7 +183,7 @@ def _num_controls(stream):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
-    """Make a stretch the next chunk of document d."""
+    """Append a range of tokens as the next chunk of document d."""
     k = chunks.total[d]
     for i in range(stretch.s_from, stretch.s_to):
         if _num_symbols(s, i):
@@ -196,7 +197,7 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(side, start, stop):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens; the next token at each index, or −1 within a token."""
+    """Return the symbols of tokens, and the token that starts at each symbol, or −1."""
     total = 0
     for i in range(start, stop):
         total += _num_symbols(side, i)
@@ -216,7 +217,7 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Whether the next RUN symbols agree, or all remaining symbols."""
+    """Whether the next RUN symbols (or all remaining symbols, if fewer) agree."""
     left = min(len(x) - p, len(y) - q)
     if left < RUN and len(x) - p != len(y) - q:
         return False
@@ -236,9 +237,9 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the skips on both sides to the nearest symbols that agree again, or −1."""
+    """Return how far both sides must skip until their symbols agree again, or −1."""
     if p == q == 0 and len(x) > 1 and x[0] == SPACE and x[1] == y[0]:
-        return np.int64(1), np.int64(0)  # a dummy prefix space
+        return np.int64(1), np.int64(0)  # a dummy prefix space on one side
     if p == q == 0 and len(y) > 1 and y[0] == SPACE and y[1] == x[0]:
         return np.int64(0), np.int64(1)
     a, b = _smallest_skip(x, p, y, q)
@@ -274,7 +275,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
     """
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
-    table = np.full(4 * window, -1, np.int32)  # hash to the first run of y; −1: none, −2: several
+    table = np.full(4 * window, -1, np.int32)  # first run of y; −1: none, −2: several
     for j in range(size_y):
         slot = _hash(y, q + j) & mask
         if table[slot] == -1:
@@ -296,7 +297,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
-    """Remove the runs from a hash table that occur several times in a window."""
+    """Remove runs that occur several times in a window from a hash table."""
     seen = np.zeros(len(table), np.bool_)
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)
@@ -314,7 +315,7 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return the skips to the first run that is unique on both sides, or −1.
 
-    Where text may be missing, a repeated run such as "the" could match a later copy.
+    If text may be missing, a repeated run such as "the" could match a later copy.
     """
     longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
     window = 1
@@ -332,7 +333,7 @@ def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
-    """Strip control tokens from both ends of a range; empty if one is inside."""
+    """Strip control tokens from both ends of a range; return an empty range if one is inside."""
     while start < end and x[starts[start]] >= CONTROL:
         start += 1
     while start < end and x[starts[end - 1]] >= CONTROL:
@@ -345,7 +346,7 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
-    """Align a stretch that differs, by a banded Needleman-Wunsch over groups of tokens.
+    """Align a stretch with different symbols by a banded Needleman-Wunsch over token groups.
 
     Groups of up to `max_comb_len` tokens on each side match if their symbols are equal. The score
     is the number of matched symbols, then of groups. The tokens between two matches form an
@@ -353,7 +354,7 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
-    # First symbol of each token, and the end; and the same boundaries in numbers of tokens.
+    # Offset of each token's first symbol, and the end; and the number of tokens at each boundary.
     s_starts, t_starts = np.flatnonzero(x_ends >= 0), np.flatnonzero(y_ends >= 0)
     s_at, t_at = x_ends[s_starts], y_ends[t_starts]
     n, m = len(s_at) - 1, len(t_at) - 1
@@ -361,7 +362,7 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
         return
     step, low = _best_steps(x, s_starts, y, t_starts, max_comb_len)
     matches = _matches(step, low, m, max_comb_len)
-    # Write the tokens before each match, and the match; the last match is empty.
+    # Emit the tokens before each match, then the match. The last match is empty.
     s_end = t_end = np.int64(0)
     for index in range(len(matches) - 1, -1, -1):
         i, j = matches[index, 0], matches[index, 2]
@@ -376,14 +377,14 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
 
 @inner_kernel
 def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
-    """Fill the table of best last steps for the first i and j tokens of both sides.
+    """Compute the best last step for each pair of prefixes: i student and j teacher tokens.
 
-    A row costs `width * max_comb_len**2` table lookups; symbols are compared only for better
-    scores.
+    A row costs `width * max_comb_len**2` table lookups. Symbols are compared only if a match would
+    improve the score.
 
     Returns:
-        int32 `[n + 1, width]`: 0 skips a student token, 1 a teacher token, higher values are
-        groups; and int64 `[n + 1]`, the first column of the band in each row.
+        int32 `[n + 1, width]`, where 0 skips a student token, 1 skips a teacher token, and higher
+        values are groups; and int64 `[n + 1]`, the first column of the band in each row.
     """
     n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
@@ -416,7 +417,7 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Backtrack; return first and end of both sides' matching groups, int64 `[matches + 1, 4]`.
+    """Backtrack, and return the bounds of the matching groups, int64 `[matches + 1, 4]`.
 
     The last groups come first, after an empty match of both ends.
     """

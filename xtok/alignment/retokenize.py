@@ -15,15 +15,15 @@ class Retokenizer:
 
     Unlike decoding and encoding again, it keeps a SentencePiece model's first space and partial
     characters. Text is encoded like the middle of a longer text, with the teacher's normalizer.
-    Control tokens become the teacher's tokens of the same role, or are dropped. If both tokenizers
-    are equal, ids are unchanged.
+    Control tokens become the teacher's tokens with the same role, or are dropped. If both
+    tokenizers are equal, ids are unchanged.
 
     >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        exact: spell all text by bytes, without the teacher's normalizer.
+        exact: spell all text byte by byte, without the teacher's normalizer.
     """
 
     def __init__(self, pair: Pair, *, exact: bool = False) -> None:
@@ -40,8 +40,8 @@ class Retokenizer:
 
         Args:
             rows: ids of the student.
-            begins: whether each row begins a sequence (default: all), so that a leading token with
-                the roles bos and eos, such as GPT-2's, is a bos.
+            begins: whether each row begins a sequence (default: all). At the beginning, a token
+                that is both bos and eos, such as GPT-2's, counts as a bos.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
@@ -51,7 +51,7 @@ class Retokenizer:
         for token_id in chain.from_iterable(rows):
             if not 0 <= token_id < width:
                 raise ValueError(f"student id {token_id} is outside 0..{width - 1}")
-        if self._is_same:  # without unused ids beyond a narrower teacher
+        if self._is_same:  # no unused ids beyond a narrower teacher's width
             return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
@@ -59,7 +59,7 @@ class Retokenizer:
         return [[token_id for part in parts for token_id in by_part[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
-        """Return a sequence for the teacher: its bos, if any, and parts that no token spans.
+        """Return the teacher's sequence of text parts, after its bos if it has one.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a part.

@@ -1,4 +1,4 @@
-"""Conversion of padded and ragged token ids to flat arrays without padding, and back."""
+"""Convert padded and ragged token ids to flat arrays without padding, and back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FlatIds(NamedTuple):
 
 
 class SymbolTable:
-    """One side's vocabulary as input of the kernels, and checks of ids.
+    """One side's vocabulary in the form that kernels require; also checks ids.
 
-    `control` maps control ids with a counterpart to symbols; `unknown` is the symbol of unknown
+    `control` maps control ids with a counterpart to symbols. `unknown` is the symbol of unknown
     tokens.
     """
 
@@ -51,18 +51,18 @@ class SymbolTable:
 
     @functools.cached_property
     def by_bytes(self) -> NDArray[np.int64]:
-        """The ids of text, int64, sorted by their bytes."""
+        """The ids of text tokens, int64, sorted by their bytes."""
         tokens = self.table.tokens()
         return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
 
     def with_ids(self, rows: FlatIds | Sequences) -> Side:
-        """Return checked sequences of this side as input of the kernels."""
+        """Return checked sequences of this side for the kernels."""
         return Side(rows.ids, rows.bounds, self.symbols, self.offsets)
 
     def check(
         self, ids: NDArray[Any], original_index: Callable[[int], list[int]]
     ) -> NDArray[np.int32]:
-        """Return flat ids as int32; a `ValueError` for an id outside the table or without text."""
+        """Return flat ids as int32. An id outside the table or without text is a `ValueError`."""
         is_wrong = (ids < 0) | (ids >= len(self.table))
         problem = f"is outside 0..{len(self.table) - 1}"
         if not is_wrong.any():
@@ -73,7 +73,7 @@ class SymbolTable:
         return ids.astype(np.int32, copy=False)
 
     def flat(self, token_ids: Any, bounds: Any) -> FlatIds:
-        """Return flat ids and their offsets, checked."""
+        """Check flat ids and their offsets, and return them as arrays."""
         ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(f"{self.side}_ids must be a flat array of integers")
@@ -81,7 +81,7 @@ class SymbolTable:
         valid = valid and offsets[0] == 0 and offsets[-1] == len(ids)
         if not valid or (np.diff(offsets) < 0).any():
             raise ValueError(
-                f"{self.side}_offsets must rise from 0 to the number of ids, {len(ids)}"
+                f"{self.side}_offsets must increase from 0 to the number of ids, {len(ids)}"
             )
 
         def original_index(index: int) -> list[int]:
@@ -91,7 +91,7 @@ class SymbolTable:
         return FlatIds(self.check(ids, original_index), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of padding `[B, T]`, inferred from the ids."""
+        """Infer the padding mask `[B, T]` from the ids."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -103,19 +103,19 @@ class SymbolTable:
 
 
 class Sequences:
-    """Sequences of one side as flat arrays, with their original form.
+    """Sequences of one side as flat arrays, together with their original shape.
 
-    `ids` is int32 `[tokens]`, `bounds` int64 `[sequences + 1]`; `kept` is `[T]` or `[B, T]`, False
-    at padding.
+    `ids` is int32 `[tokens]`, and `bounds` is int64 `[sequences + 1]`. `kept` is `[T]` or `[B, T]`,
+    and False at padding.
 
     Args:
-        symbols: of the side.
+        symbols: the symbol table of the side.
         ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
             torch tensors or lists.
-        mask: of a padded batch, 0 at padding; None infers it from the pad tokens.
+        mask: the mask of a padded batch, 0 at padding; None infers it from the pad tokens.
 
     Raises:
-        ValueError: for another shape or type, and invalid ids.
+        ValueError: if the shape or type is wrong, or an id is invalid.
     """
 
     def __init__(self, symbols: SymbolTable, ids: Any, mask: Any = None) -> None:
@@ -142,39 +142,39 @@ class Sequences:
                     f"{self.side}_attention_mask has shape {list(self.kept.shape)}, expected "
                     f"{list(array.shape)}, the shape of {self.side}_ids"
                 )
-            flat = array[self.kept]  # padding may be any id, even outside the vocabulary
+            flat = array[self.kept]  # padding may contain any id, even outside the vocabulary
         self.bounds = offsets_of(self.kept.sum(axis=-1))
         self.ids = symbols.check(flat, self.original_index)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
-        """Return values per token as a flat array, `[tokens]` or with `ndim` 2 `[tokens, K]`."""
+        """Return values per token as a flat array, `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
             if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(
-                    f"{name} have shapes {shapes}, expected the lengths of {self.side}_ids, "
+                    f"{name} has shapes {shapes}, expected the lengths of {self.side}_ids, "
                     f"{expected}"
                 )
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
-                f"{name} have shape {list(array.shape)}, expected {list(self.kept.shape)}, the "
+                f"{name} has shape {list(array.shape)}, expected {list(self.kept.shape)}, the "
                 f"shape of {self.side}_ids"
             )
         flat: NDArray[Any] = array[self.kept]
         return flat
 
     def restore(self, flat: NDArray[Any], fill: Any) -> Any:
-        """Return flat results in the form of the ids, with `fill` at padding."""
+        """Return flat results in the original shape of the ids, with `fill` at padding."""
         if self.is_list:
             return [like(flat[a:b], self._like) for a, b in pairwise(self.bounds.tolist())]
         return like(filled(self.kept, flat, fill), self._like)
 
     def original_index(self, index: int) -> list[int]:
-        """Return the indices of a flat token in the original ids, `[t]` or `[row, t]`."""
+        """Return a flat token's indices in the original ids: `[t]` or `[row, t]`."""
         indices: list[int] = np.argwhere(self.kept)[index].tolist()
         return indices
 
@@ -189,7 +189,7 @@ class Sequences:
 
 
 def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[Any]:
-    """Return an array with `flat` where `kept` is True, else `fill`."""
+    """Return an array that contains `flat` where `kept` is True, and `fill` elsewhere."""
     result = np.full(kept.shape, fill, flat.dtype)
     result[kept] = flat
     return result
@@ -205,7 +205,7 @@ def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
 
 
 def like(array: NDArray[Any], other: Any) -> Any:
-    """Return an array in the type and on the device of another array or tensor."""
+    """Convert an array to the type and device of another array or tensor."""
     if not hasattr(other, "detach"):
         return array
     import torch

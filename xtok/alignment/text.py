@@ -1,4 +1,4 @@
-"""Alignment of one text or conversation."""
+"""Tokenize and align one text or conversation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def align(
     max_comb_len: int = 4,
     note: Note = silent_note,
 ) -> TextAlignment:
-    r"""Tokenize a text or a conversation like both models, and align the tokens.
+    r"""Tokenize a text or a conversation with both tokenizers, and align the tokens.
 
     >>> xtok.align("bytes", "bytes", "né").student_tokens
     ('n', '\\xc3', '\\xa9')
@@ -33,26 +33,28 @@ def align(
     Args:
         student_model: the student, or the pair.
         teacher_model: the teacher.
-        text: the text. Invalid UTF-8 is spelled by bytes, as in the middle of a longer text.
-        chat: a conversation instead: its messages, a row with `messages`, or the path of a file
-            with one conversation, as for `render_file`. Each side's chat template renders it.
+        text: the text. Invalid UTF-8 is tokenized byte by byte, as in the middle of a longer text.
+        chat: a conversation, instead of a text: its messages, a row with `messages`, or the path of
+            a file with one conversation, as in `render_file`. Each side renders it with its own
+            chat template.
         templates: chat templates to use instead of the tokenizers' own.
-        max_comb_len: as for `TokenAligner`.
-        note: called with each note on the conversation.
+        max_comb_len: as in `TokenAligner`.
+        note: called with each note about the conversation.
 
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
         XtokError: if the conversation cannot be read or rendered.
-        ValueError: for both a text and a conversation, or neither; for templates with a text.
+        ValueError: if both a text and a conversation are given, or neither, or templates with a
+            text.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
     if text is not None and chat is None:
         if templates is not None:
-            raise ValueError("templates are for a conversation: give chat instead of text")
+            raise ValueError("templates apply only to a conversation; pass chat= instead of text")
         return _aligned_text(aligner, pair, text)
     if chat is None or text is not None:
-        raise ValueError("give a text or a conversation")
+        raise ValueError("pass either a text or a conversation")
     from xtok.alignment.chats import describe_chat  # a text does not need it
 
     return describe_chat(aligner, pair, chat, templates, note)

@@ -1,1 +1,1 @@
-"""Build maps: multitoken, exact, sort_cut, build, events, spellings."""
+"""Build projection maps, event maps and spelling maps from two tokenizers."""

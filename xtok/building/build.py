@@ -1,4 +1,4 @@
-"""`build`: a map from two models, in memory; `get_map` also keeps it in a file."""
+"""`build` builds a map in memory; `get_map` also stores it in a file."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def build(
     initial: MapLike | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
-    """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
+    """Build a projection map from two tokenizers.
 
-    With texts, rows are counted on them, smoothed towards a map counted on synthetic text, and have
-    no scale slots.
+    It runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given, the rows
+    are counted on them, smoothed towards a map counted on synthetic text, and have no scale slots.
 
     >>> xtok.build("bytes", "bytes")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
     Args:
-        student_model: the student: a repo id, folder, file or loaded tokenizer; or the pair.
+        student_model: the student (a repo id, folder, file or loaded tokenizer), or the pair.
         teacher_model: the teacher.
         config: the options.
         for_loss: use the options for this loss instead of `config`.
         texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
         field: the field (JSON Lines) or column (Parquet) with the text.
-        initial: with texts, a map of this pair to smooth towards. Its options of matching
+        initial: a map of this pair to smooth the counts of `texts` towards. Its matching options
             apply, unless those of `config` differ from the defaults.
-        progress: called for each pass over a vocabulary, and for the text.
+        progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
+        TokenizerError: if a tokenizer is missing, or its tokens have no exact bytes.
         XtokError: if a text is unreadable or empty, or `initial` belongs to another pair.
     """
     config = _resolve_config(config, for_loss, texts, initial)
@@ -97,7 +97,8 @@ def _build_map(
 ) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
     options = config.multitoken
     matches = find_matches(pair, options)
-    # With a text, exact rows are counted too: their counts affect the smoothing of all rows.
+    # With a text, exact rows are also counted, because their counts affect the smoothing of all
+    # rows.
     only = ~matches.is_exact if config.exact_match and text is None else None
     result, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
     if result is None:
@@ -118,12 +119,12 @@ def _resolve_config(
     config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
 ) -> BuildConfig:
     if config is not None and loss is not None:
-        raise ValueError("give config or for_loss, not both; BuildConfig.for_loss combines them")
+        raise ValueError("pass config or for_loss, not both; BuildConfig.for_loss combines them")
     config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
     if initial is not None and not texts:
-        raise ValueError("initial needs texts; multitoken extends a map")
+        raise ValueError("initial requires texts; use multitoken to extend a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
+        raise ValueError(f"target {config.target!r} requires weights 'synthetic', or texts")
     return config
 
 
@@ -170,23 +171,25 @@ def get_map(
     note: Note = silent_note,
     **options: Any,
 ) -> AnyMap:
-    """Load the map that `build` would make if the file contains it, otherwise build and save it.
+    """Load a map from its file; if the file has no such map, build the map and save it.
 
-    Any number of processes on all hosts that share the folder may call this at the same time: one
-    builds the map, the others wait for its file. If the builder dies, the next one builds.
+    Any number of processes, also on several hosts that share the folder, can call this function at
+    the same time. One process builds the map, and the others wait for its file. If this process
+    dies, another process builds the map.
 
     Args:
-        student_model: as for `build`.
-        teacher_model: as for `build`.
-        config: as for `build`.
-        path: the map's file; another map in it is replaced. Default: a file in xtok's cache folder.
-        rebuild: build the map even if the file contains it, without waiting for other processes.
-        strict: raise an error, and save nothing, if a token could not be decoded or spelled. If the
-            file contains the map, the map is built once more to check this.
+        student_model: as in `build`.
+        teacher_model: as in `build`.
+        config: as in `build`.
+        path: the map's file. If it contains a different map, this map is replaced. Default: a file
+            in xtok's cache folder.
+        rebuild: build the map even if the file contains it, and do not wait for other processes.
+        strict: raise an error and save nothing if a token cannot be decoded or spelled. If the file
+            already contains the map, the map is built again for this check.
         timeout: seconds to wait for another process before building the map.
-        note: called with a sentence when the file is replaced, and when this process waits.
+        note: called with a sentence if the file is replaced, or if this process waits.
         options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
-            as for `build`.
+            as in `build`.
 
     Returns:
         an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`.
@@ -199,20 +202,20 @@ def get_map(
         if rebuild:
             return _save(request.make(), target, strict)
         with locked(target, timeout=timeout, note=note):
-            existing, reason = request.find(target)  # another process may have saved it meanwhile
+            existing, reason = request.find(target)  # another process may have saved it
             if existing is None:
                 if reason is not None:
                     note(f"{target} exists, and is replaced: {reason}")
                 return _save(request.make(), target, strict)
-    if strict:  # the file contains no reports
+    if strict:  # files contain no reports
         require_complete(request.make())
     note(f"{target} exists, and is kept")
-    student, teacher = request.pair.sides  # with the names of this call, not those in the file
+    student, teacher = request.pair.sides  # use the model names of this call, not those in the file
     return replace(existing, student=student, teacher=teacher)
 
 
 def check_existing(path: Path, pair: Pair, **options: Any) -> None:
-    """Raise an `OutputError` if a file exists without the map of `get_map` with these options."""
+    """Raise an `OutputError` if an existing file does not contain the map with these options."""
     _, reason = _request(pair, None, **options).find(path)
     if reason is not None:
         raise other_file(path, reason)
@@ -223,10 +226,10 @@ class _Request:
     pair: Pair
     kind: type[AnyMap]
     make: Callable[[], AnyMap]
-    recipe: Callable[[], Recipe | None]  # None for event maps and spelling maps
+    recipe: Callable[[], Recipe | None]  # None: event maps and spelling maps have no recipe
 
     def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
-        """Return the requested map if the file contains it, otherwise the reason."""
+        """Return the requested map, or the reason why the file does not contain it."""
         if not path.is_file():  # reading a pipe would block
             return None, None
         try:
@@ -258,7 +261,7 @@ def _request(
     loss = with_hyphens(for_loss)
     if loss in get_args(EventLoss):
         if config is not None or texts or initial is not None:
-            raise ValueError(f"{loss} takes no config, texts or initial map")
+            raise ValueError(f"for_loss {loss} does not support config, texts or initial")
         kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
         pair = load_pair(student_model, teacher_model)
         return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
@@ -267,7 +270,7 @@ def _request(
     resolved = resolved if earlier is None else config_after(earlier, resolved)
     _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
 
-    @cache  # it reads the texts
+    @cache  # reads the texts
     def recipe() -> Recipe:
         return make_recipe(resolved, map(source_of, find_texts(texts)), field, earlier)
 

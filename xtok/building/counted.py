@@ -1,4 +1,4 @@
-"""Counted maps: on synthetic text, or on real text and smoothed towards another map."""
+"""Count maps on synthetic text, or on real text with smoothing towards another map."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def synthetic_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Count a map on synthetic text, without report and recipe; also return failures.
+    """Count a map on synthetic text; also return the failures.
 
-    Only rows of `only`, bool `[V_student]`, are made.
+    The map has no report and no recipe. Only the rows in `only`, bool `[V_student]`, are filled.
     """
     options = config.multitoken
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
@@ -46,11 +46,11 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Make a map of the probability of teacher token t where student token s starts, and notes.
+    """Count a map on text: the probability of teacher token t where student token s starts.
 
-    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. Pairs
-    within chunks take a second step of EM. Counts are integers, so the order of the texts does not
-    matter.
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. For pairs
+    within chunks, a second EM step follows. Counts are integers, so the order of the texts does not
+    matter. Also returns notes.
     """
     (num_rows, width), unit = base.shape, count_unit(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
@@ -64,7 +64,7 @@ def counted_map(
         keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
         text_edges = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(text_edges, towards, alpha), config.top_k)
-        if further_steps:  # the map of this step, rounded, shares out the chunks of the next one
+        if further_steps:  # this step's rounded map distributes the next step's counts
             in_map = edges._replace(weights=edges.weights.astype(np.float32))
             predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)
@@ -93,7 +93,7 @@ def _notes(text: PairText, alpha: float) -> list[str]:
     totals = text.totals
     choice = f", chosen on {plural(totals.held_out, 'held-out document')}"
     if not 0 < totals.held_out < totals.documents:
-        choice = ", the default: the text has too few documents to choose it"
+        choice = " (the default, because the text has too few documents to choose it)"
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",

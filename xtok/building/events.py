@@ -1,4 +1,4 @@
-"""`events`: both vocabularies cut into events, for event KL."""
+"""`events`: build an event map for event KL."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def events(
     *,
     progress: Progress = silent,
 ) -> EventMap:
-    """Build an event map, for event KL.
+    """Build an event map for event KL.
 
-    Each token joins the event of the other side's token with the same bytes or role, otherwise of
-    the first piece of its spelling. Unlinked tokens, such as special tokens without a counterpart,
-    share the event `rest`.
+    Each token joins the event of the other side's token with the same bytes or role. If there is
+    none, it joins the event of the first piece of its spelling. Tokens without a link, such as
+    special tokens without a counterpart, share the event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
@@ -67,7 +67,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
 
 
 def find_components(s_link: Ids, t_link: Ids) -> Ids:
-    """Return the lowest token that each token's links lead to, student tokens first."""
+    """Return the first token of each token's connected component; student tokens come first."""
     links = np.concatenate([np.where(s_link >= 0, s_link + len(s_link), -1), t_link])
     tokens = np.flatnonzero(links >= 0)
     lowest, before = np.arange(len(links)), np.zeros(0, np.int64)
@@ -81,7 +81,7 @@ def find_components(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Merge all components with tokens of one side into an event; number events by lowest token."""
+    """Number the events by their lowest token; components of only one side become one event."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
     has = np.stack([np.bincount(side, minlength=len(labels)) > 0 for side in sides])

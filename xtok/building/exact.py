@@ -1,4 +1,4 @@
-"""Matching tokens of both sides: options, search, and replacement of a map's rows."""
+"""Match the tokens of both sides, and replace the rows of matching tokens in a map."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
 from xtok.tokenizers.table import SIDES
 
-# Options of matching
+# Options that affect matching
 _MATCHING = (
     "special_tokens", "fuzzy_threshold", "canonicalization", "token_form", "ignore_student_ids",
     "ignore_teacher_ids",
 )  # fmt: skip
 
-# By stage, the options that the history omits if they have their defaults
+# For each stage, the options that the history omits if they have their default values
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return the options of matching from a map's history."""
+    """Return the matching options in a map's history."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -50,14 +50,14 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
 
 
 def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
-    """Replace the options of matching that have their defaults by those of a map."""
+    """Replace matching options that have their default values with the map's options."""
     used = used_options(projection)
     defaults = [n for n in _MATCHING if getattr(config, n) == getattr(MultitokenConfig, n)]
     return replace(config, **{name: getattr(used, name) for name in defaults})
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the options of matching that a map's history does not contain."""
+    """Return the matching options that a map's history does not contain."""
     used = used_options(projection).options
     return {
         name: value
@@ -67,17 +67,17 @@ def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict
 
 
 class Matches(NamedTuple):
-    """Matching tokens of a pair, and the pair in the token form of the comparison."""
+    """Matching tokens of a pair, and the pair in the token form that was compared."""
 
-    pair: Pair  # without the ignored ids
-    equal: Edges  # tokens with equal bytes, weight 1
-    special: Edges  # special tokens, weight 1
-    relaxed: Edges  # near-equivalents of tokens without an exact counterpart, weight 1
-    is_exact: NDArray[np.bool_]  # [V_student], rows of `equal` and `special`
+    pair: Pair  # the pair, without ignored ids
+    equal: Edges  # edges of tokens with equal bytes, weight 1
+    special: Edges  # edges of special tokens, weight 1
+    relaxed: Edges  # edges to near-equivalents of tokens without an exact counterpart, weight 1
+    is_exact: NDArray[np.bool_]  # [V_student], rows with edges in `equal` or `special`
 
 
 def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
-    """Match tokens by bytes, by role or name, and, if enabled, by relaxed form."""
+    """Match tokens by bytes, by role or name, and optionally by relaxed form."""
     pair = pair.in_form(config.token_form, config.ignored)
     ids = np.flatnonzero(pair.equal_bytes >= 0)
     equal = single_edges(ids, pair.equal_bytes[ids])
@@ -103,10 +103,10 @@ def with_matches(
     config: MultitokenConfig,
     only: NDArray[np.bool_] | None = None,
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Add near-equivalents and special tokens to a stage's edges of text tokens.
+    """Add edges of near-equivalents and special tokens to a stage's edges of text tokens.
 
-    Only rows of `only`, bool `[V_student]`, are kept. Also return each row's kind, uint8
-    `[V_student]`: `kind` if the stage made it.
+    Only rows in `only`, bool `[V_student]`, are kept. Also returns each row's kind, uint8
+    `[V_student]`; rows of the stage get `kind`.
     """
     special = matches.special
     edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
@@ -131,9 +131,9 @@ def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
     for side, width, ids in zip(SIDES, pair.shape, config.ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
-                f"the {side} id {max(ids)} to ignore does not exist: "
-                f"{getattr(pair, side).model_id} is {width} wide",
-                hint=f"give ids from 0 to {width - 1} with {{option}}",
+                f"the {side} id {max(ids)} to ignore does not exist, because "
+                f"{getattr(pair, side).model_id} has width {width}",
+                hint=f"pass ids from 0 to {width - 1} with {{option}}",
                 parameter=f"ignore_{side}_ids",
             )
 
@@ -158,7 +158,8 @@ def with_exact(
     near[relaxed_rows] = matches.relaxed.teacher_ids
     row_ids, row_near = projection.student_ids, near[projection.student_ids]
     # A row with a near-equivalent keeps its slot, and the near-equivalent gets the remaining
-    # weight. Another program's map may have the slot on the near-equivalent itself; it is dropped.
+    # weight. In another program's map, the slot may be the near-equivalent itself. Then the slot is
+    # dropped.
     is_slot = projection.is_slot & (projection.teacher_ids != row_near)
     is_kept = ~matches.is_exact[row_ids] & ((row_near < 0) | is_slot)
     kept_edges = projection.edges.take(is_kept)
@@ -183,11 +184,11 @@ def reapply_exact(
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
 ) -> ProjectionMap:
-    """Replace the row of each student token with an equal teacher token by that token, weight 1.
+    """Map each student token that equals a teacher token only to this token, with weight 1.
 
-    Tokens match by bytes, special tokens by role. These rows have no slot. With the
-    canonicalization `relaxed`, a token with only a near-equivalent gets that entry and keeps its
-    slot.
+    Tokens match by bytes, and special tokens by role. The new rows have no slot. With the
+    canonicalization `relaxed`, a token that only has a near-equivalent is mapped to it and keeps
+    its slot.
 
     >>> spelled = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
@@ -195,12 +196,13 @@ def reapply_exact(
 
     Args:
         projection: a map or its path.
-        pair: the map's models; required for a map without tokens, or made with display strings.
-        special_tokens: as in `MultitokenConfig`; default: the map's value.
-        canonicalization: default: the map's value.
+        pair: the map's models. Required if the map contains no tokens, or was made with display
+            strings.
+        special_tokens: as in `MultitokenConfig`. Default: the value recorded in the map.
+        canonicalization: as in `MultitokenConfig`. Default: the value recorded in the map.
 
     Raises:
-        XtokError: if the pair is required, or belongs to other tokenizers.
+        XtokError: if the pair is required but missing, or belongs to other tokenizers.
     """
     source = ProjectionMap.of(projection)
     projection, pair = bind_map(source, pair)

@@ -1,4 +1,4 @@
-"""`multitoken`: each side's tokens spelled in the other side's tokens."""
+"""`multitoken`: map tokens by their spelling in the other side's tokens."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ def multitoken(
     initial: MapLike | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
-    """Map each student token to the teacher tokens that spell it, and the other way round.
+    """Map tokens by their spelling, in both directions.
 
-    Forward pass: the teacher's tokenizer segments a student token's bytes; the first `max_pieces`
-    pieces get the weights 0.9·0.1^i, normalized. Reverse pass: the student's tokenizer segments
-    each teacher token, and the weights are added to (student piece, teacher token). Rows are
-    normalized, cut, and get a scale slot, as in X-Token (arXiv 2605.21699).
+    In the forward pass, the teacher's tokenizer segments the bytes of each student token, and the
+    first `max_pieces` pieces get the weights 0.9·0.1^i, normalized. In the reverse pass, the
+    student's tokenizer segments each teacher token, and the weights are added to (student piece,
+    teacher token). Rows are then normalized, cut, and given a scale slot, as in X-Token (arXiv
+    2605.21699).
 
     >>> projection = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    `initial` is a map of the same pair, or its path; its weights, except slots, are added.
+    `initial` is a map of the same pair, or its path. Its weights, except those of slots, are added.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)
@@ -64,9 +65,10 @@ def spelled_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Make the map of `multitoken` without report and recipe; also return the failures.
+    """Create the map of `multitoken`, without report and recipe, and return it with the failures.
 
-    The weights of the map `earlier` are added. Only rows of `only`, bool `[V_student]`, are made.
+    The weights of the map `earlier` are added. Only the rows in `only`, bool `[V_student]`, are
+    filled.
     """
     spelled, failures = _spelled_edges(matches.pair, config, only, progress)
     edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)
@@ -103,7 +105,7 @@ def _spell(
     pair: Pair, ids: NDArray[np.int64], max_pieces: int, progress: Progress
 ) -> tuple[Edges, list[str]]:
     pieces, counts = pair.pieces(ids, progress)
-    owner = np.repeat(np.arange(len(ids)), counts)  # [pieces], index of the piece's token
+    owner = np.repeat(np.arange(len(ids)), counts)  # [pieces], index of each piece's token
     rank = ranks(owner)
     first = rank < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)

@@ -16,9 +16,9 @@ from xtok.maps.records import StageReport
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
-    """Cut each row to its `top_k` heaviest entries and normalize it; a slot stays last.
+    """Cut each row to its `top_k` heaviest entries, and normalize it.
 
-    The slot counts as an entry. Shorter rows stay the same, bit for bit.
+    A scale slot counts as an entry and stays last. Shorter rows stay the same, bit for bit.
 
     >>> near = xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")
     >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
@@ -37,11 +37,11 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
 
 
 def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict[str, float]]:
-    """Make the map of `sort_cut` without report and recipe; also return counts of the cut."""
+    """Create the map of `sort_cut`, without report and recipe; also return counts."""
     if projection.enable_scale_trick and top_k < 2:
         raise XtokError(
             "a row with one entry can only contain its scale slot",
-            hint="set {option} to 2 or more, or build the map without the scale trick",
+            hint="set {option} to 2 or more, or build the map without scale slots",
             parameter="top_k",
         )
     slot, sizes = projection.scale_slot, projection.entries_per_row

@@ -1,4 +1,4 @@
-"""`spellings`: each token of two vocabularies, spelled in the other side's tokens, for CSD."""
+"""`spellings`: build a spelling map for CSD."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def spellings(
     *,
     progress: Progress = silent,
 ) -> SpellingMap:
-    """Build a spelling map, for Common-Support Distillation (CSD).
+    """Build a spelling map for Common-Support Distillation (CSD).
 
-    Tokens with the same bytes or role are shared one to one. All other tokens are spelled as the
-    other side's tokenizer spells their bytes within a text.
+    Tokens with the same bytes or role are shared, one to one. For every other token, the spelling
+    is the other side's tokenization of its bytes in the middle of a text.
 
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
@@ -47,10 +47,10 @@ def spellings(
 
 
 def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress = silent) -> Pieces:
-    """Spell student tokens: with their partner if they have one, otherwise as `Pair.pieces`.
+    """Spell each student token as its partner, if it has one, otherwise as in `Pair.pieces`.
 
-    `partners` is int64 `[V_student]`, −1 for none; `ids` are the tokens to spell without a
-    partner, in rising order. The counts are int64 `[V_student]`.
+    `partners` is int64 `[V_student]`, −1 without a partner. `ids` are the tokens without a partner
+    to spell, ascending. The counts are int64 `[V_student]`.
     """
     has_partner = partners >= 0
     ids = ids[~has_partner[ids]]

@@ -1,4 +1,4 @@
-"""The command line. Each command parses its arguments, calls the library and prints the result."""
+"""The command line. Each command parses arguments, calls the library and prints the result."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the command line with these commands, or only with their descriptions."""
+    """Return the Typer app with these commands, or only with their descriptions."""
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build byte-exact event maps and "
@@ -47,7 +47,7 @@ def _load(name: str) -> Callable[..., None]:
 
 
 def _nothing() -> None:
-    """Body of a command that only its description represents."""
+    """Placeholder body of a command in the overview, which prints only descriptions."""
 
 
 class _Group(TyperGroup):
@@ -65,7 +65,7 @@ class _Group(TyperGroup):
         help.print_commands(self, ctx)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _usage_errors():  # in the options of `xtok` itself
+        with _usage_errors():  # an error in the options of `xtok` itself
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
@@ -75,20 +75,20 @@ class _Group(TyperGroup):
 
 @contextmanager
 def _usage_errors(group: Any = None) -> Iterator[None]:
-    """Print Typer's errors in two lines, like all errors, and exit with code 2."""
+    """Print Typer's usage errors in two lines, like all errors, and exit with code 2."""
     try:
         yield
     except TyperException as error:
         message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
-        if not message:  # `xtok` without arguments has printed its help
+        if not message:  # `xtok` without arguments has already printed its help
             raise
         ctx: Any = getattr(error, "ctx", None)
         command = ctx.command_path if ctx else f"xtok {getattr(group, 'invoked_subcommand', '')}"
         hint = f"run {command.strip()} --help"
-        if re.match(r"No such option: (-[^-]|-- )", message):  # no option of xtok is like these
+        if re.match(r"No such option: (-[^-]|-- )", message):  # not similar to any option
             hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
-        if extra and Path(extra[1]).is_file():  # the shell expanded --text *.txt
+        if extra and Path(extra[1]).is_file():  # the shell expanded an unquoted --text *.txt
             hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"
         console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
@@ -96,7 +96,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
 
 def program() -> None:
     """Run the command line."""
-    if "_XTOK_COMPLETE" in os.environ:  # fish would offer each line of a wrapped help text
+    if "_XTOK_COMPLETE" in os.environ:  # otherwise, fish offers each line of a wrapped help text
         os.environ["COLUMNS"] = "10000"
         return run(make_app())
     first, second = (*sys.argv[1:3], "", "")[:2]

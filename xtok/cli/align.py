@@ -29,29 +29,30 @@ def align(
     file: Path | None = option(None, "File to read the text from."),
     chat: Path | None = option(
         None,
-        "File of one conversation to align instead, as for xtok render. Each side's chat template "
-        "renders it.",
+        "File with one conversation to align, in the formats of xtok render. Each side renders it "
+        "with its own chat template.",
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4, "Maximum number of tokens in a chunk where the sides differ.", min=1, max=MAX_COMB_LEN
+        4, "Maximum number of tokens per group where the bytes differ.", min=1, max=MAX_COMB_LEN
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
         "num_correct, num_one_to_one, student_unaligned, teacher_unaligned"
     ),
 ) -> None:
-    """Show how two tokenizers split a text, and the chunks where both start and end together.
+    """Show how two tokenizers split a text, and the chunks that both have in common.
 
-    Use it to see why two models disagree on a text, or to check a conversation's alignment.
+    Use it to see where two tokenizations of a text differ, or to check the alignment of a
+    conversation.
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
     models.both()
     if [text, file, chat].count(None) != 2:
-        raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
+        raise typer.BadParameter("pass a text (- reads stdin), or --file, or --chat")
     if text and os.path.isfile(text):
-        console.print_note(f"{text} is aligned as text; to read the file: --file {text}")
+        console.print_note(f"{text} is aligned as text; to read the file, use --file {text}")
     data = None if chat else _text(text, file)
     alignment = xtok.align(
         models.pair(), text=data, chat=chat, templates=templates if chat else None,

@@ -35,7 +35,7 @@ def build(
     for_loss: BuildLoss | None = loss_option(
         BuildLoss,
         None,
-        "Use the preset for a loss: p-kl, gold or h-kl. Explicit options override it. Default: "
+        "Use the preset for a loss (p-kl, gold or h-kl). Explicit options override it. Default: "
         "the recipe of X-Token. For event KL, use `xtok events`.",
     ),
     output: StrictOutput,
@@ -53,7 +53,7 @@ def build(
 ) -> None:
     """Build a projection map from two tokenizers, for P-KL, gold or H-KL.
 
-    With --text, the weights are counted on your text instead of synthetic text, which is rarely
+    With --text, the weights are counted on your text instead of synthetic text. This is rarely
     necessary.
 
     Example: xtok build meta-llama/Llama-3.2-1B Qwen/Qwen3-8B --for p-kl -o map.safetensors
@@ -67,7 +67,7 @@ def build(
     student_id, teacher_id = map(model_id, names)
     own_name = build_name(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
-    if not (skip_existing and path.is_file()):  # an existing map stays
+    if not (skip_existing and path.is_file()):  # an existing map may be kept
         output.check()
     initial, pair = models.with_initial(initial_projection_path, map_options)
     note_one_vocabulary(pair)

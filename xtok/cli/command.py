@@ -1,8 +1,9 @@
-"""Turn a function into a command: options, --quiet, errors and exit codes.
+"""Convert a function to a command, with options, --quiet, errors and exit codes.
 
-An option is a parameter `name: type = option(...)` of the function, or a field of a config. If a
-parameter's type is a config dataclass, each field becomes an option, and the function receives the
-config. Python and the command line therefore share one declaration of each option.
+An option is a parameter `name: type = option(...)` of the function, or a field of a config
+dataclass. If a parameter's type is a config dataclass, each field becomes an option, and the
+function receives the config. Each option is therefore declared once, for Python and the command
+line.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers.table import SIDES
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells: 128 + SIGINT. After SIGTERM it is 143."""
+"""Exit code after Ctrl-C, as in shells: 128 + SIGINT. After SIGTERM, it is 143."""
 
 _QUIET = option(False, "Print only errors on stderr.", flag=True, short="-q", panel=OUTPUT)
 _PANELS_AT_THE_END = {OUTPUT: 1, RARE: 2}
@@ -42,7 +43,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function that Typer calls, with --quiet added to its options.
 
-    Besides options and configs, the function may take `context: typer.Context`.
+    In addition to options and configs, the function can have a parameter `context: typer.Context`.
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
@@ -108,20 +109,20 @@ def _nemo_options(command: str, options: Mapping[str, Option]) -> Iterator[Optio
 
 
 def full_path(text: str) -> str:
-    """Return a path or glob with `~` expanded, and its final slash kept."""
+    """Expand `~` in a path or glob, and keep a final slash."""
     if not text:
         raise typer.BadParameter("the path is empty")
     return os.path.expanduser(text)
 
 
 def read_path(text: str) -> Path:
-    """Return a path with `~` expanded."""
+    """Expand `~` in a path."""
     return Path(full_path(text))
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command: its name and type in Python, and its declaration."""
+    """An option or argument of a command, with its Python name, type and declaration."""
 
     name: str
     type: Any
@@ -141,7 +142,7 @@ class Option:
 
     @property
     def panel(self) -> str | None:
-        """The section of the help; None for arguments, which have their own."""
+        """The section in the help; None for arguments, which have their own section."""
         return None if self.details.argument else self.details.panel or self.config_panel
 
     @property
@@ -149,7 +150,7 @@ class Option:
         """The parameter that Typer reads."""
         container, item = _container_and_item(self.type)
         kind, default = self.type, self.field.default
-        if container is tuple:  # typed as 1,2,3
+        if container is tuple:  # written as 1,2,3
             kind, default = str | None, None
         info = self._info(container, item)
         default = inspect.Parameter.empty if default is ... else default
@@ -176,7 +177,7 @@ class Option:
         return typer.Option(*flags, help=details.help + limits, **words)
 
     def value(self, typed: Any) -> Any:
-        """Return the value that was typed; numbers such as 3,1,2 become a sorted tuple.
+        """Convert a typed value. Numbers such as 3,1,2 become a sorted tuple.
 
         Raises:
             ValueError: if the value is out of range.
@@ -187,12 +188,12 @@ class Option:
             try:
                 value = tuple(sorted({int(number) for number in typed.split(",")}))
             except ValueError:
-                message = f"{self.flag} {typed} is not a list such as 0,1,2"
+                message = f"{self.flag} {typed} is not a list of numbers such as 0,1,2"
                 raise typer.BadParameter(message) from None
         return checked_value(self.name, value, self.type, self.details)
 
     def as_typed(self, value: Any) -> str:
-        """Return the option with a value, as a user would type it."""
+        """Format the option and a value in the form that a user types."""
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value}"
@@ -208,7 +209,7 @@ def _container_and_item(kind: Any) -> tuple[Any, Any]:
 
 
 def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]) -> Any:
-    """Make a config; with `--for LOSS`, a config with presets takes only the typed options."""
+    """Create a config. With `--for LOSS`, only the typed options override the preset."""
     names = [f.name for f in fields(config)]
     if values.get("for_loss") is None or not hasattr(config, "for_loss"):
         return config(**{name: values[name] for name in names})
@@ -239,7 +240,7 @@ def _effect_notes(
     """Return a note for each typed option without effect.
 
     Raises:
-        typer.BadParameter: for an option that needs another option that was not given.
+        typer.BadParameter: if an option requires another option that is missing.
     """
     notes = []
     for typed in (options[name] for name in options if name in typed_names):
@@ -264,7 +265,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON; ignore a closed pipe."""
+    """Print a result on stdout, as a table or as JSON. A closed pipe is ignored."""
     try:
         if json:
             print_result(console.to_json(result))
@@ -280,7 +281,7 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    """Return the hint with the options of this command that set the error's parameter."""
+    """Return an error's hint, with the options of this command that set the error's parameter."""
     parameter = "output" if error.parameter == "path" else error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
@@ -294,16 +295,16 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
 
 
 def run(app: typer.Typer) -> None:
-    """Run the app; an `XtokError` becomes two lines on stderr and exit code 1."""
-    gc.set_threshold(100_000)  # vocabularies are large lists without cycles: saves 8 % of a command
+    """Run the app. An `XtokError` is printed as two lines on stderr, with exit code 1."""
+    gc.set_threshold(100_000)  # saves 8 % of the time: large lists without cycles
     sys.stdout, sys.stderr = (stream or _null() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character
+        if isinstance(stream, io.TextIOWrapper):  # the terminal's encoding may lack a character
             stream.reconfigure(errors="backslashreplace")
     stopped = signal.SIGINT
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM as Ctrl-C: clean up, and save counts."""
+        """Handle SIGTERM like Ctrl-C, so that temporary files are removed and counts are saved."""
         nonlocal stopped
         stopped = signal.SIGTERM
         interrupt = signal.getsignal(signal.SIGINT)
@@ -324,7 +325,7 @@ def run(app: typer.Typer) -> None:
         console.print_error(error)
         sys.exit(1)
     except SystemExit as done:
-        if done.code == INTERRUPTED:  # Typer turns an interrupt outside of a command into this code
+        if done.code == INTERRUPTED:  # Typer's exit code for an interrupt outside a command
             word = "interrupted" if stopped == signal.SIGINT else "terminated"
             print(word, file=sys.stderr)  # noqa: T201
             sys.exit(128 + stopped)
@@ -337,7 +338,7 @@ def _null() -> TextIO:
 
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
-    """Run a command; with `quiet`, drop its stderr, except errors."""
+    """Run a command. With `quiet`, print only errors on stderr."""
     with _one_line_errors(), open(os.devnull, "wb") as null:
         try:
             with redirected(sys.stderr, 2, null) if quiet else nullcontext(), reserved_stdout():
@@ -350,7 +351,7 @@ def _silence(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Turn an `OSError` into an `XtokError`; a closed pipe (head, less) ends the block silently."""
+    """Convert an `OSError` to an `XtokError`. A closed pipe (head, less) is no error."""
     try:
         yield
     except BrokenPipeError:
@@ -358,5 +359,5 @@ def _one_line_errors() -> Iterator[None]:
     except OSError as error:
         raise XtokError(
             f"{error.filename or 'the output'}: {error.strerror or error}",
-            hint="check the path, its permissions, and the free space",
+            hint="check the path, its permissions and the free space",
         ) from error

@@ -1,4 +1,4 @@
-"""Output for people: notes, reports and progress on stderr, and JSON."""
+"""Print notes, reports and progress on stderr, and convert results to JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 EVERY = 10.0
-"""Seconds between two progress lines without a terminal for a bar."""
+"""Seconds between two progress lines if there is no terminal for a bar."""
 
 
 @contextmanager
 def progress_bar(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
-    """Show a progress bar on stderr, or only the label of a step without a total.
+    """Show a progress bar on stderr. For a step without a total, show only its label.
 
-    Without a terminal, the step prints its progress every ten seconds.
+    If stderr is not a terminal, print the progress every ten seconds instead.
     """
     if _columns():
         with _new_bar(label, total) as bar:
@@ -48,7 +48,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
             printed = now
             left = (now - start) * max(total - num_done, 0) / max(num_done, 1)
             share = f"{min(num_done / total, 1):.0%}"
-            if num_done >= total / 100:  # earlier estimates are too noisy
+            if num_done >= total / 100:  # estimates before this are too noisy
                 time_left = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
                 share += f", about {time_left} left"
             with suppress(OSError, ValueError):  # stderr is closed
@@ -58,7 +58,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
 
 
 def _columns() -> int:
-    """Return the width of stderr's terminal; 0 without a terminal, or if its size is unset."""
+    """Return the width of stderr's terminal; 0 if there is no terminal or no size."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns
     return 0
@@ -73,13 +73,13 @@ def _new_bar(label: str, total: int) -> Any:
         def advance(self, size: int, tokens: int = 0) -> None:
             self.tokens += tokens
             if self.tokens and (elapsed := self.format_dict["elapsed"]):
-                self.unit = "B"  # of text
+                self.unit = "B"  # bytes of text
                 self.set_postfix_str(f"{self.tokens / elapsed:,.0f} student tok/s", refresh=False)
             self.update(size)
 
         @property
         def format_dict(self) -> dict[str, Any]:
-            """Fit the terminal's current width, with room for ^C behind the bar."""
+            """Fit the bar to the terminal's current width, with room for ^C after it."""
             is_label = not (self.total or self.n)
             bar = "{desc} …" if is_label else None
             return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
@@ -88,12 +88,12 @@ def _new_bar(label: str, total: int) -> Any:
 
 
 def to_json(result: object) -> str:
-    """Return a result with its dataclasses as JSON; tokens are escaped."""
+    """Convert a result and its dataclasses to JSON, with escaped tokens."""
     return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:
-    """Print one line per stage on stderr: its counts, failures and notes."""
+    """Print one line per stage on stderr, with its counts, failures and notes."""
     for report in reports:
         counts = ", ".join(_count_noun(n, noun) for noun, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
@@ -107,13 +107,13 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def print_note(note: str) -> None:
-    """Print a note on stderr; ignore a closed stderr."""
+    """Print a note on stderr. A closed stderr is ignored."""
     with suppress(OSError):
         print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_error(error: XtokError) -> None:
-    """Print an error in its two lines."""
+    """Print an error and its hint, in two lines."""
     lines = f"error: {printable(error.message)}\nhint: {printable(error.hint)}"
     print(lines, file=sys.stderr, flush=True)  # noqa: T201
 

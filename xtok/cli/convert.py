@@ -17,12 +17,12 @@ def convert(
     map_path: Path = MAP,
     target: str | None = option(
         None,
-        "Output: .safetensors, or .pt for NeMo-RL (a spelling map becomes NAME.pt and "
+        "Output file: .safetensors, or .pt for NeMo-RL (a spelling map becomes NAME.pt and "
         "NAME.reverse.pt).",
         argument="OUTPUT",
         parser=full_path,
     ),
-    output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
+    output: Path | None = option(None, "Alternative to OUTPUT.", short="-o"),
     normalize: bool = option(False, "Divide each row of learned weights by its sum.", flag=True),
     json: bool = JSON,
     models: OptionalModels,
@@ -40,9 +40,9 @@ def convert(
     if target is None and output is None:
         local = Path(map_path.name) if is_on_hub(map_path) else map_path
         default_target = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
-        raise typer.BadParameter(f"give an output: xtok convert {map_path} {default_target}")
+        raise typer.BadParameter(f"name the output: xtok convert {map_path} {default_target}")
     if None not in (target, output):
-        raise typer.BadParameter("give one output: OUTPUT, or --output")
+        raise typer.BadParameter("name the output once, as OUTPUT or with --output")
     path = check_map_output(target or output or "")
     any_map, _ = models.with_map(map_options.load_any(map_path, normalize=normalize))
     xtok.convert(any_map, path)

@@ -18,25 +18,25 @@ def doctor(
     student: str | None = option(
         None, f"The model to check, or the student: {MODEL}", argument="STUDENT"
     ),
-    teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
+    teacher: str | None = option(None, "The teacher, for checking the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
-        "With two models: measure the pair on this text or these conversations, and compare the "
-        "first rows with the models' own libraries: ",
+        "Measure the pair on this text or these conversations, and compare the first rows with "
+        "the models' own libraries (requires two models): ",
         needs={"teacher": True},
     ),
     field: str = TEXT_FIELD,
     templates: ChatTemplates,
     teacher_url: str | None = option(
         None,
-        "Also check the teacher's vLLM or SGLang server at this address, for xtok serve.",
+        "Also check the teacher's vLLM or SGLang server at this address, which xtok serve needs.",
         metavar="URL",
         needs={"teacher": True},
         panel=MAIN,
     ),
     tools: bool = option(
         False,
-        "Fail, instead of warn, if the chat template rewrites earlier turns when a tool answers. "
-        "Training on tool calls needs unchanged turns.",
+        "Fail (instead of warn) if the chat template rewrites earlier turns after a tool result. "
+        "Training on tool calls requires unchanged turns.",
         flag=True,
     ),
     json: bool = json_option("tokenizers, pair, advice, pair_checks, server"),
@@ -45,14 +45,14 @@ def doctor(
 ) -> None:
     """Check one model's tokenizer, or a pair, and recommend a loss and the next command.
 
-    Run it first. Exits with 3 if a check fails.
+    Run this command first. The exit code is 3 if a check fails.
 
     Example: xtok doctor meta-llama/Llama-3.2-1B Qwen/Qwen3-8B
     """
     if student is None:
-        raise typer.BadParameter("give a model, or two: STUDENT [TEACHER]")
+        raise typer.BadParameter("name one or two models: STUDENT [TEACHER]")
     if text:
-        first_rows(text, field)  # fails early
+        first_rows(text, field)  # check early
     names = (student,) if teacher is None else (student, teacher)
     loaded = {name: loading.tokenizer(name, vocab_size) for name in names}
     server = check_server(teacher_url, loaded[names[-1]]) if teacher_url else None

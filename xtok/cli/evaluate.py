@@ -24,7 +24,7 @@ from xtok.maps.map_arguments import name_notes
 def evaluate(
     *,
     arguments: list[str] = map_option(
-        "Map files of one pair, measured side by side, then the two models: " + MODEL,
+        "Map files of one pair to compare, then the two models: " + MODEL,
         ...,
         argument="MAP... STUDENT TEACHER",
         parser=full_path,
@@ -32,7 +32,9 @@ def evaluate(
     text: list[str] = text_option("Text or conversations to measure on: ", required=True),
     field: str = TEXT_FIELD,
     for_loss: BuildLoss | None = loss_option(
-        BuildLoss, None, "Judge and rank the maps for this loss. Default: judge them for P-KL."
+        BuildLoss,
+        None,
+        "Judge and rank the maps for this loss. Default: judge them for P-KL.",
     ),
     json: bool = json_option(
         "student, teacher, measures, event_measures, verdicts, classes, worst_rows, num_bytes, "
@@ -43,9 +45,9 @@ def evaluate(
 ) -> None:
     """Measure maps on text, and print a verdict for each: good, usable or bad.
 
-    Use text that no map was counted on. For projection maps it prints cross-entropy and coverage;
-    for event maps the leak, the share of shared boundaries where the two tokens fall into different
-    events.
+    Use text on which no map was counted. For projection maps, the command prints cross-entropy and
+    coverage. For event maps, it prints the leak: the share of shared token boundaries at which the
+    two tokens belong to different events.
 
     Example: xtok evaluate map.safetensors STUDENT TEACHER --text 'corpus/*.txt'
     """

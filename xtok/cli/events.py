@@ -28,7 +28,7 @@ def events(
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",
-        "Loss to build for: event-kl (an event map), or csd (a spelling map).",
+        "Loss that the map is for: event-kl (an event map) or csd (a spelling map).",
     ),
     output: str | None = output_option(
         "a file in the current folder, named after the pair.",
@@ -42,8 +42,8 @@ def events(
 ) -> None:
     """Build an event map (default), or a spelling map (--for csd).
 
-    An event map groups the tokens of both vocabularies, for training with event KL. A spelling map
-    contains the spelling of each side's tokens in the other side's tokens.
+    An event map groups the tokens of both vocabularies for training with event KL. A spelling map
+    contains the spelling of each side's tokens in the other side's tokens, for CSD.
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """
@@ -53,7 +53,7 @@ def events(
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
-    if not (skip_existing and path.is_file()):  # an existing map stays
+    if not (skip_existing and path.is_file()):  # an existing map may be kept
         map_class = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
         check_map_output(path, map_class.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":

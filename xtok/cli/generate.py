@@ -21,9 +21,9 @@ def generate(
     output: StrictOutput,
     embedding_model: str | None = option(
         None,
-        "How tokens are compared: own (the two models' input embeddings), spelling (byte n-grams, "
-        "without a model), sentence:MODEL (a sentence-transformers model) or input:MODEL (a "
-        "language model's input embeddings). Default: own if both models have safetensors "
+        "Method for comparing tokens: own (the two models' input embeddings), spelling (byte "
+        "n-grams, without a model), sentence:MODEL (a sentence-transformers model) or input:MODEL "
+        "(a language model's input embeddings). Default: own if both models have safetensors "
         "weights, otherwise spelling.",
         metavar="KIND:MODEL",
         panel=MAIN,
@@ -37,11 +37,11 @@ def generate(
         panel=COMPUTING,
     ),
     force_recompute: bool = option(
-        False, "Recompute the embeddings, and replace cached ones.", flag=True, panel=COMPUTING
+        False, "Recompute cached embeddings.", flag=True, panel=COMPUTING
     ),
     widths: Widths,
 ) -> None:
-    """Map each student token to the most similar teacher tokens, as NeMo-RL's first stage.
+    """Map each student token to the most similar teacher tokens (NeMo-RL's first stage).
 
     Example: xtok generate meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o similar.safetensors
     """

@@ -1,4 +1,4 @@
-"""The help texts: description, example and options; rare options only with --help-all."""
+"""Print help texts: description, example and options. --help-all adds rare options."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ PARTS = {
     "Files": ("convert", "render"),
     "NeMo-RL's stages": ("generate", "multitoken", "reapply-exact", "sort-cut"),
 }
-"""The commands in the order of the help. A command's function and module have its name."""
+"""The commands in the order of the help. Each command's function and module have its name."""
 
 COMMANDS = {name: part for part, names in PARTS.items() for name in names}
-"""The section of the help for each command."""
+"""The help section of each command."""
 
 ALL = "--help-all"
-"""The option that prints every option."""
+"""The option that prints all options."""
 
 
 @functools.cache
 def describe_command(name: str) -> tuple[str, str]:
     """Return a command's description and its example.
 
-    Reads the source: importing all commands takes three times as long as printing the help.
+    This reads the source code, because importing all commands takes three times as long as printing
+    the help.
     """
     module = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
     nodes = ast.parse(module.read_text(encoding="utf-8")).body
@@ -60,16 +61,16 @@ If a name is ambiguous, add a prefix: hf:, spm:, tiktoken: or tekken:."""
 ARGUMENTS = "Arguments"
 
 _WIDEST = 100
-"""Largest width of a help line in columns; longer lines are hard to read."""
+"""Maximum width of a help line in columns, because longer lines are hard to read."""
 
 
 def print_models() -> None:
-    """Print the kinds of models that commands accept."""
+    """Print the kinds of model names that commands accept."""
     _Page().prose(MODEL_KINDS).show()
 
 
 def print_commands(app: Any, ctx: Any) -> None:
-    """Print the help of `xtok`: its commands in sections."""
+    """Print the help of `xtok`: the commands, in sections."""
     page = _Page().prose("Usage: xtok COMMAND ...").prose(app.help)
     widest = max(map(len, COMMANDS))
     for part, names in PARTS.items():
@@ -81,7 +82,7 @@ def print_commands(app: Any, ctx: Any) -> None:
 
 
 def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
-    """Print the help of a command, with `rare` including rarely needed options."""
+    """Print the help of a command. With `rare`, include rarely needed options."""
     parts = dict(_parts(command, ctx))
     left_out = 0 if rare else len(parts.pop(RARE, ()))
     page = _Page().prose(f"Usage: {usage(command, ctx.command_path)}").prose(command.help)
@@ -122,7 +123,7 @@ class _Page:
         return self.line()
 
     def show(self) -> None:
-        """Print the page without its last empty line, which Typer adds."""
+        """Print the page without the empty line that Typer adds at the end."""
         self._console.print(Text("\n").join(self._lines[:-1]), soft_wrap=True)
 
 
@@ -142,7 +143,7 @@ def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]
 
 
 def _flags(record: str) -> str:
-    """Return an option as the help prints it: `--[no-]x`, and choices without brackets."""
+    """Format an option for the help: `--[no-]x`, and choices without brackets."""
     record = re.sub(r"--([\w-]+) / --no-\1", r"--[no-]\1", record)
     return re.sub(r"<(.+)>", r"\1", record)
 

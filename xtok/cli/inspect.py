@@ -28,18 +28,18 @@ def inspect(
     map_path: Path = MAP,
     tokens: list[str] = option(
         [],
-        "Student tokens to explain, spaces included: ' the'. Put -- before a token that begins "
+        "Student tokens to explain, including spaces: ' the'. Put -- before a token that begins "
         "with a dash.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
         [], "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
     ),
-    against: Path | None = map_option("Compare with this map of the same pair, row by row."),
+    against: Path | None = map_option("Compare the map row by row with this map of the same pair."),
     config: InspectConfig,
     text: list[str] = text_option(
-        "With --against and --student-model: weight rows by how often their tokens occur in this "
-        "text: "
+        "Weight rows by the frequency of their tokens in this text (requires --against and "
+        "--student-model): "
     ),
     field: str = TEXT_FIELD,
     json: bool = json_option(
@@ -50,18 +50,18 @@ def inspect(
     models: ModelOptions,
     map_options: MapOptions,
 ) -> None:
-    """Show an overview of a map, rows of it, or its differences from another map.
+    """Show an overview of a map, some of its rows, or its differences from another map.
 
-    With the models, tokens are also spelled in the other side's tokens. For an event map it shows
-    the tokens that share an event; for a spelling map, the spelling of a token.
+    If the models are given, tokens are also spelled in the other side's tokens. For an event map,
+    the rows are the tokens that share an event. For a spelling map, they are spellings of tokens.
 
     Example: xtok inspect map.safetensors 201 ' the'
     """
     if text and (against is None or models.student is None):
-        raise typer.BadParameter("--text needs --against and --student-model")
+        raise typer.BadParameter("--text requires --against and --student-model")
     check_texts(text, field)
     any_map = map_options.load_any(map_path)
-    hint = "a second map is --against {0}, models are -s and -t"
+    hint = "use --against {0} for a second map, and -s and -t for models"
     check_tokens(tokens, hint, any_map.student.table)
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
@@ -79,5 +79,5 @@ def inspect(
         names=[] if against is None else [str(map_path), str(against)],
     )
     show(inspection, print_inspection, json=json)
-    if error is not None:  # of some tokens
+    if error is not None:  # rows of some tokens
         raise error

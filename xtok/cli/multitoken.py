@@ -24,14 +24,14 @@ def multitoken(
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
-        False, "Give each shared token a single entry, with weight 1.", panel=MAKING
+        False, "Give each shared token a single entry with weight 1.", panel=MAKING
     ),
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
     ),
     map_options: MapOptions,
 ) -> None:
-    """Map each student token to the teacher tokens that spell it, as NeMo-RL's second stage.
+    """Map each student token to the teacher tokens that spell it (NeMo-RL's second stage).
 
     Example: xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt
     """

@@ -1,8 +1,8 @@
-"""NeMo-RL's command lines: its options, translated to xtok's, and its file names.
+"""Support NeMo-RL's command lines: translate its options, and use its file names.
 
-`tools/x_token` of NeMo-RL (commit 7ea279a) mixes snake case and kebab case and has its own option
-names. A table adds them as hidden options. Its scripts guess the output name of the preceding step,
-so a command line with NeMo-RL's options also gets NeMo-RL's file names.
+NeMo-RL's `tools/x_token` (commit 7ea279a) mixes snake case and kebab case, and has its own option
+names. A table adds these names as hidden options. NeMo-RL's scripts guess the output name of the
+preceding step, so a command line with NeMo-RL's options also gets NeMo-RL's file names.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "teacher_model": ("teacher", "-t"),
     "model": ("model_argument", "-m"),
 }
-"""Models as options, for commands with models as arguments: the argument, and a letter."""
+"""Options for models that are usually arguments: the argument's name, and a letter."""
 
-# NeMo-RL's option → xtok's options and their values. `...` stands for the typed value, None for
-# xtok's default. For the commands that replace NeMo-RL's tools and have all of these options.
+# NeMo-RL's option → xtok's options with their values. `...` is the typed value, and None is xtok's
+# default. They apply to commands that replace NeMo-RL's tools and have all of these options.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
     "enable_scale_trick": {"scale_trick": True},
     "disable_scale_trick": {"scale_trick": False},
@@ -59,14 +59,14 @@ _MATCHING = "multitoken", "build", "reapply-exact"
 
 # Options without a counterpart: the commands that accept them, the only value, and the reason.
 FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
-    "keep_top_tokens": (["generate"], "-1", "generate always takes every token"),
+    "keep_top_tokens": (["generate"], "-1", "generate always uses all tokens"),
     "special_token_top_k": (_MATCHING, "1", "a special token has one counterpart"),
 }
 
-# This tool ignores the options of the preceding step and writes next to its input.
+# This tool ignores the options of the preceding step, and writes next to its input.
 _IGNORING = "reapply-exact"
 
-# File names, without suffix, of NeMo-RL's tools that write to a folder.
+# File names (without suffix) of NeMo-RL's tools that write to a folder.
 _NAMES: Mapping[str, str] = {
     "generate": "temp_projection_map_{student}_to_{teacher}_top_{top_k}",
     "multitoken": "projection_map_{student}_to_{teacher}_multitoken_top_{top_k}_double",
@@ -75,12 +75,12 @@ _NAMES: Mapping[str, str] = {
 _FOLDER = "cross_tokenizer_data"
 _OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
-# Options with the same name in both, but typical of a NeMo-RL command line.
+# Options with the same name in both programs that only NeMo-RL command lines usually contain.
 _TYPICAL = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield NeMo-RL's options of a command, with the option that receives the value, if any."""
+    """Yield a command's NeMo-RL options, each with the xtok option that receives the value."""
     is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
@@ -90,19 +90,19 @@ def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, 
 
 @dataclass
 class NemoWords:
-    """NeMo-RL's options in one command line."""
+    """The NeMo-RL options in one command line."""
 
-    typed: dict[str, str] = field(default_factory=dict)  # xtok's option → the typed option
-    notes: list[str] = field(default_factory=list)  # on options without effect
-    stem: str | None = None  # of the output's name
+    typed: dict[str, str] = field(default_factory=dict)  # xtok's option → the typed NeMo-RL option
+    notes: list[str] = field(default_factory=list)  # notes about options without effect
+    stem: str | None = None  # parts of the output's name
 
     def as_typed(self, text: str) -> str:
-        """Replace xtok's options in a text by NeMo-RL's where those were typed."""
+        """Replace xtok's options in a text with the NeMo-RL options that the user typed."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
 
 def nemo_words(context: typer.Context) -> NemoWords:
-    """Return NeMo-RL's options in the running command line."""
+    """Return the NeMo-RL options in the running command line."""
     words: NemoWords = context.meta[__name__]
     return words
 
@@ -114,19 +114,19 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 class Command(TyperCommand):
-    """A command that also accepts NeMo-RL's options, and every option in snake case."""
+    """A command that also accepts NeMo-RL's options, and all options in snake case."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = {"token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, **{**kwargs, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual, then set xtok's options from the hidden options."""
+        """Parse the arguments, then set xtok's options from hidden NeMo-RL options."""
         words = ctx.meta[__name__] = NemoWords()
         if help.ALL in args:
             ctx.meta[help.ALL], args = True, ["--help"]
         if self.name == "build" and "--loss" in {arg.partition("=")[0] for arg in args}:
-            raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
+            raise typer.BadParameter("--loss is not an option of this command; use --for", ctx=ctx)
         remaining = self._parse(ctx, args)
         hidden = [param.name for param in self.params if getattr(param, "hidden", False)]
         values = {name: ctx.params.pop(name) for name in hidden}
@@ -142,17 +142,17 @@ class Command(TyperCommand):
     def _parse(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:  # Typer's validator has other words
+        except typer.BadParameter as error:  # Typer's validator words this differently
             message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
             error.message = message.replace("Input should be", "must be", 1)
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help; rare options only with --help-all."""
+        """Print the help. Rare options are included only with --help-all."""
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
-        """Set arguments to the models given as options, and move the other models up."""
+        """Set model arguments from options, and shift the remaining models."""
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
@@ -162,7 +162,7 @@ class Command(TyperCommand):
         free = [name for name in arguments if name not in by_argument]
         if by_argument and len(typed) > len(free):
             name = next(iter(models))
-            problem = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
+            problem = f"name the {name.replace('_', ' ')} once, as argument or with {_flag(name)}"
             raise typer.BadParameter(problem, ctx=ctx)
         if by_argument:
             moved = dict(zip(free, typed, strict=False))
@@ -190,7 +190,7 @@ class Command(TyperCommand):
         if self.name == "generate" and folder and not is_given(ctx, "cache_dir"):
             _set(ctx, "cache_dir", Path(folder), name)
         path = os.path.join(folder or "", f"{stem}.pt" if stem else "")
-        if self.name in _NAMES:  # `nemo_name` chooses the file's name, from the options
+        if self.name in _NAMES:  # `nemo_name` chooses the file name from the options
             nemo_words(ctx).stem, path = stem, os.path.join(folder or _FOLDER, "")
         if path and not is_given(ctx, "output"):
             _set(ctx, "output", path, name)
@@ -208,7 +208,7 @@ def _flag(name: str) -> str:
 
 
 def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
-    """Return NeMo-RL's name for the output; None if the command line has no NeMo-RL options."""
+    """Return NeMo-RL's name for the output, or None without NeMo-RL options."""
     name, command = nemo_words(context).stem, str(context.info_name)
     if name is None:
         return None
@@ -223,7 +223,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
 
 
 def clean_name(model: str) -> str:
-    """Return a model's name without its size and kind, as NeMo-RL's tools shorten it.
+    """Shorten a model's name like NeMo-RL's tools, without its size and kind.
 
     >>> clean_name("models/Qwen3-4B-Base"), clean_name("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')
@@ -235,7 +235,7 @@ def clean_name(model: str) -> str:
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
-    """Return the file name of a refined map; a `.pt` gets NeMo-RL's ending."""
+    """Return the file name of a refined map. A `.pt` gets NeMo-RL's name ending."""
     if source.suffix != ".pt":
         return map_name(projection, stage)
     if stage == "reapply-exact":

@@ -1,4 +1,4 @@
-"""Shared options: models, maps, outputs and texts."""
+"""Options that several commands share: models, maps, outputs and texts."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="AnyMap")
 
-_FILES = "plain, .jsonl or .parquet (also .gz or .zst), or a quoted glob. Repeatable."
+_FILES = "plain text, .jsonl or .parquet (also .gz or .zst), or a quoted glob. Repeatable."
 MODEL = "a repo, folder or file (xtok help models)."
 
 
 def map_files(incomplete: str) -> list[str]:
     """Return map files and folders for shell completion.
 
-    Returns nothing without a map, or if a name needs quotes: the shell then completes files itself.
+    Returns nothing if there is no map or a name needs quotes. The shell then completes files
+    itself.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))
     names = [f"{path}/" if os.path.isdir(path) else path for path in paths]
@@ -64,26 +65,26 @@ def map_files(incomplete: str) -> list[str]:
 
 
 def map_option(help: str, default: Any = None, **extra: Any) -> Any:
-    """Return an option or argument for one or several maps."""
+    """Return an option or argument for one or more maps."""
     return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **extra})
 
 
 MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
-    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build it once, and "
-    "keep it in the cache.",
+    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build it once and "
+    "cache it.",
     name="map",
     panel=MAIN,
 )
 
 
 def json_option(keys: str) -> Any:
-    """Return the option --json with the keys of its output."""
+    """Return the option --json, with the keys of its output in the help."""
     return option(False, f"Print one JSON object: {keys}.", flag=True, panel=OUTPUT)
 
 
-JSON = json_option("paths, reports (of each stage: its counts, notes and failures)")
+JSON = json_option("paths, reports (counts, notes and failures of each stage)")
 TEXT_FIELD = option(
     "text", "Field (JSON lines) or column (Parquet) of the text.", needs={"text": True}, panel=TEXT
 )
@@ -105,7 +106,7 @@ def text_option(help: str, *, required: bool = False, **extra: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
-    """Widths of the models' logits, and so of a map."""
+    """Widths of the models' logits, which are also the widths of a map."""
 
     panel = RARE
     student_vocab_size: int | None = option(
@@ -125,7 +126,7 @@ PRESERVE_LAST = option(
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(Widths):
-    """Options for map files without metadata."""
+    """Options for map files that lack metadata."""
 
     preserve_last: bool | None = PRESERVE_LAST
 
@@ -148,7 +149,7 @@ class Loading(Config):
     )
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
-        """Load a tokenizer, and print its notes."""
+        """Load a tokenizer and print its notes."""
         with console.progress_bar(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
@@ -161,26 +162,28 @@ class Loading(Config):
 class Models(Loading):
     """The two models of a pair."""
 
-    student: str | None = option(None, f"The student, a map's rows: {MODEL}", argument="STUDENT")
-    teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
+    student: str | None = option(
+        None, f"The student (rows of the map): {MODEL}", argument="STUDENT"
+    )
+    teacher: str | None = option(None, "The teacher (columns of the map).", argument="TEACHER")
 
     def names(self) -> dict[str, Any]:
-        """Return the given models by side."""
+        """Return the models that were given, by side."""
         return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
     def both(self) -> tuple[str, str]:
-        """Return both models; a missing model is a usage error."""
+        """Return both models. A missing model is a usage error."""
         if self.student is None or self.teacher is None:
-            raise typer.BadParameter("give two models, STUDENT TEACHER")
+            raise typer.BadParameter("name two models: STUDENT TEACHER")
         return self.student, self.teacher
 
     def pair(self, widths: Widths | None = None) -> Pair:
-        """Load both tokenizers; a missing model is a usage error."""
+        """Load both tokenizers. A missing model is a usage error."""
         self.both()
         return xtok.load_pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
-        """Load the given tokenizers by side."""
+        """Load the tokenizers of the models that were given, by side."""
         return {
             side: self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
             for side, model in self.names().items()
@@ -198,10 +201,10 @@ class Models(Loading):
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
-        """Load the given tokenizers, with the map's widths.
+        """Load the tokenizers of the models that were given, with the map's widths.
 
         Returns:
-            the map, with tokens added that its file lacks, and its pair.
+            the map, with any tokens that its file lacks, and its pair.
         """
         bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
@@ -210,7 +213,7 @@ class Models(Loading):
 
 @dataclass(frozen=True, kw_only=True)
 class OptionalModels(Models):
-    """The models of a map, for a command that also works without them."""
+    """The models of a map, for a command that does not require them."""
 
     student: str | None = option(None, f"The map's student: {MODEL}", argument="[STUDENT]")
     teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
@@ -230,14 +233,14 @@ class ModelOptions(Models):
 
 
 def check_tokens(tokens: Sequence[str], hint: str, table: TokenTable | None) -> None:
-    """Raise a usage error if a token is a file name; `hint` is the option for the file."""
+    """Raise a usage error if a token is a file name. `hint` is the option for the file."""
     for token in tokens:
         if os.path.exists(token) and not (table and table.ids_of(token)):
             raise typer.BadParameter(f"{token} is not a token; {hint.format(token)}")
 
 
 def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Path], Models]:
-    """Split MAP... STUDENT TEACHER: up to two arguments after the last map are models."""
+    """Split MAP... STUDENT TEACHER: after the last map, up to two arguments are models."""
     end = len(arguments)
     while len(arguments) - end < 2 and end > 1:
         if arguments[end - 1].endswith((".safetensors", ".pt")):
@@ -248,13 +251,13 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
     for path in maps:
         if path.is_dir():
             raise typer.BadParameter(
-                f"{path} is a folder, not a map: give MAP... STUDENT TEACHER, and a glob in quotes"
+                f"{path} is a folder, not a map: pass MAP... STUDENT TEACHER, and quote globs"
             )
     return maps, Models(trust_remote_code=loading.trust_remote_code, **models)
 
 
 def read_loss(text: str, choices: Any = BuildLoss) -> Any:
-    """Return the name of a loss; an `XtokError` for a loss that needs another command."""
+    """Return the name of a loss. Raises an `XtokError` for a loss that needs another command."""
     losses = get_args(choices)
     loss = with_hyphens(text)
     if loss in losses:
@@ -293,10 +296,11 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
 
 
 def output_path(output: str | None, name: str, refined: Path | None = None) -> Path:
-    """Return the output's path; in a folder, `name` is added.
+    """Return the path of the output. If it is a folder, append `name`.
 
-    A path is a folder if it exists as one, ends in a slash, or has no suffix and is not a file. The
-    default is the folder of the refined file `refined`, or the current folder.
+    A path is a folder if this folder exists, if the path ends in a slash, or if it has no suffix
+    and is not a file. The default is the folder of the refined file `refined`, or the current
+    folder.
     """
     if output is None:
         return Path(name) if refined is None or not refined.is_file() else refined.with_name(name)
@@ -308,13 +312,13 @@ def output_path(output: str | None, name: str, refined: Path | None = None) -> P
 
 
 def is_named(output: str | None, path: Path) -> bool:
-    """Return whether the user named the output; an existing file may be replaced only then."""
+    """Whether the user named the output. Only then, an existing file may be replaced."""
     return output is not None and Path(output) == path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Config):
-    """Where a command writes a map."""
+    """The output option of a command that writes a map."""
 
     panel = OUTPUT
     output: str | None = output_option(
@@ -323,7 +327,7 @@ class Output(Config):
     json: bool = JSON
 
     def path(self, name: str) -> Path:
-        """Return the output's path; see `output_path`."""
+        """Return the path of the output; see `output_path`."""
         return output_path(self.output, name)
 
     def check(self) -> None:
@@ -331,7 +335,7 @@ class Output(Config):
         mapfile.check_map_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map to the output, or under this name; report and return the path."""
+        """Write the map to the output, or under this name. Report and return the path."""
         path = self.path(name)
         projection.save(path, overwrite=is_named(self.output, path))
         print_written(projection.reports, path, json=self.json)
@@ -353,7 +357,7 @@ class Output(Config):
 
 
 def note_one_vocabulary(pair: Pair) -> None:
-    """Print a note if both models have the same vocabulary and need no map."""
+    """Print a note if both models have the same vocabulary, so that no map is needed."""
     if pair.is_same:
         from xtok.inspection.advice import USE_PLAIN_KL
 
@@ -361,7 +365,7 @@ def note_one_vocabulary(pair: Pair) -> None:
 
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
-    """Print the stages' reports on stderr and the paths of their results on stdout."""
+    """Print the reports of the stages on stderr, and the paths of their results on stdout."""
     with suppress(OSError):  # the map is written even if stderr is closed
         console.print_reports(reports)
     if json:
@@ -371,7 +375,7 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
 
 
 def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> None:
-    """Report a map that was written; for a `.pt`, print NeMo-RL's configuration."""
+    """Report a map that was written. For a `.pt`, also print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
 
     print_written(any_map.reports, *any_map.files(path), json=json)
@@ -381,14 +385,14 @@ def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> N
 
 SKIP_EXISTING = option(
     False,
-    "Keep an existing output with the same tokenizers, options and texts. Otherwise one "
+    "Keep an existing output that has the same tokenizers, options and texts. Otherwise, one "
     "process builds it, and other processes wait.",
     flag=True,
     panel=OUTPUT,
 )
 TIMEOUT = option(
     WAIT,
-    "Seconds to wait for another process that builds the same file, before this process builds it.",
+    "Seconds to wait for another process that builds the same file; then this process builds it.",
     min=0,
     needs={"skip_existing": True},
     panel=RARE,
@@ -400,19 +404,19 @@ class RefinedMap(Output):
     """The input and output of a command that refines a map."""
 
     map_path: Path | None = map_option(MAP_HELP, argument="MAP")
-    initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=RARE)
+    initial_projection_path: Path | None = map_option("Alternative to MAP.", panel=RARE)
     output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
-        """Return the path of the input; a missing or second input is a usage error."""
+        """Return the path of the input. A missing or second input is a usage error."""
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"
-            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
+            raise typer.BadParameter(f"name {which}, as MAP or with --initial-projection-path MAP")
         return paths[0]
 
     def path(self, name: str) -> Path:
-        """Return the output's path, by default next to the input."""
+        """Return the path of the output. By default, it is next to the input."""
         return output_path(self.output, name, self.source())
 
 
@@ -421,11 +425,11 @@ class StrictOutput(Output):
     """The output of a command that decodes and spells tokens."""
 
     strict: bool = option(
-        False, "Exit with 1 and write nothing if a token cannot be decoded or spelled.", flag=True
+        False, "If a token cannot be decoded or spelled, write nothing and exit with 1.", flag=True
     )
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map; with --strict, only if every token was decoded and spelled."""
+        """Write the map. With --strict, only if all tokens were decoded and spelled."""
         from xtok.maps.records import require_complete
 
         if self.strict:

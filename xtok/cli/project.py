@@ -16,9 +16,9 @@ def project(
     *,
     teacher_topk: str = option(
         ...,
-        "File or quoted glob of the teacher's log-probabilities: a neutral cache (Parquet), "
+        "File or quoted glob with the teacher's log-probabilities: a neutral cache (Parquet), "
         "DistillKit's Parquet, or JSON lines with the responses of vLLM (prompt_logprobs) or "
-        "SGLang, also as .gz or .zst.",
+        "SGLang (also .gz or .zst).",
         argument="TEACHER_TOPK",
         parser=full_path,
     ),
@@ -31,7 +31,7 @@ def project(
     widths: Widths,
     engine: Literal["local", "ray"] = option(
         "local",
-        "Run on this machine or on a Ray cluster, which tolerates the loss of nodes.",
+        "Run on this machine, or on a Ray cluster, which tolerates the loss of nodes.",
         panel="Cluster",
     ),
     address: str = option(
@@ -45,9 +45,9 @@ def project(
         "targets, mean_rest, teacher_bits_per_byte, teacher_is_bound, notes"
     ),
 ) -> None:
-    """Convert a teacher's stored log-probabilities to the student's tokens.
+    """Convert a teacher's stored log-probabilities to log-probabilities of the student's tokens.
 
-    The student's tokenizer encodes the columns messages and text, if they exist; otherwise it
+    The student's tokenizer encodes the columns messages and text, if they exist. Otherwise, it
     encodes the text of the teacher's ids. An interrupted run resumes where it stopped.
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet

@@ -6,7 +6,7 @@ from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
-_AS_MADE = option(None, "As in multitoken. Default: the value recorded in the map.", panel=MATCHING)
+_AS_MADE = option(None, "As in multitoken. Default: the value in the map.", panel=MATCHING)
 
 
 @command
@@ -18,9 +18,9 @@ def reapply_exact(
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
 ) -> None:
-    """Give each shared token a single entry of weight 1, as NeMo-RL's third stage.
+    """Give each shared token a single entry with weight 1 (NeMo-RL's third stage).
 
-    Maps from NeMo-RL's tools contain no tokens, so they need both models.
+    Maps from NeMo-RL's tools contain no tokens, so both models are required for them.
 
     Example: xtok reapply-exact first.pt -o exact.pt
     """

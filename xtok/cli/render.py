@@ -19,15 +19,17 @@ def render(
     *,
     file: Path = option(
         ...,
-        "Conversations: .json, .jsonl or .parquet, also as .gz or .zst. Each is a list of "
-        "messages, or an object with messages and optional system, tools, documents and "
+        "File with conversations: .json, .jsonl or .parquet (also .gz or .zst). A conversation is "
+        "a list of messages, or an object with messages and optional system, tools, documents and "
         "chat_template_kwargs.",
         argument="FILE",
     ),
-    model_argument: str | None = option(None, f"Model to write ids for: {MODEL}", argument="MODEL"),
+    model_argument: str | None = option(
+        None, f"Model with the tokenizer: {MODEL}", argument="MODEL"
+    ),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
-        False, "End each conversation with the template's prompt for an answer.", flag=True
+        False, "End each conversation with the template's generation prompt.", flag=True
     ),
     output: Path | None = option(
         None, "Output: .jsonl or .parquet. Default: JSON lines on stdout.", short="-o", panel=OUTPUT
@@ -42,9 +44,9 @@ def render(
     Example: xtok render chats.jsonl Qwen/Qwen3-8B -o rows.parquet
     """
     if model_argument is None:
-        raise typer.BadParameter("give a model: FILE MODEL")
+        raise typer.BadParameter("name a model: FILE MODEL")
     target = None if output is None else check_render_output(output, file)
-    chats = read_conversations(file)  # fails early
+    chats = read_conversations(file)  # check early
     tokenizer = loading.tokenizer(model_argument)
     result = render_file(
         tokenizer, chats, target or result_stream().buffer, template=chat_template,
@@ -52,13 +54,13 @@ def render(
         progress=silent if target is None else console.progress_bar,  # lines show the progress
     )  # fmt: skip
     console.print_note(
-        f"conversations: {result.conversations:,}; tokens: {result.tokens:,}, of these the "
-        f"assistant's: {result.targets:,}"
+        f"conversations: {result.conversations:,}; tokens: {result.tokens:,}; tokens of the "
+        f"assistant: {result.targets:,}"
     )
     if result.teacher_differs:
         console.print_note(
-            f"conversations with teacher_messages, which are not written: "
-            f"{result.teacher_differs:,}; additional tokens there: {result.extra_tokens:,}"
+            f"teacher_messages are not written ({result.teacher_differs:,} conversations, "
+            f"{result.extra_tokens:,} additional tokens)"
         )
     console.print_notes(f"{note} (conversations: {n:,})" for note, n in result.notes.items())
     if target is not None:

@@ -25,30 +25,30 @@ from xtok.maps.map_arguments import name_notes
 def report(
     *,
     arguments: list[str] = map_option(
-        "A map file, or two of one pair to compare; then the two models: " + MODEL,
+        "A map file, or two map files of one pair to compare; then the two models: " + MODEL,
         ...,
         argument="MAP... [STUDENT TEACHER]",
         parser=full_path,
     ),
-    text: list[str] = text_option("With both models: text to measure the maps on: "),
+    text: list[str] = text_option("Text for measuring the maps (requires both models): "),
     models: ModelOptions,
     field: str = TEXT_FIELD,
     output: Path = option(Path("report.html"), "Output: an .html file.", short="-o", panel=OUTPUT),
     json: bool = option(
-        False, "Also write the page's data as JSON, next to it.", flag=True, panel=OUTPUT
+        False, "Also write the page's data as JSON next to the page.", flag=True, panel=OUTPUT
     ),
     map_options: MapOptions,
 ) -> None:
-    """Write an HTML page about a map: suitable losses, rows, classes of tokens, and a search.
+    """Write an HTML page about a map, with suitable losses, rows, token classes and a search.
 
-    With the models, the page also shows sentences in both tokenizations; with --text, the map's
-    quality and a verdict.
+    If the models are given, the page also shows sentences in both tokenizations. With --text, it
+    shows the map's quality and a verdict.
 
     Example: xtok report map.safetensors -o report.html
     """
     map_paths, pair_models = maps_and_models(arguments, models)
     if len(map_paths) > 2:
-        raise typer.BadParameter("give one map, or two of one pair")
+        raise typer.BadParameter("name one map, or two maps of one pair")
     if text or pair_models.names():
         pair_models.both()
     from xtok.cli.page import page

@@ -24,10 +24,11 @@ def serve(
     back_map: Path | None = BACK_MAP_FILE,
     widths: Widths,
 ) -> None:
-    """Serve a teacher as if it had the student's tokenizer.
+    """Run a server that makes a teacher usable as if it had the student's tokenizer.
 
-    Trainers send the student's ids, as to vLLM or SGLang. The teacher's server scores the same
-    bytes in the teacher's tokens. Prints its address once it is ready; SIGTERM stops it.
+    Trainers send student ids in the protocol of vLLM or SGLang. The teacher's own server scores the
+    same bytes in the teacher's tokens. The command prints its address when it is ready. SIGTERM
+    stops it.
 
     Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """

@@ -11,7 +11,7 @@ from xtok.config import SortCutConfig
 def sort_cut(
     *, files: RefinedMap, config: SortCutConfig, preserve_last: bool | None = PRESERVE_LAST
 ) -> None:
-    """Keep the heaviest entries of each row, and normalize the row, as NeMo-RL's last stage.
+    """Keep the heaviest entries of each row, and normalize the row (NeMo-RL's last stage).
 
     A scale slot stays last.
 

@@ -1,4 +1,4 @@
-"""Reserve stdout for the result: other output of a running command goes to stderr."""
+"""Reserve stdout for results. All other output of a running command goes to stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, TextIO
 
 from xtok.tokenizers.display import printable, shorten
 
-_MAX_LINES = 20  # printed by libraries: a file may have 100,000 unknown keys
+_MAX_LINES = 20  # limit for lines that libraries print, for example about 100,000 unknown keys
 
 _result: TextIO | None = None
 
@@ -22,12 +22,12 @@ def result_stream() -> TextIO:
 
 
 def print_result(text: str, end: str = "\n") -> None:
-    """Print a result, or a part of it."""
+    """Print a result or a part of it."""
     print(text, end=end, file=result_stream())
 
 
 def print_path(path: Path) -> None:
-    """Print the path of a written file: its exact bytes, escaped only on a terminal."""
+    """Print the path of a written file, as exact bytes, or escaped on a terminal."""
     stream = result_stream()
     if stream.isatty():
         print_result(printable(os.fspath(path)))
@@ -39,7 +39,10 @@ def print_path(path: Path) -> None:
 
 @contextmanager
 def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
-    """Redirect a stream to a file, also for C and Rust code; yield a copy of its descriptor."""
+    """Redirect a stream to a file, including output of C and Rust code.
+
+    Yields a copy of the stream's descriptor.
+    """
     stream.flush()
     saved = os.dup(number)
     os.dup2(file.fileno(), number)
@@ -53,15 +56,15 @@ def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Keep stdout for `result_stream`; other output to stdout appears on stderr at the end.
+    """Reserve stdout for `result_stream`. Other output to stdout is printed on stderr at the end.
 
-    The tokenizers library prints unknown keys from Rust, and a model's own code may print. Log
-    messages of libraries are escaped.
+    For example, the tokenizers library prints unknown keys from Rust, and a model's custom code can
+    print. Log messages of libraries are escaped.
     """
     global _result
     try:
         number = sys.stdout.fileno()
-    except (OSError, ValueError):  # a test replaced it in Python
+    except (OSError, ValueError):  # a test replaced sys.stdout
         yield
         return
     _escape_log_messages()
@@ -83,7 +86,7 @@ def _scratch_file() -> IO[bytes]:
 
     try:
         return tempfile.TemporaryFile()
-    except OSError:  # no folder is writable
+    except OSError:  # no temporary folder is writable
         return open(os.devnull, "w+b")
 
 
@@ -110,10 +113,10 @@ def _escape_log_messages() -> None:
 
     warnings.formatwarning = format_warning
     logging.setLogRecordFactory(SafeRecord)
-    # It warns if a config and its model use two names for one type.
+    # This logger warns if a config and its model use two names for the same type.
     logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
 
 
 def printable_lines(text: str) -> str:
-    """Return a text that is safe to print, with its line breaks."""
+    """Escape a text for printing, but keep its line breaks."""
     return "\n".join(map(printable, text.split("\n")))

@@ -11,7 +11,7 @@ from xtok.cli.tables.tokenizers import print_transplant
 from xtok.config import MAIN, SHRINK, option
 from xtok.conversation.texts import read_batches, text_shards
 
-DOCUMENTS, CHARACTERS = 64, 1000  # of the text that both models are measured on
+DOCUMENTS, CHARACTERS = 64, 1000  # limits of the text for measuring both models
 
 
 @command
@@ -35,15 +35,15 @@ def transplant(
     ),
     shrink: float = option(
         SHRINK,
-        "Share of the mean of all rows in these rows; only in the head, if the model has a head "
-        "apart from its input embeddings.",
+        "Share of the mean of all rows in these rows. Applies only to the head if the head is "
+        "separate from the input embeddings.",
         min=0,
         max=1,
         panel=MAIN,
     ),
     text: list[str] = text_option(
-        "Text on which to measure both models, in bits per byte (the first 1,000 characters of up "
-        "to 64 documents): "
+        "Text for measuring both models in bits per byte (the first 1,000 characters of up to 64 "
+        "documents): "
     ),
     field: str = TEXT_FIELD,
     pad_to_multiple_of: int = option(
@@ -56,8 +56,8 @@ def transplant(
 ) -> None:
     """Give a model another tokenizer.
 
-    The new embeddings are made from the model's own. Train the new model afterwards, with the
-    original as the teacher.
+    The new embeddings are computed from the model's old embeddings. Train the new model afterwards,
+    with the original model as the teacher.
 
     Example: xtok transplant HuggingFaceTB/SmolLM2-135M Qwen/Qwen3-8B -o smollm2-qwen
     """

@@ -19,9 +19,10 @@ def verify(
     json: bool = json_option("path, failed (names of the failed checks), checks"),
     widths: Widths,
 ) -> None:
-    """Check a map file, and compare it with its models if they are given.
+    """Check a map file. If the models are given, also compare the map with them.
 
-    Run it before training, and after copying or editing a map. Exits with 3 if a check fails.
+    Run this command before training, and after copying or editing a map. The exit code is 3 if a
+    check fails.
 
     Example: xtok verify map.safetensors
     """

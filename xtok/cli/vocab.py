@@ -23,8 +23,8 @@ def vocab(
     model: str = option(..., f"The model: {MODEL}", argument="MODEL"),
     tokens: list[str] = option(
         [],
-        "Tokens to show, spaces included: ' the'. Put -- before a token that begins with a dash. "
-        "Default: the tokens with a role; with --json, all.",
+        "Tokens to show, including spaces: ' the'. Put -- before a token that begins with a dash. "
+        "Default: tokens with a role; with --json, all tokens.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
@@ -32,7 +32,8 @@ def vocab(
     ),
     teacher_model: str | None = option(
         None,
-        "A second model. Adds its id with the same bytes or role, and the spelling in its tokens.",
+        "A second model. The output then includes its id with the same bytes or role, and the "
+        "spelling in its tokens.",
         metavar="MODEL",
         short="-t",
         panel=MAIN,
@@ -43,20 +44,20 @@ def vocab(
     json: bool = json_option("model, teacher, vocab_size, types, tokens"),
     loading: Loading,
 ) -> None:
-    """Show a model's tokens: bytes, types and roles; or write them all to a file.
+    """Show the bytes, types and roles of a model's tokens, or write all tokens to a file.
 
-    Further arguments are tokens; give a second model as --teacher-model.
+    The arguments after the model are tokens. Pass a second model with --teacher-model.
 
     Example: xtok vocab meta-llama/Llama-3.2-1B 201 '<|eot_id|>'
     """
     if output is not None:
         if tokens or token_id or json:
             raise typer.BadParameter(
-                "--output writes the whole vocabulary: leave out tokens, --id and --json"
+                "--output writes the whole vocabulary; omit tokens, --id and --json"
             )
         check_output(output, VOCAB_SUFFIXES)
     tokenizer = loading.tokenizer(model)
-    check_tokens(tokens, "a second model is -t {0}", tokenizer.table)
+    check_tokens(tokens, "use -t {0} for a second model", tokenizer.table)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     items: list[Any] | None = [*tokens, *token_id]
     if not items:

@@ -1,4 +1,4 @@
-"""Render conversations to ids with target masks and spans, and read ids back."""
+"""Render conversations to ids with target masks and spans, and convert ids back."""
 
 from xtok.conversation._tracking import to_json_types as to_json_types
 from xtok.conversation.batching import collate as collate

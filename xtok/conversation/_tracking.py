@@ -1,4 +1,4 @@
-"""Strings, lists and objects that record their source message."""
+"""Strings, lists and objects that track the message from which they come."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Path = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
-    """Characters `start` to `end` of a text that come from one string of one message.
+    """A range of characters in a text that comes from one string of one message.
 
-    `path` locates the string in the message, such as `("content", 0, "text")`. `message` is -1 for
-    tools and documents. `offset` is the start in the string, or -1 for derived text such as JSON.
+    `path` locates the string in the message, for example `("content", 0, "text")`. `message` is -1
+    for tools and documents. `offset` is the position in the string, or -1 for derived text such as
+    JSON.
     """
 
     start: int
@@ -29,7 +30,7 @@ class Mark(NamedTuple):
     """A zero-length mark in a text.
 
     `enter` and `leave` surround the output of a loop's body for one message. Loops are numbered
-    from 1. Other kinds surround a part of the template.
+    from 1. Other kinds of marks surround a part of the template.
     """
 
     position: int
@@ -39,7 +40,7 @@ class Mark(NamedTuple):
 
 
 class TrackedText(str):
-    """A string with the runs that come from messages, and with marks."""
+    """A string with runs (ranges that come from messages) and marks."""
 
     __slots__ = ("_marks", "_runs")
     _runs: tuple[Run, ...]
@@ -53,7 +54,7 @@ class TrackedText(str):
         return self
 
     def _slice(self, start: int, end: int) -> TrackedText:
-        """Return characters `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
+        """Return the characters from `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
         runs = tuple(
             r._replace(
                 start=max(r.start, start) - start,
@@ -132,7 +133,7 @@ class TrackedText(str):
 
 
 def concatenate(parts: Iterable[Any]) -> str:
-    """Join parts as `"".join(map(str, parts))` does."""
+    """Join parts like `"".join(map(str, parts))`."""
     texts = [str(part) for part in parts]
     if not any(isinstance(text, TrackedText) for text in texts):
         return "".join(texts)
@@ -148,7 +149,7 @@ def concatenate(parts: Iterable[Any]) -> str:
 
 
 def join_with(separator: str, parts: Iterable[Any]) -> str:
-    """Join parts as `separator.join(map(str, parts))` does."""
+    """Join parts like `separator.join(map(str, parts))`."""
     joined: list[Any] = []
     for part in parts:
         joined += [separator, part]
@@ -156,7 +157,7 @@ def join_with(separator: str, parts: Iterable[Any]) -> str:
 
 
 class TrackedObject(dict[str, Any]):
-    """A message, or an object in a message, with its source.
+    """A message, or an object in a message, that tracks its source.
 
     The sandbox rejects attributes with underscores, so they cannot hide keys.
     """
@@ -166,18 +167,18 @@ class TrackedObject(dict[str, Any]):
 
 
 class TrackedItems(list[Any]):
-    """A list in a message, with its source."""
+    """A list in a message that tracks its source."""
 
     _message: int
     _path: Path
 
 
-for _kind in (TrackedText, TrackedObject, TrackedItems):  # names for Jinja's error messages
+for _kind in (TrackedText, TrackedObject, TrackedItems):  # type names in Jinja's error messages
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
 def origin_of(value: Any) -> tuple[int, Path] | None:
-    """Return the message and path of a tracked value, or of the first run of a text."""
+    """Return the message and path of a tracked value, or of a text's first run."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
     is_container = isinstance(value, (TrackedObject, TrackedItems))
@@ -185,9 +186,9 @@ def origin_of(value: Any) -> tuple[int, Path] | None:
 
 
 def to_json_types(value: Any, *, arrays: bool = False) -> Any:
-    """Convert dataclasses and pydantic models to dicts, as Transformers does.
+    """Convert nested dataclasses and pydantic models to dicts, like Transformers.
 
-    Arrays become lists in tool calls only; elsewhere they can be images.
+    Arrays are converted to lists only in tool calls, because elsewhere they can be images.
     """
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
@@ -203,7 +204,7 @@ def to_json_types(value: Any, *, arrays: bool = False) -> Any:
 
 
 def track(value: Any, message: int, path: Path) -> Any:
-    """Copy a value of JSON types with tracked strings."""
+    """Copy a value of JSON types, with tracked strings."""
     if isinstance(value, str):
         text = str.__str__(value)
         return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())
@@ -214,7 +215,7 @@ def track(value: Any, message: int, path: Path) -> Any:
         copy = TrackedObject({k: track(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
         copy = TrackedItems(track(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # an image or array: templates only test whether it exists
+    else:  # images and arrays, for which templates only test that they exist
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path
     return copy

@@ -1,4 +1,4 @@
-"""Collate samples of different lengths, and split batches."""
+"""Collate samples of different lengths to batches, and split batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PaddingSide = Literal["left", "right"]
 
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
-    """Stack arrays `[T_i, …]` into `[B, T, …]`, padded to the longest; T is at least 1."""
+    """Stack arrays `[T_i, …]` to `[B, T, …]`, padded to the longest array; T is at least 1."""
     if padding_side not in get_args(PaddingSide):
         raise ValueError(f"padding_side is {padding_side!r}, expected left or right")
     arrays = [np.asarray(row) for row in rows]
@@ -34,17 +34,17 @@ def collate(
     pad_values: Mapping[str, Any] | None = None,
     padding_side: PaddingSide = "left",
 ) -> dict[str, Any]:
-    """Stack B samples into a batch, with each field padded to its longest value.
+    """Stack B samples to a batch, and pad each field to its longest value.
 
-    Fields with arrays (NumPy, or CPU tensors), or with integer lists as long as the ids, are per
+    Arrays (NumPy or CPU tensors), and integer lists with the length of the ids, have one value per
     token: `[T_i, …]` becomes `[B, T, …]`. Other fields become lists of B values.
 
     Args:
-        samples: conversations, or mappings with `ids` or `input_ids`, such as the rows of
-            `xtok render`; all with the same fields. An existing `attention_mask` is kept.
-        pad_id: id for padding; `PromptFormat.pad_id` returns the id of a format.
-        pad_values: padding by field. Default: -100 for `labels`, otherwise False or 0.
-        padding_side: `left`, for generation, or `right`.
+        samples: conversations, or mappings with `ids` or `input_ids`, such as the rows of `xtok
+            render`. All samples must have the same fields. An existing `attention_mask` is kept.
+        pad_id: the padding id. `PromptFormat.pad_id` returns the padding id of a format.
+        pad_values: padding value by field. Default: -100 for `labels`, otherwise False or 0.
+        padding_side: `left` (for generation) or `right`.
 
     Returns:
         The fields, and `attention_mask`, bool `[B, T]`, False at padding.
@@ -80,7 +80,7 @@ def _ids_key(rows: Sequence[Mapping[str, Any]]) -> str:
 def _attention_mask(row: Mapping[str, Any], key: str) -> NDArray[np.bool_]:
     mask = np.asarray(row.get("attention_mask", [1] * len(row[key])), np.bool_)
     if mask.shape != (len(row[key]),):
-        raise ValueError(f"an attention_mask and its {key} differ in length")
+        raise ValueError(f"an attention_mask and its {key} have different lengths")
     return mask
 
 
@@ -96,27 +96,27 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     """Split a batch into B samples without padding; the inverse of `collate`.
 
     Args:
-        batch: the mask `[B, T]`, 1 at tokens, padded on either side; and other fields. Arrays
-            `[B, T, …]` and lists of B lists of T integers are cut by the mask; other arrays and
-            lists of B are split into their items.
+        batch: the mask `[B, T]` (1 at tokens, padded on either side) and other fields. Arrays `[B,
+            T, …]` and lists of B lists of T integers are cut by the mask. Other arrays and lists of
+            B items are split into their items.
         mask: name of the mask.
 
     Returns:
-        B samples without the mask; rows of arrays are views.
+        B samples without the mask. Rows of arrays are views.
     """
     is_token = np.asarray(batch.get(mask))
     if is_token.ndim != 2 or not np.isin(is_token, (0, 1)).all():
         raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
     edges = np.diff(is_token.astype(np.int8), axis=1, prepend=0, append=0)
     for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
-        raise ValueError(f"{mask} has a hole in row {row}: padding is at one end")
+        raise ValueError(f"{mask} has padding inside row {row}, expected it at one end")
     starts, lengths = (edges == 1).argmax(axis=1), is_token.astype(bool).sum(axis=1)
     samples: list[dict[str, Any]] = [{} for _ in is_token]
     for name, rows in batch.items():
         if name == mask:
             continue
         if len(rows) != len(is_token):
-            raise ValueError(f"{name} has {len(rows)} rows, expected {len(is_token)}, as {mask}")
+            raise ValueError(f"{name} has {len(rows)} rows, expected {len(is_token)}, like {mask}")
         is_padded = _is_padded(rows, is_token.shape)
         for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
             sample[name] = row[start : start + length] if is_padded else row

@@ -28,15 +28,16 @@ _HINT += 'or {"messages": […], "tools": […]}'
 
 
 class ChatRecord(NamedTuple):
-    """A conversation of a file: the arguments of `conversation.render`."""
+    """A conversation in a file, with the arguments of `conversation.render`."""
 
-    location: object  # file and line or row, for errors
-    messages: list[Any]  # not empty; not validated
+    location: object  # file and line, or file and row, for errors
+    messages: list[Any]  # not empty, not validated
     tools: list[Any]
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()  # ignored keys
-    teacher_messages: Any = None  # see `teacher_side`
-    # In a teacher's conversation: the student's message index of each shared answer; else None.
+    teacher_messages: Any = None  # fields for the teacher; see `teacher_side`
+    # In a teacher's conversation, the student's message index of each shared answer; otherwise
+    # None.
     answers: Mapping[int, int] | None = None
 
     def render(
@@ -46,9 +47,9 @@ class ChatRecord(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render the conversation with `conversation.render`, and prepend its own notes.
+        """Render the conversation with `conversation.render`, and put its own notes first.
 
-        The runs of a teacher's conversation have the student's message indices.
+        The runs of a teacher's conversation use the student's message indices.
         """
         renderer = Renderer(tokenizer, template, self.variables, self.tools, add_generation_prompt)
         conversation = renderer.conversation(self.messages)
@@ -57,15 +58,17 @@ class ChatRecord(NamedTuple):
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
-    """Yield the conversations of a file. The first is read before the function returns.
+    """Yield the conversations of a file.
+
+    The first conversation is read before the function returns.
 
     A conversation is a list of messages, or an object with `messages` and optionally `tools`,
     `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
-    or an array of them), JSON Lines, or Parquet with columns of these names. Files other than
-    `.jsonl`, `.ndjson` and `.parquet` can be JSON or JSON Lines.
+    or an array of conversations), JSON Lines, or Parquet with columns of these names. If the suffix
+    is not `.jsonl`, `.ndjson` or `.parquet`, the file can be JSON or JSON Lines.
 
     Raises:
-        XtokError: if the file cannot be read or has no conversation, or a row is invalid.
+        XtokError: if the file cannot be read or contains no conversation, or a row is invalid.
     """
     kind = format_of(path)
     kind = "json" if kind == "text" else kind
@@ -78,7 +81,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
 
 def read_row(row: Any, location: object) -> str | ChatRecord:
-    """Return the text or the conversation of a row. Null and NaN mean that a field is missing.
+    """Return the text or the conversation of a row. Null and NaN are missing values.
 
     Raises:
         XtokError: if the row contains neither.
@@ -110,7 +113,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
     """Parse a conversation; see `read_conversations` for its fields.
 
     Raises:
-        XtokError: if it is invalid; names `location`.
+        XtokError: if the conversation is invalid; names `location`.
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
@@ -123,7 +126,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
     if system.strip():
         messages = [{"role": "system", "content": system}, *messages]
     if documents and "documents" in variables:
-        raise _error(location, "documents is given twice, also in chat_template_kwargs")
+        raise _error(location, "documents is given twice: as a field, and in chat_template_kwargs")
     if documents:
         variables = {**variables, "documents": documents}
     return ChatRecord(
@@ -138,7 +141,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
 
 def _read_field(fields: Mapping[str, Any], name: str, location: object) -> Any:
     kind, value = _FIELDS[name], fields.get(name)
-    if isinstance(value, str) and kind is not str:  # many data sets store JSON as strings
+    if isinstance(value, str) and kind is not str:  # many datasets store JSON as strings
         value = parse_json_field(value, f"{location}: the value of {name!r}", _HINT)
     if is_missing(value):
         return kind()

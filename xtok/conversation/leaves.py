@@ -1,8 +1,8 @@
-"""Report the values of a conversation that a template omits, as notes or errors.
+"""Find the values of a conversation that a template omits, and report them.
 
-A leaf is a string, number or part in messages, tools or documents. Tracked characters identify the
-leaves in the text. For other leaves, such as numbers, the conversation is rendered again with
-another value: the text must change.
+A leaf is a string, number or part in messages, tools or documents. Tracked characters show which
+strings are in the text. For other leaves, such as numbers, the conversation is rendered again with
+a different value, and the text must change.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ METADATA_KEYS = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys that describe a row or message and are never part of the text."""
+"""Keys that describe a row or message, and are never part of the text."""
 WEIGHT_KEYS = ("weight", "loss_mask", "train")
-"""Keys that include a message in training (1) or exclude it (0)."""
+"""Keys that include a message in training (1) or exclude it from training (0)."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
 _KNOWN_KEYS = {"role", *WEIGHT_KEYS, *METADATA_KEYS}
-_RESULT_KEYS = {"name", "tool_call_id", *_KNOWN_KEYS}  # results repeat the name and id of calls
+_RESULT_KEYS = {"name", "tool_call_id", *_KNOWN_KEYS}  # results repeat its call's name and id
 _STRUCTURE_KEYS = ("type", "id", "index", "doc_id")
-_FIRST_MARKER = 730_000_000  # first of the numbers used as markers
+_FIRST_MARKER = 730_000_000  # first number that is used as a marker
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Inputs = Mapping[str, Any]
@@ -44,17 +44,17 @@ Inputs = Mapping[str, Any]
 
 
 def is_spoken(key: str) -> bool:
-    """Whether a message key contains text of the role: content, calls or reasoning."""
+    """Whether a message key contains text of the role (content, calls or reasoning)."""
     return _SPOKEN.fullmatch(key) is not None and key not in METADATA_KEYS
 
 
 def unread_note(key: str, owner: str) -> str:
-    """Return the note on a key that neither xtok nor a template uses."""
-    return f"the key {quoted(printable(key))} of {owner} is ignored: nothing uses it"
+    """Return a note about a key that neither xtok nor a template uses."""
+    return f"the key {quoted(printable(key))} of {owner} is ignored, because nothing uses it"
 
 
 def answer_indices(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of the assistant's messages, except messages of weight 0.
+    """Return the indices of the assistant's messages, except messages with weight 0.
 
     Raises:
         XtokError: if a weight is neither 0 nor 1.
@@ -77,14 +77,14 @@ def _is_trained_on(message: Message, index: int) -> bool:
 def unread_leaves(
     renderer: Renderer, messages: Sequence[Message], rendering: Rendering, first: int = 0
 ) -> Iterator[str]:
-    """Yield notes on values that the template omits by design, and on unused keys.
+    """Yield notes about unused keys, and about values that the template omits by design.
 
     Templates omit earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
-    some keys of tools and documents. `rendering` is the renderer's result for the messages;
-    messages before `first` are not checked.
+    some keys of tools and documents. `rendering` is the renderer's result for the messages.
+    Messages before `first` are not checked.
 
     Raises:
-        XtokError: if another value is missing; names the message and the key.
+        XtokError: if any other value is missing; names the message and the key.
     """
     documents = renderer.variables.get("documents")
     inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
@@ -123,7 +123,7 @@ def _message_notes(
             raise _dropped_error(f"message {index}, the {message['role']}'s: ", leaf, part)
         if part[: tag.start()].strip():
             place = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
-            yield f"the template cuts {place} and omits a part"
+            yield f"the template omits a part, because it cuts {place}"
         else:
             yield f"the template omits text marked with {printable(tag[0])}"
 
@@ -157,12 +157,12 @@ def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterato
 
 
 def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield notes on tool results without a call, or in a different order than the calls.
+    """Yield notes about tool results without a call, or in another order than the calls.
 
-    Most templates write results without ids, so their order decides.
+    The order is important, because most templates write results without ids.
     """
-    calls: list[Any] = []  # their ids
-    results: dict[int, int] = {}  # message to call
+    calls: list[Any] = []  # ids of the open calls
+    results: dict[int, int] = {}  # message index → call id
     for index, message in enumerate(messages):
         if isinstance(message.get("tool_calls"), list):
             calls += [call.get("id") for call in message["tool_calls"] if isinstance(call, Mapping)]
@@ -175,7 +175,7 @@ def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[st
             yield f"message {index}: no call has the tool_call_id {quoted(printable(str(call_id)))}"
     in_order = sorted(results, key=lambda index: results[index])
     if in_order != [*results] and not _shows_calls(check, messages, in_order):
-        yield "tool results are in a different order than their calls, which the text does not show"
+        yield "tool results are in another order than their calls, but the text does not show this"
 
 
 def _shows_calls(check: _LeafCheck, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
@@ -196,7 +196,7 @@ def _dropped_error(prefix: str, leaf: _Leaf, part: str) -> ChatTemplateError:
         description = f"the part {quoted(printable(part.strip()))} of {description}"
     return ChatTemplateError(
         f"{prefix}the template drops {description}",
-        hint="use a template that writes it, with {option}, or remove it",
+        hint="use a template that writes it ({option}), or remove it",
     )
 
 
@@ -210,7 +210,7 @@ class _Leaf(NamedTuple):
         return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in path).lstrip(".")
 
     def kind(self, message: Message) -> tuple[Any, ...]:
-        """Equal for leaves that a template treats in the same way."""
+        """A key that is equal for leaves that a template treats in the same way."""
         names = (name for name in self.path if isinstance(name, str))
         return (message["role"], frozenset(message), *names)
 
@@ -244,7 +244,7 @@ def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
 
 
 def _is_content_part(path: Path) -> bool:
-    """Whether a path leads to a part of a message's content."""
+    """Whether a path points to a part of a message's content."""
     return path[2:3] == ("content",) and len(path) == 4
 
 
@@ -270,10 +270,11 @@ class _LeafCheck:
         return None
 
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
-        """Check all leaves without tracked characters in two renderings.
+        """Check all leaves without tracked characters with two renderings.
 
-        The first uses a unique value for each leaf. If changing all remaining leaves at once does
-        not change the text, none of them matters. Otherwise `lost_part` checks them one by one.
+        The first rendering has a unique value for each leaf. The second rendering changes all
+        remaining leaves at once. If the text stays the same, the template uses none of them.
+        Otherwise, `lost_part` checks them one by one.
         """
         untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(untraced) < 2:
@@ -294,14 +295,14 @@ class _LeafCheck:
             yield from (path for path, mark in marks.items() if mark in text)
 
     def has_trace(self, leaf: _Leaf) -> bool:
-        """Whether the text has characters of a leaf, its container or its items."""
+        """Whether the text contains characters of a leaf, its container or its items."""
         return leaf.path in self.containers or self._is_within(leaf.path)
 
     def _is_within(self, path: Path) -> bool:
         return any(path[:n] in self._ranges for n in range(1, len(path)))
 
     def lost_part(self, leaf: _Leaf) -> str:
-        """Return the first part of a leaf without effect on the text, or ""."""
+        """Return the first part of a leaf that has no effect on the text, or ""."""
         if not self.has_trace(leaf):
             is_written = self._is_written.get(leaf.path)
             is_written = self.depends_on([leaf]) if is_written is None else is_written
@@ -325,7 +326,7 @@ class _LeafCheck:
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         inputs = self.inputs
-        for leaf in reversed(leaves):  # removing a part shifts the parts after it
+        for leaf in reversed(leaves):  # removing a part shifts the following parts
             inputs = _with_value(inputs, leaf.path, _alter(leaf.value))
         return self.depends(inputs)
 
@@ -336,7 +337,7 @@ class _LeafCheck:
     def depends(self, inputs: Inputs) -> bool:
         try:
             return self._render(inputs).text != self._text
-        except XtokError:  # the template checks the value
+        except XtokError:  # the template rejects other values
             return True
 
 

@@ -1,4 +1,4 @@
-"""Convert ids back to a conversation, verified by rendering it again."""
+"""Convert ids back to a conversation, and verify it by rendering it again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xtok.tokenizers.table import byte_offsets
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
-_CONTROL = 256  # the first symbol that is a control token; those below are bytes
+_CONTROL = 256  # first symbol for control tokens; lower symbols are bytes
 _ANY_CONTROL = re.compile(r"[^\x00-\xff]")
 _MAX_STEPS = 10_000
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -36,47 +36,47 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation, and the arguments with which `render` returns its ids."""
+    """A conversation, and the arguments for `render` to get its ids."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     add_generation_prompt: bool
-    conversation: Conversation  # ids as passed; can be shorter than the rendering
+    conversation: Conversation  # the given ids, which can be shorter than the rendering
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
-        """Render with another tokenizer; raises the errors of `render`."""
+        """Render the conversation with another tokenizer. Raises the errors of `render`."""
         has_prompt = self.add_generation_prompt
         renderer = Renderer(tokenizer, template, self.variables, self.tools, has_prompt)
         return renderer.conversation(self.messages)
 
 
 class _UnclearError(Exception):
-    """A call's argument can be a string or JSON."""
+    """Error if an argument of a call could be a string or JSON."""
 
 
 class _Slot(NamedTuple):
     role: str
-    path: tuple[str, ...]  # in the message; `#` is a list index
+    path: tuple[str, ...]  # path of the value in the message; `#` is a list index
     is_json: bool = False
 
 
 _START, _END, _PROMPT = (_Slot(name, ()) for name in ("start", "end", "prompt"))
-_UNREAD = _Slot("unread", (), is_json=True)  # tools in the template's own format
-_KEY, _VALUE = "?", "="  # of arguments written one by one
+_UNREAD = _Slot("unread", (), is_json=True)  # value for tools in the template's own format
+_KEY, _VALUE = "?", "="  # slots of arguments that are written one by one
 _NAME = re.compile(r"[\w./:-]+")
 _MARKS = re.compile(r"(?P<key>zkey\d)|(?P<tool>ztool\d)")
 
 
 class _Piece(NamedTuple):
     symbols: str
-    slot: _Slot  # after the text
-    is_next: bool  # whether the slot starts another message
-    is_item: bool  # or another list item of the same message
+    slot: _Slot  # slot after the text
+    is_next: bool  # whether the slot belongs to the next message
+    is_item: bool  # whether the slot belongs to the next list item of the same message
 
 
 _Steps = tuple[tuple[_Piece, Any], ...]
-"""The pieces of a text in order, each with the value of its slot."""
+"""The pieces of a text in order, with the values of their slots."""
 
 
 def read_back(
@@ -86,20 +86,20 @@ def read_back(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> ReadBack | None:
-    """Return the conversation that renders to these ids, or None if it is uncertain.
+    """Find the conversation that renders to these ids, or return None if it is uncertain.
 
-    Small sample conversations show the template's text between messages. The ids are split at
-    these texts and the result is rendered again. It must have the same control tokens and bytes;
-    the tokens between control tokens can differ, as in sampled text:
+    Small sample conversations reveal the texts that the template writes between messages. The ids
+    are split at these texts, and the result is rendered again. It must have the same control tokens
+    and bytes. The tokens between control tokens can differ, as in sampled text:
 
         ids         <s>[user] Hi<end>[assistant] Yes<end>
         template    <s>[user] ..<end>[assistant] ...<end>
         messages              Hi                 Yes
 
     The last message can be truncated, and the ids can end with a generation prompt. Default system
-    messages of the template are not returned. A system message within a user's message stays part
-    of the user's. `template` and `variables` are as in `render`; without `enable_thinking`, False
-    is tried as well.
+    messages of the template are not returned. A system message inside a user message stays part of
+    the user message. `template` and `variables` are as in `render`. Without `enable_thinking`,
+    False is also tried.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     renderers = [renderer]
@@ -122,7 +122,7 @@ def read_back(
     return truncated
 
 
-# Ids as a string with one character for each byte and control token
+# Convert ids to a string with one character per byte or control token
 
 
 def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray[np.int64]]:
@@ -138,7 +138,7 @@ def _decode_symbols(symbols: str) -> str | None:
     return None
 
 
-# Template texts, from renderings of small conversations
+# Find the template's texts by rendering small conversations
 
 
 def _call(count: int, **fields: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _sample_conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[st
 def _find_pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
-    """Return the template texts after each slot, longest first. `day` is a cache key."""
+    """Return the template texts that can follow each slot, longest first; `day` is a cache key."""
     by_slot: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
     renderer = Renderer(tokenizer, template, json.loads(variables))
     [ask], _ = next(_sample_conversations())
@@ -193,7 +193,7 @@ def _find_pieces(
         if not takes_text:
             messages = [{**message, "content": parts} for message in messages]
         for has_prompt in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
-            with suppress(XtokError):  # templates can reject tools or system messages
+            with suppress(XtokError):  # some templates reject tools or system messages
                 variant = replace(renderer, tools=tools, add_generation_prompt=has_prompt)
                 for slot, piece in _rendering_pieces(variant, messages):
                     by_slot[slot][piece] = None
@@ -253,14 +253,14 @@ def _gap_pieces(
 
 
 def _rendered_values(rendering: Rendering) -> Iterator[Run]:
-    """Yield the text of each value in messages and tools, with the path of its slot."""
+    """Yield the text of each value in messages and tools, and the path of its slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
         path = (*path[:-1], _VALUE) if path[-2:-1] == ("arguments",) else path
         yield run._replace(path=path)
     yield from _rendered_keys(rendering.text, runs)
-    for run in rendering.input_runs:  # all tools, a tool or its function as JSON
+    for run in rendering.input_runs:  # all tools, one tool or its function, as JSON
         if run.offset < 0 and run.path[2:] in ((), ("function",)):
             yield run._replace(path=run.path[1:])
 
@@ -275,11 +275,11 @@ def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
             yield Run(mark.start(), mark.end(), runs[index].message, path, 0)
 
 
-# Read ids with these pieces
+# Split the ids into these pieces
 
 
 def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
-    """Yield the ways to split a text into pieces, each with whether the text is complete."""
+    """Yield the possible splits of a text into pieces, and whether each split is complete."""
     candidates = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
     longest = [piece for piece in candidates if piece.symbols == candidates[0].symbols]
     stack: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
@@ -303,9 +303,9 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
 def _best_steps(
     candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
-    """Yield the next steps, best last: the end of the text, or the longest next piece.
+    """Yield the possible next steps, the best step last: the end of the text, or the longest piece.
 
-    A shorter piece could read an unsupported call as an answer.
+    With a shorter piece, an unsupported call could be taken for an answer.
     """
     best = min(((stop, -len(following.symbols)) for stop, following, _ in candidates), default=None)
     final_steps = []
@@ -334,7 +334,7 @@ def _next_steps(
 
 
 def _truncation_stops(text: str, start: int, limit: int, pieces: Sequence[_Piece]) -> Iterator[int]:
-    # Sampled text, for example, lacks the line break after the end of a turn.
+    # For example, sampled text lacks the line break after the end of a turn.
     for piece in pieces:
         control = _ANY_CONTROL.search(piece.symbols)
         if control and limit < len(text):
@@ -390,7 +390,7 @@ def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key:
 
 
 def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
-    """Store a value at a path; `#` is the last list item or a new one."""
+    """Store a value at a path. `#` is the last list item, or a new list item."""
     if len(path) == 1:
         message[path[0]] = value
         return
@@ -420,7 +420,7 @@ def _verify(
     if not symbols.startswith(text) or (is_whole and symbols != text):
         return None
     if not np.array_equal(new_ids[:size], ids):
-        # The same bytes in other tokens.
+        # The same bytes, but other tokens.
         new_ids = np.concatenate([ids, new_ids[np.searchsorted(begins, len(text)) :]])
         spelled = [tokenizer.table.named_tokens[i] for i in new_ids.tolist()]
         if b"".join(spelled) != rendering.text.encode():

@@ -13,14 +13,17 @@ Steps, and the data between them:
     runs     `Yes` is ("content",) from offset 1, `f` is ("tool_calls", 0, "function", "name")
     target                     Yes f.n=5<end>
 
-The runs do not answer every question. Then the conversation is rendered with one change:
+Some questions cannot be answered from the runs. In these cases, the conversation is rendered again
+with one change:
 
-- Is `5` written? Not if the text is the same with 6. A number has no run (`_LeafCheck.depends_on`).
-- Where does the header end? After the generation prompt, which a rendering of a short conversation
-  shows (`_prompt_after`). Without one, the header of another role shows it (`written_header`).
-- Where does an answer end if its turn contains a tool's result? Where the turn differs in a
+- Does the text contain the number `5`, which has no run? Not if the text is the same with 6
+  (`_LeafCheck.depends_on`).
+- Where does the header end? After the generation prompt, which is known from the rendering of a
+  short conversation (`_prompt_after`). If there is none, the header is compared with the header of
+  another role (`written_header`).
+- Where does an answer end if its turn also contains a tool result? Where the turn differs in a
   rendering without results (`_turns_without`).
-- Is the role `model` the assistant's? Yes if the text is the same with `assistant` (`_prepare`).
+- Is the role `model` the assistant? Yes, if the text is the same with `assistant` (`_prepare`).
 """
 
 from __future__ import annotations
@@ -76,11 +79,11 @@ class Renderer:
     tokenizer: Tokenizer
     template: str | Path | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    tools: Any = None  # after `_prepare`, a list of JSON schemas
+    tools: Any = None  # a list of JSON schemas after `_prepare`
     add_generation_prompt: bool = False
 
     def resolve_template(self) -> str | PromptFormat:
-        """Return Jinja source or a prompt format, as `find_template`."""
+        """Return the Jinja source or the prompt format, as in `find_template`."""
         return find_template(self.tokenizer, self.template, tools=bool(self.tools))
 
     def source(self) -> str:
@@ -89,7 +92,7 @@ class Renderer:
         return template.template if isinstance(template, PromptFormat) else template
 
     def conversation(self, messages: Any) -> Conversation:
-        """Render and encode messages, and check that no value is dropped; see `render`."""
+        """Render and encode messages, and check that the template drops no value; see `render`."""
         renderer, messages = _prepare(self, messages)
         rendering = renderer.render(messages)
         notes = [*unread_leaves(renderer, messages, rendering), *_variable_notes(renderer)]
@@ -97,7 +100,7 @@ class Renderer:
         return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
     def render(self, messages: Sequence[Message], **changes: Any) -> Rendering:
-        """Render messages without encoding; `changes` replace options."""
+        """Render messages without encoding them; `changes` replaces options."""
         if changes:
             return replace(self, **changes).render(messages)
         tokenizer, template, source = self.tokenizer, self.resolve_template(), "the chat template"
@@ -119,13 +122,13 @@ class Renderer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conversation:
-    """A conversation of T tokens.
+    """A rendered conversation of T tokens.
 
     Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask covers the assistant's
-    text, tool calls and end-of-turn token, without the header. If the template writes no such
-    token, the mask includes the eos token that starts the next turn. `{% generation %}` blocks of a
-    template take precedence, as in Transformers. Unlike in Transformers, a token that starts before
-    a block is not a target, because the prompt already contains it.
+    text, tool calls and end-of-turn token, but not the header. If the template writes no
+    end-of-turn token, the mask includes the eos token that starts the next turn. If the template
+    has `{% generation %}` blocks, they define the mask, as in Transformers. Unlike in Transformers,
+    a token that starts before a block is not a target, because the prompt already contains it.
     """
 
     text: str
@@ -133,11 +136,11 @@ class Conversation:
     bounds: NDArray[np.int64]  # [T + 1]
     assistant_mask: NDArray[np.bool_]  # [T], the training targets
     message_spans: tuple[MessageSpan, ...]
-    runs: tuple[Run, ...] = ()  # characters from messages
-    notes: tuple[str, ...] = ()  # warnings before training
+    runs: tuple[Run, ...] = ()  # ranges of characters that come from messages
+    notes: tuple[str, ...] = ()  # warnings to read before training
 
     def record(self) -> dict[str, Any]:
-        """Return a row of training data; `labels` are -100 except at targets."""
+        """Return the conversation as a training row, with labels of -100 except at targets."""
         ids, mask = self.ids.tolist(), self.assistant_mask
         return {
             "text": self.text,
@@ -148,12 +151,12 @@ class Conversation:
         }
 
     def first(self, size: int) -> Conversation:
-        """Return the first tokens. The text and its spans are unchanged."""
+        """Return a copy with only the first tokens. The text and its spans are unchanged."""
         ids, mask = self.ids[:size], self.assistant_mask[:size]
         return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
 
     def renumber(self, new_indices: Mapping[int, int]) -> Conversation:
-        """Replace message indices in runs; other messages get negative indices."""
+        """Replace the message indices in runs. Other messages get negative indices."""
         runs = (r._replace(message=new_indices.get(r.message, -2 - r.message)) for r in self.runs)
         return replace(self, runs=tuple(runs))
 
@@ -169,21 +172,21 @@ def render(
 ) -> Conversation:
     """Render and encode a conversation, and locate its messages and targets.
 
-    Control tokens are recognised by name in message content as well, as in the model's library.
-    Errors and notes name every input value that is missing from the text.
+    Control tokens are also recognised by name in message content, as in the model's library. Errors
+    and notes name each input value that the text lacks.
 
     Args:
-        tokenizer: tokenizer of the model.
-        messages: dicts with `role` and `content`, dataclasses or pydantic models. Messages with
-            `weight`, `loss_mask` or `train` 0 are not targets.
+        tokenizer: the tokenizer of the model.
+        messages: dicts with `role` and `content`, dataclasses or pydantic models. Messages whose
+            `weight`, `loss_mask` or `train` is 0 are not targets.
         tools: JSON schemas (dicts or JSON strings) or functions.
-        add_generation_prompt: end with the generation prompt, which is not a target.
+        add_generation_prompt: append the generation prompt, which is not a target.
         template: a file, Jinja source, or the name of a format (`FORMATS`) or of one of the
             tokenizer's templates. Default: the tokenizer's template.
-        variables: other template variables, such as `{"enable_thinking": False}`; `documents`.
+        variables: other template variables, such as `{"enable_thinking": False}` or `documents`.
 
     Raises:
-        XtokError: if the template is missing or raises an error, it drops an input value, or the
+        XtokError: if the template is missing, raises an error or drops an input value, or if the
             format does not support a message.
     """
     renderer = Renderer(tokenizer, template, variables or {}, tools, add_generation_prompt)
@@ -196,12 +199,12 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
     """Convert messages, tools and the variables `tools` and `documents` to JSON types.
 
-    A role becomes the assistant's if the template writes both in the same way.
+    A role is treated as the assistant if the template writes both in the same way.
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     if clashes := sorted(arguments & variables.keys()):
-        problem = f"the template's variables contain {clashes[0]}, which is also an argument"
+        problem = f"the template variables contain {clashes[0]}, which is an argument of its own"
         raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
@@ -220,13 +223,13 @@ def _variable_notes(renderer: Renderer) -> Iterator[str]:
     source = renderer.source()
     for name, value in renderer.variables.items():
         if name != "documents" and name not in template_variables(source):
-            yield f"the variable {name} is ignored: the template does not use it"
+            yield f"the variable {name} is ignored, because the template does not use it"
         elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
             yield f"the variable {name} is the text {quoted(value)}, which counts as true"
 
 
 class Targets:
-    """An encoded conversation and its targets, without a check for dropped values."""
+    """Encodes a rendering and finds its targets, without a check for dropped values."""
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class Targets:
         rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Find the targets of a rendering; `tokens` replace the tokenizer's ids and bounds."""
+        """Find the targets of a rendering. `tokens` replaces the tokenizer's ids and bounds."""
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
@@ -246,7 +249,7 @@ class Targets:
         self._answers = answer_indices(messages)
         self._headers = self._find_headers(assistant)
         self._blocks = self._answer_blocks([i for i in assistant if i not in self._answers])
-        self._target_chars = [*self._find_targets()]  # in characters
+        self._target_chars = [*self._find_targets()]  # target ranges in characters
         self._mask = self._make_mask()
 
     def conversation(self) -> Conversation:
@@ -296,7 +299,7 @@ class Targets:
             first, stop = self._spans.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
             mask[first : self._include_eos(stop)] = True
-        for run in self._rendering.runs:  # templates can write one message within another
+        for run in self._rendering.runs:  # a template can write one message inside another message
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
                 mask[slice(*self._spans.span(run.start, run.end).tokens)] = False
         return mask
@@ -307,9 +310,9 @@ class Targets:
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
     def _include_eos(self, stop: int) -> int:
-        """Include an eos token that follows the turn, after optional white space.
+        """Extend a range by the eos token after the turn, with optional white space before it.
 
-        GLM 4.5 ends a turn with the first token of the next turn.
+        In GLM 4.5, a turn ends with the first token of the next turn.
         """
         if self._blocks is not None or self._control[stop - 1]:
             return stop
@@ -320,7 +323,7 @@ class Targets:
         return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else stop
 
     def end_of_turn(self, start: int, stop: int) -> int | None:
-        """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
+        """Return the control token at the end of a token range, ignoring white space after it."""
         for i in reversed(range(start, stop)):
             if self._control[i]:
                 return i
@@ -367,7 +370,7 @@ class Targets:
                 )
             for name in WEIGHT_KEYS if role != "assistant" else ():
                 if message.get(name):
-                    yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
+                    yield f"{name} 1 of the {role}'s messages has no effect (they are not targets)"
 
     def _date_note(self) -> str:
         for name in date_variables(self._renderer.source()):
@@ -375,13 +378,13 @@ class Targets:
             with suppress(XtokError):
                 if not self._renderer.render(self._messages, variables=variables).is_dated:
                     return (
-                        f"{_DATED}: set the variable {name} to get the same ids every day (in a "
-                        "file: in each conversation's chat_template_kwargs)"
+                        f"{_DATED}; set the variable {name} to get the same ids every day (in a "
+                        "file, in each conversation's chat_template_kwargs)"
                     )
-        return f"{_DATED}, and no variable replaces it"
+        return f"{_DATED}, and no variable can replace it"
 
     def _find_headers(self, assistant: Sequence[int]) -> dict[int, tuple[str, bool]]:
-        """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
+        """Return each answer's header ("" if unknown), and whether it is a generation prompt."""
         previous = {i: self._messages[max(0, i - 1)] for i in assistant}
         of_role = {m["role"]: m for m in (*previous.values(), *_PROBE) if previous}
         prompts = {role: self._prompt_after(message) for role, message in of_role.items()}
@@ -421,14 +424,14 @@ def tool_suffix(
 ) -> NDArray[np.int32]:
     """Return the ids of tool messages and the next generation prompt.
 
-    The ids start after the model's end-of-turn token, or with it if it is the first token of the
-    next turn (GLM 4.5). `[*prompt, *answer, *tool_suffix(tokenizer, messages)]` is the next prompt,
-    without tokenizing the answer again.
+    The ids start after the model's end-of-turn token. If this token is the first token of the next
+    turn (GLM 4.5), they start with it. `[*prompt, *answer, *tool_suffix(tokenizer, messages)]` is
+    the next prompt, without tokenizing the answer again.
 
     Args:
         tokenizer: the tokenizer.
-        messages: tool messages, or a conversation that ends with them. Tool messages alone follow a
-            call of the first message's tool.
+        messages: tool messages, or a conversation that ends with tool messages. If only tool
+            messages are given, a call of the first message's tool is added before them.
         tools: JSON schemas of the tools.
         template: as in `render`.
         variables: as in `render`.
@@ -437,8 +440,8 @@ def tool_suffix(
         int32 `[T]`.
 
     Raises:
-        XtokError: as in `render`, or if the answer ends within a token or continues after the tool
-            messages.
+        XtokError: as in `render`; also if the answer ends inside a token or continues after the
+            tool messages.
         ValueError: if there are no messages.
     """
     messages = message_dicts(messages)
@@ -458,13 +461,13 @@ def tool_suffix(
     stop = min([end, *(other.tokens[0] for other in others)])
     target_indices = begin + np.flatnonzero(conversation.assistant_mask[begin:end])
     if (target_indices >= stop).any():
-        raise _suffix_error(f"message {last}, the assistant's, goes on after the tools' messages")
+        raise _suffix_error(f"message {last}, the assistant's, continues after the tool messages")
     if len(target_indices):
-        # Some training templates include the line break after the end of a turn.
+        # Some training templates include the line break after the end of a turn in the answer.
         position = targets.end_of_turn(begin, target_indices[-1] + 1)
         if position is not None:
             return conversation.ids[position + 1 :]
-    # Without an end-of-turn token, the model wrote the whole turn.
+    # If there is no end-of-turn token, the model wrote the whole turn.
     if conversation.bounds[end] == answer.bytes[1] and stop == end:
         return conversation.ids[stop:]
     raise _suffix_error(f"message {last}, the assistant's, does not end with a token")
@@ -491,13 +494,13 @@ def is_prefix_preserving(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Check that a tool message does not change the ids before it.
+    """Whether the ids of a conversation stay the same when a tool message is appended.
 
-    A loop that appends tool messages requires this. Equivalent to TRL's
+    Loops that append tool messages require this. Equivalent to TRL's
     `is_chat_template_prefix_preserving`.
 
     Raises:
-        XtokError: as in `render`; for example, if the template does not accept tool messages.
+        XtokError: as in `render`, for example if the template does not accept tool messages.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
@@ -514,7 +517,7 @@ def is_prefix_preserving(
 
 def _make_call(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
     function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
-    call_id = message.get("tool_call_id", "000000000")  # Mistral requires nine characters
+    call_id = message.get("tool_call_id", "000000000")  # Mistral requires ids with nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
@@ -522,7 +525,7 @@ def _make_call(message: Message, arguments: str | None = None) -> list[dict[str,
 def find_template(
     tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
 ) -> str | PromptFormat:
-    """Return Jinja source or a prompt format. Default: the tokenizer's template.
+    """Return Jinja source or a prompt format; the default is the tokenizer's template.
 
     Raises:
         XtokError: if there is no template, or the file cannot be read.

@@ -1,7 +1,7 @@
-"""The teacher's version of a row, which can have a different prompt.
+"""Create the teacher's version of a row, which can have a different prompt.
 
-Both sides have the same answers. A teacher's rendering numbers them as the student's conversation
-does, so alignment compares the answers only.
+Both sides have the same answers. A teacher's rendering uses the student's message numbers for the
+answers, so the alignment compares only the answers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from xtok.conversation.templates import Message, is_missing, message_dicts
 from xtok.errors import XtokError, at_location
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
-"""Fields for the teacher in rows with `text` and with `messages`."""
-_SAME_HINT = "use the same answers in the same order on both sides; the rest may differ"
-_HINT = "use {}, or a list with an item per teacher; null stands for the student's"
+"""Fields for the teacher, in rows with `text` and in rows with `messages`."""
+_SAME_HINT = "use the same answers in the same order on both sides; other messages may differ"
+_HINT = "use {}, or a list with one item per teacher; null uses the student's value"
 _VALUE_NAMES = {"teacher_messages": "messages", "teacher_context": "a text"}
 
 
@@ -32,9 +32,10 @@ class SideText(NamedTuple):
 
 
 def teacher_values(value: Any, num_teachers: int | None, name: str, location: object) -> list[Any]:
-    """Return a field's value for each teacher; None stands for the student's text.
+    """Return a field's value for each teacher; None means the same as for the student.
 
-    A single value applies to all teachers. By default, their number is the number of values.
+    A single value applies to all teachers. By default, the number of teachers is the number of
+    values.
 
     Raises:
         XtokError: if the number of values or a type is wrong; names `location` and `name`.
@@ -61,7 +62,7 @@ def _parse_value(value: Any, name: str, location: object) -> Any:
         return value
     try:
         parsed = parse_json(value)
-    except json.JSONDecodeError:  # a text
+    except json.JSONDecodeError:  # a prompt that is a text
         return value
     except ValueError as error:
         raise _error(location, name, f"its {name}: {json_problem(error)}") from error
@@ -74,20 +75,20 @@ def _is_conversation(value: Any) -> bool:
 
 
 def teacher_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
-    """Return the conversation of each teacher; by default, for all teachers of the row."""
+    """Return each teacher's conversation; by default, for all teachers in the row."""
     values = teacher_values(chat.teacher_messages, num_teachers, "teacher_messages", chat.location)
     return [chat if value is None else teacher_chat(chat, value) for value in values]
 
 
 def teacher_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> ChatRecord:
-    """Return a teacher's conversation from a field of the row."""
+    """Return the teacher's conversation in a field of the row."""
     return match_answers(chat, replace_messages(chat, messages, name), ("messages", name))
 
 
 def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
-    """Return the row with other messages; errors name the field `name`.
+    """Return the row with other messages. Errors name the field `name`.
 
-    `messages` can be an object that replaces `tools`, `documents` and `chat_template_kwargs` too.
+    `messages` can be an object that also replaces `tools`, `documents` and `chat_template_kwargs`.
     """
     fields = messages if isinstance(messages, Mapping) else {"messages": messages}
     variables = {key: value for key, value in chat.variables.items() if key not in fields}
@@ -96,7 +97,7 @@ def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
 
 
 def match_answers(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> ChatRecord:
-    """Match the student's answers with the teacher's last answers, and exclude the others.
+    """Match the student's answers with the teacher's last answers, and exclude all other answers.
 
     Raises:
         XtokError: if answers differ; names the row, the message and the first different byte.
@@ -124,7 +125,9 @@ def _pair_answers(
     indices = [answer_indices(messages) for messages in (student, teacher)]
     num_student, num_teacher = map(len, indices)
     if num_student > num_teacher:
-        problem = f"{names[0]} have {num_student} answers, but {names[1]} have {num_teacher}"
+        problem = (
+            f"{names[0]} contains {num_student} answers, but {names[1]} contains {num_teacher}"
+        )
         raise XtokError(f"{location}: {problem}", hint=_SAME_HINT)
     for i, j in zip(indices[0], indices[1][num_teacher - num_student :], strict=True):
         answers = student[i], teacher[j]
@@ -151,7 +154,7 @@ def _answer_bytes(value: Any) -> bytes:
 
 
 def drop_answer(messages: Any) -> ChatRecord:
-    """Return the conversation without a final answer."""
+    """Return the conversation without its final answer, if it ends with an answer."""
     chat = chat_record(messages, "the teacher's prompt")
     turns = _message_dicts(chat)
     end = len(turns) - (turns[-1]["role"] == "assistant")
@@ -163,11 +166,11 @@ def _error(location: object, name: str, problem: str) -> XtokError:
 
 
 def check_fields(fields: Mapping[str, Any], location: object, main: str) -> None:
-    """Check that a row with `main` (`text`, `messages`, `input_ids`) has no unused field."""
+    """Raise an error if a row with `main` (such as `text`) has a field for other rows."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(main)
     for name in TEACHER_FIELDS:
         if name != own and not is_missing(fields.get(name)):
             raise XtokError(
-                f"{location}: {name} is not used together with {main}",
+                f"{location}: {name} has no effect together with {main}",
                 hint=f"use {own} instead" if own else "include the teacher's context in its ids",
             )

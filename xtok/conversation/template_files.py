@@ -1,4 +1,4 @@
-"""Read chat templates from files: Jinja, or the JSON files of a model that contain a template."""
+"""Read chat templates from Jinja files, or from a model's JSON files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _JINJA = re.compile(r"\{[{%]")
 
 
 def template_source(template: str | Path) -> str:
-    """Return the Jinja source of a template that is given as a file or as the source itself.
+    """Return the Jinja source of a template, which is a file or the source itself.
 
-    A string with `{` is source unless such a file exists. From a JSON file, such as
-    `tokenizer_config.json`, the function reads the key `chat_template`.
+    A string that contains `{` is source, unless it is the name of an existing file. In a JSON file
+    such as `tokenizer_config.json`, the template is the value of `chat_template`.
 
     Raises:
         XtokError: if the file cannot be read, or if the text is not Jinja.
     """
     text, path, is_file = str(template), Path(template).expanduser(), False
     name = f"the chat template {template}"
-    with suppress(OSError, ValueError):  # source can be too long for a path, or contain NUL
+    with suppress(OSError, ValueError):  # source text can be too long for a path, or contain NUL
         is_file = path.is_file()
     if is_file:
         text = read_text(path, "the chat template")
@@ -48,13 +48,13 @@ def _template_from_json(text: str, name: str) -> str:
     try:
         document = parse_json(text, allow_nan=True)
     except ValueError as error:
-        raise _error(f"{name} is not a Jinja template, and {json_problem(error)}") from error
+        raise _error(f"{name} is neither Jinja nor JSON: {json_problem(error)}") from error
     value: Any = document.get("chat_template") if isinstance(document, dict) else None
-    if isinstance(value, list):  # named templates
+    if isinstance(value, list):  # a list of named templates
         value = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
         value = value.get("default")
     if not isinstance(value, str):
-        raise _error(f"{name} is JSON, but has no template under the key chat_template")
+        raise _error(f"{name} is a JSON file, but its chat_template contains no template")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Render chat templates in a sandbox and track the source of each character.
+"""Render chat templates in a sandbox, and track the source of each character.
 
 Templates trim, split and compare message text, so markers in the text would change the result.
-Instead, tracked strings keep their source through string operations, and loops over messages add
+Instead, tracked strings keep their source in all string operations, and loops over messages add
 zero-length marks.
 """
 
@@ -44,21 +44,21 @@ from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import quoted
 
 Message = Mapping[str, Any]
-"""A message: `role`, `content` and other keys of the template."""
+"""A message with `role`, `content` and other keys that the template uses."""
 
 _NESTING = (Mapping, list, tuple)
 _MAX_DEPTH = 100
 
 
 class Rendering(NamedTuple):
-    """A rendered conversation with the sources of its parts."""
+    """A rendered conversation, with the sources of its parts."""
 
     text: str
-    runs: tuple[Run, ...]  # characters from messages, in order
-    input_runs: tuple[Run, ...]  # characters from `tools` and `documents`
-    turns: tuple[tuple[int, int] | None, ...]  # output of the loop over messages
-    generation_prompt: str  # text after the last message
-    # Text in `{% generation %}` blocks; None if the template has no blocks.
+    runs: tuple[Run, ...]  # ranges that come from messages, in order
+    input_runs: tuple[Run, ...]  # ranges that come from `tools` and `documents`
+    turns: tuple[tuple[int, int] | None, ...]  # output of the loop over messages, per message
+    generation_prompt: str  # start of the text after the last message
+    # Ranges in `{% generation %}` blocks; None if the template has no blocks.
     generation_blocks: tuple[tuple[int, int], ...] | None
     is_dated: bool  # whether the template uses the date
 
@@ -72,14 +72,14 @@ def render_template(
     variables: Mapping[str, Any] | None = None,
     source: str = "the chat template",
 ) -> Rendering:
-    """Render messages like Transformers' `apply_chat_template`.
+    """Render messages like `apply_chat_template` of Transformers.
 
     Args:
         template: Jinja source.
         messages: checked messages.
         tools: JSON schemas; an empty list becomes None.
         add_generation_prompt: end with the generation prompt.
-        variables: `bos_token`, `enable_thinking`, ….
+        variables: other template variables, such as `bos_token` and `enable_thinking`.
         source: name of the template in errors.
     """
     variables = dict(variables or {})
@@ -106,7 +106,7 @@ def render_template(
     assert isinstance(context, _Context)
     try:
         rendered = concatenate(compiled.root_render_func(context))
-    # Templates can cause any Python error, for example by adding None to a string.
+    # Templates can cause any Python exception, for example by adding None to a string.
     except Exception as error:
         index = context.message
         location = f" at message {index}, the {messages[index]['role']}'s" if index >= 0 else ""
@@ -122,7 +122,7 @@ def render_template(
 
 @functools.lru_cache(maxsize=32)
 def date_variables(template: str) -> tuple[str, ...]:
-    """Return the variables that replace today's date in a template."""
+    """Return the variables of a template that replace today's date."""
     names: dict[str, None] = {}
     for condition in _SANDBOX.parse(template).find_all((nodes.If, nodes.CondExpr)):
         if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
@@ -144,9 +144,9 @@ def has_generation_blocks(template: str) -> bool:
 
 
 def message_dicts(messages: Any) -> list[dict[str, Any]]:
-    """Convert messages to dicts without null or NaN keys, as Transformers does.
+    """Convert messages to dicts without keys that are null or NaN, like Transformers.
 
-    Nested nulls, such as arguments of a call, are kept.
+    Nested nulls, such as in the arguments of a call, are kept.
 
     Raises:
         XtokError: if a message has no role, or is nested too deeply.
@@ -154,21 +154,21 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):
         if _is_deep(value):
-            problem = f"message {i} is nested more than {_MAX_DEPTH} deep"
-            raise XtokError(problem, hint="give its content as text, or as a list of parts")
+            problem = f"message {i} is nested more than {_MAX_DEPTH} levels deep"
+            raise XtokError(problem, hint="write its content as text, or as a list of parts")
         message = to_json_types(value)
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role.isprintable():
             raise XtokError(
                 f"message {i} has no role",
-                hint='a message is an object such as {"role": "user", "content": "Hello"}',
+                hint='write each message as an object such as {"role": "user", "content": "Hello"}',
             )
         chat.append({key: item for key, item in message.items() if not is_missing(item)})
     return chat
 
 
 def _is_deep(value: Any, levels: int = _MAX_DEPTH) -> bool:
-    """Whether a value contains more than `levels` levels of lists and objects."""
+    """Whether a value has more than `levels` nested levels of lists and objects."""
     if not isinstance(value, _NESTING):
         return False
     items = value.values() if isinstance(value, Mapping) else value
@@ -179,7 +179,7 @@ def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
-        # The order of Transformers, which templates write with `message | tojson`.
+        # The same key order as in Transformers, because templates can write `message | tojson`.
         items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         message.clear()
         message.update(items)
@@ -192,7 +192,7 @@ def tool_schemas(tools: Any) -> list[Any] | None:
     Raises:
         XtokError: if a tool is none of these.
     """
-    if isinstance(tools, str):  # data sets with different schemas store JSON
+    if isinstance(tools, str):  # datasets with different schemas store tools as JSON strings
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
     if is_missing(tools):
         return None
@@ -217,12 +217,12 @@ _TOOLS_HINT = 'write them as [{"type": "function", "function": {"name": …}}, �
 
 
 def _tools_error(value: Any) -> XtokError:
-    problem = f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}"
+    problem = f"the tools contain {quoted(repr(value)[:40])}, which is not a JSON schema"
     return XtokError(problem, hint=_TOOLS_HINT)
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is null, or NaN as in pandas."""
+    """Whether a value is null, or NaN (missing in pandas)."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -233,8 +233,8 @@ def _require_utf8(text: TrackedText, source: str) -> None:
         hits = [r.message for r in text._runs if r.start <= error.start < r.end and r.message >= 0]
         culprit = f"message {hits[0]}" if hits else source
         raise XtokError(
-            f"{culprit} contains {text[error.start]!a}, half of a surrogate pair",
-            hint="write the whole pair, or the character itself",
+            f"{culprit} contains the unpaired surrogate {text[error.start]!a}",
+            hint="write both surrogates of the pair, or the character itself",
         ) from error
 
 
@@ -263,10 +263,10 @@ def _turns(
     turns: list[tuple[int, int] | None] = [None] * count
     last = 0
     open_marks: list[Mark] = []
-    num_open = Counter[int]()  # number of open marks per loop
-    other_outputs: list[tuple[int, int]] = []  # output of loops over other values
+    num_open = Counter[int]()  # number of open marks for each loop
+    other_outputs: list[tuple[int, int]] = []  # output of loops over values that are not messages
     for mark in marks:
-        # Close open marks of the loop; `continue` and `break` skip their `leave` marks.
+        # Close the open marks of the loop, because `continue` and `break` skip `leave` marks.
         while mark.loop and num_open[mark.loop]:
             turn = open_marks.pop()
             num_open[turn.loop] -= 1
@@ -288,9 +288,9 @@ def _turns(
 def _add_turns(
     turns: list[tuple[int, int] | None], runs: Sequence[Run], outputs: Sequence[tuple[int, int]]
 ) -> None:
-    """Add turns from the output of loops over numbers or groups of messages.
+    """Add turns from loops that iterate over numbers or groups of messages.
 
-    The last message in an iteration ends with it. A single message also starts with it.
+    The last message in an iteration ends with the iteration. A single message also starts with it.
     """
     starts = [run.start for run in runs]
     turn_candidates: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
@@ -316,11 +316,11 @@ def _positions_between(marks: Iterable[Mark], start: str, end: str) -> list[tupl
     return stretches
 
 
-# Jinja, as transformers sets it up (utils/chat_template_utils.py), with origins kept
+# Jinja with the settings of Transformers (utils/chat_template_utils.py), and with tracking
 
 
 class _Generation(Extension):
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -340,7 +340,7 @@ class _Marking(NodeTransformer):
             return node
         self._loops += 1
         loop = nodes.Const(self._loops)
-        target: nodes.Expr = nodes.Const(None)  # a tuple is not a message
+        target: nodes.Expr = nodes.Const(None)  # an item of a tuple, which is not a message
         if isinstance(node.target, nodes.Name):
             target = nodes.Name(node.target.name, "load")
         enter = _mark("enter", node.lineno, loop, target)
@@ -348,7 +348,7 @@ class _Marking(NodeTransformer):
         return [node, _mark("leave", node.lineno, loop)]
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """Let `environment.concat` join the operands of `~`, instead of `"".join`."""
+        """Join the operands of `~` with `environment.concat` instead of `"".join`."""
         self.generic_visit(node)
         concat = nodes.EnvironmentAttribute("concat")
         return nodes.Call(concat, [nodes.List(node.nodes)], [], None, None)
@@ -369,7 +369,7 @@ def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Node:
 
 
 class _Context(Context):
-    message = -1  # index of the current message
+    message = -1  # index of the current message in the loop
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -403,7 +403,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
         _Marking().visit(tree)
         tree.set_environment(_SANDBOX)
         code: CodeType = _SANDBOX.compile(tree)
-    # Compiling Jinja's generated code can fail as well, such as for a `break` outside a loop.
+    # Compiling the code that Jinja generates can also fail, for example for `break` outside a loop.
     except Exception as error:
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
         if isinstance(error, jinja2.TemplateSyntaxError):
@@ -413,7 +413,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
             hint="fix it, or use another template with {option}",
         ) from error
     compiled = jinja2.Template.from_code(_SANDBOX, code, _SANDBOX.make_globals(None))
-    return compiled, tree.find(nodes.Scope) is not None  # of a `{% generation %}` block
+    return compiled, tree.find(nodes.Scope) is not None  # body of a `{% generation %}` block
 
 
 def _to_json(
@@ -423,7 +423,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write tracked JSON without the HTML escapes of Jinja's filter."""
+    """Convert a value to tracked JSON, without the HTML escapes of Jinja's filter."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""Read documents from files of plain text, JSON, JSON Lines and Parquet."""
+"""Read documents from plain text, JSON, JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -18,70 +18,70 @@ from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
 DOCUMENT_BYTES = 1 << 16
-"""A document of plain text ends with the line that reaches this size. Longer lines are cut
-between two characters."""
+"""A document of plain text ends with the line that reaches this size. Longer lines are cut at a
+character boundary."""
 
 MAX_CHARACTERS = 1 << 20
-"""Longer documents of JSON, JSON Lines and Parquet are cut."""
+"""Maximum length of a document in JSON, JSON Lines or Parquet. Longer documents are cut."""
 
 BATCH_CHARACTERS = 1 << 20
-"""Approximate number of characters of a batch."""
+"""Approximate number of characters in a batch."""
 
 SHORT_TEXT_BYTES = 1_000_000
-"""Below this size in bytes, measurements and counted maps are unreliable."""
+"""Number of bytes below which measurements and counted maps are unreliable."""
 
 _TEXT_FILES_HINT = (
-    "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+    "pass text files (.txt, .jsonl, .parquet, also .gz or .zst), or a quoted glob such as "
     "'corpus/*.jsonl.gz'"
 )
 _OBJECTS_HINT = (
-    "give rows that are JSON objects, and name their text field with {option}; plain text needs a "
-    "name that ends in .txt"
+    "write each row as a JSON object, and name its text field with {option}; a plain-text file "
+    "must have a name that ends in .txt"
 )
 
 
-_SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messages": […]}'
+_SAMPLES_HINT = 'write one JSON value per line: a text, {"text": "…"} or {"messages": […]}'
 
 
 class TextBatch(NamedTuple):
-    """Documents of one file that are processed together."""
+    """A batch of documents from one file."""
 
     texts: list[str]
-    group: str  # the file's name
-    consumed: int  # bytes read from disk so far, of all shards
+    group: str  # name of the file
+    consumed: int  # bytes of all shards read from disk so far
 
 
 def find_texts(patterns: Paths) -> list[Path]:
-    """Return the text files that paths or patterns match."""
+    """Return the text files that match paths or patterns."""
     return find_files(patterns, _TEXT_FILES_HINT)
 
 
 def text_shards(patterns: Paths) -> list[Shard]:
-    """Return the shards of the text files that paths or patterns match."""
+    """Return the shards of the text files that match paths or patterns."""
     return [shard for path in find_texts(patterns) for shard in shards(path)]
 
 
 def short_text_notes(num_bytes: int) -> list[str]:
-    """Return a note if a text is too short for reliable counts."""
+    """Return a note if the text is too short for reliable counts."""
     if num_bytes >= SHORT_TEXT_BYTES:
         return []
-    return [f"only {num_bytes:,} bytes of text: below 1 MB, counts of rare tokens are unreliable"]
+    return [f"only {num_bytes:,} bytes of text; below 1 MB, counts of rare tokens are unreliable"]
 
 
 def check_texts(patterns: Paths, field: str) -> None:
-    """Check, before any work, that the files exist and that the first row has the field."""
+    """Check that the files exist and the first row has the field. Call this before any work."""
     for path in find_texts(patterns)[:1]:
         next(_read_documents(shards(path)[0], field), None)
 
 
 def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextBatch]:
-    """Yield the documents of shards in batches.
+    """Yield the documents of the shards in batches.
 
-    The document of a conversation is the text of its messages. Lone surrogates become U+FFFD; long
-    documents are cut (see `MAX_CHARACTERS`).
+    The document of a conversation is the text of its messages. Unpaired surrogates become U+FFFD.
+    Long documents are cut (see `MAX_CHARACTERS`).
 
     Raises:
-        XtokError: if the text is not UTF-8, or a row is not an object with the field, a string.
+        XtokError: if the text is not UTF-8, or a row is not an object with a string in the field.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
     consumed_before = 0
@@ -117,10 +117,10 @@ def _read_documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
 def read_samples(
     patterns: Paths, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, Any]]:
-    """Yield each sample's location for errors and its value, for a `DistillationCollator`.
+    """Yield samples for a `DistillationCollator`, each after its location for errors.
 
     A sample is a paragraph of plain text (blank lines separate paragraphs), or a row. `columns` are
-    the columns of Parquet to read, if they exist; each other column is True.
+    the columns to read from Parquet, if they exist. Every other column is True.
     """
     for path in find_texts(patterns):
         with reading(path):
@@ -144,7 +144,7 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
-        last = (0, b"")  # the end of the file ends a document
+        last = (0, b"")  # the end of the file also ends a document
         for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):
             if not document:
                 start = offset

@@ -1,4 +1,4 @@
-"""Render a file of conversations to rows of ids, masks and labels."""
+"""Render a file of conversations to rows with ids, masks and labels."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class RenderedFile:
     conversations: int
     tokens: int
     targets: int  # tokens of the assistant's answers
-    teacher_differs: int  # conversations with `teacher_messages`
-    extra_tokens: int  # additional tokens in the first teacher's version of these
-    notes: dict[str, int]  # each with its number of conversations
+    teacher_differs: int  # number of conversations with `teacher_messages`
+    extra_tokens: int  # additional tokens in the first teacher's version of them
+    notes: dict[str, int]  # notes, each with its number of conversations
 
 
 def check_render_output(output: str | Path, file: str | Path) -> Path:
-    """Check the output path of `render_file`, before any work: it must differ from the input."""
+    """Check the output path of `render_file`, which must differ from the input."""
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
-        raise OutputError(f"the output {target} is the input", hint="give another path")
+        raise OutputError(f"the output {target} is also the input", hint="give another path")
     if target.suffix == ".parquet":
         need("pyarrow", target)
     return target
@@ -53,7 +53,7 @@ def render_file(
     add_generation_prompt: bool = False,
     progress: Progress = silent,
 ) -> RenderedFile:
-    """Render conversations one by one, and write `Conversation.record` of each as a row.
+    """Render conversations one by one, and write the `Conversation.record` of each as a row.
 
     Args:
         model: the model, as in `load_tokenizer`.
@@ -65,7 +65,7 @@ def render_file(
 
     Raises:
         OutputError: if the output cannot be written.
-        XtokError: if a row cannot be read or rendered, with file and line or row.
+        XtokError: if a row cannot be read or rendered; names the file and the line or row.
     """
     if isinstance(chats, str | Path):
         file, chats = Path(chats), read_conversations(Path(chats))

@@ -1,1 +1,1 @@
-"""Descriptions, checks and measures of maps and tokenizers."""
+"""Describe, check and measure maps and tokenizers."""

@@ -1,7 +1,7 @@
-"""Recommendation of a loss, a file and the next command, for all commands.
+"""Recommend a loss, a map file and the next command.
 
-docs/guides/choosing.md gives the same advice and the reason: beside cross-entropy, no loss is
-better than event KL, for any share of equal tokens.
+docs/guides/choosing.md gives the same advice and its reason: together with cross-entropy, no loss
+is better than event KL, for any share of equal tokens.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from xtok.inspection.measures import Verdict
 
 Judgement: TypeAlias = tuple[Grade, str]
-"""How well a map suits a loss, and the reason as a sentence."""
+"""How well a map suits a loss, with a sentence that gives the reason."""
 
 MOST_LEAK = 0.05
-"""Largest share of leaking boundaries at which a comparison is recommended."""
+"""Maximum share of leaking boundaries for which a comparison by events is recommended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
     """A recommendation for training with a pair of tokenizers."""
 
-    loss: str  # recommended beside cross-entropy
-    map_loss: str | None  # for a trainer that takes a map; None if no map is needed
+    loss: str  # recommended together with cross-entropy
+    map_loss: str | None  # for trainers that require a map; None if none is needed
     sentence: str
-    commands: tuple[tuple[str, ...], ...]  # create the files of these losses
-    others: tuple[str, ...] = ()  # a sentence on each other loss
+    commands: tuple[tuple[str, ...], ...]  # commands that create the files of these losses
+    others: tuple[str, ...] = ()  # one sentence about each other loss
 
 
 OTHER_LOSSES = (
-    "CSD, for NeMo-RL's draft 4177, needs both models' logits or a teacher's top-k, and the "
-    "spelling map of xtok events --for csd.",
-    "ALM needs the teacher's log-probabilities of the text alone, and no file.",
+    "CSD (for NeMo-RL's draft 4177) requires both models' logits or a teacher's top-k, and the "
+    "spelling map from xtok events --for csd.",
+    "ALM requires only the teacher's log-probabilities of the text, and no map file.",
 )
-"""Other losses for two tokenizers, and their requirements."""
+"""Requirements of the other losses for two tokenizers."""
 
 USE_PLAIN_KL = "Use plain KL: both models have the same vocabulary, so no map is needed."
 
 WHEN_TO_DISTIL = (
-    "A teacher helps if text is scarce or was trained on before, or if its predictions are stored; "
-    "otherwise training on new text is better in the same time."
+    "A teacher helps if you have little text, if you train on the same text again, or if its "
+    "predictions are stored. Otherwise, training on new text for the same time is better."
 )
-"""When to distil at all. In docs/study/index.md, 190 steps with event KL (916 s and the teacher's
-210 s, 1.981 bits per byte) are about as good as 360 of text alone (790 s, 1.997), and 160 steps
-on stored candidates (386 s, 2.063) better than 190 of text alone (428 s, 2.140)."""
+"""When to use a teacher. In docs/study/index.md, 190 steps with event KL (916 s, plus 210 s for the
+teacher; 1.981 bits per byte) are about as good as 360 steps on text alone (790 s; 1.997), and 160
+steps on stored candidates (386 s; 2.063) are better than 190 steps on text alone (428 s; 2.140)."""
 
 
 def advise(
@@ -66,8 +66,8 @@ def advise(
 
     Args:
         pair: facts about the pair.
-        names: names of the models in the commands; model ids by default.
-        maps: existing maps of the pair, which the commands need not build again.
+        names: names of the models in the commands. Default: their model ids.
+        maps: existing maps of the pair, which need not be built again.
     """
     if pair.same:
         columns = f"Compare the first {pair.num_ids:,} columns; the other columns are padding."
@@ -80,14 +80,14 @@ def advise(
     if pair.text is not None:
         forward, back = pair.text.conditional_entropy
         lost_share = 0.0 if pair.text.left_out is None else pair.text.left_out.share
-        equal = f"the {1 - lost_share:.1%} of this text that both sides spell alike"
+        equal = f"the {1 - lost_share:.1%} of this text for which both sides have the same bytes"
         part = equal if lost_share > 0.01 else "this text"
         measured = (
-            f" On {part}, events of bytes leak at {percent(pair.text.event_leak)} of the shared "
+            f" On {part}, an event map leaks at {percent(pair.text.event_leak)} of the shared "
             f"token boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
-            f"teacher, {back:.2f} from teacher to student."
+            f"teacher, and {back:.2f} from teacher to student."
         )
-    sentence = f"Use event KL, or P-KL if your trainer only takes a map.{measured}"
+    sentence = f"Use event KL, or P-KL if your trainer only supports projection maps.{measured}"
     has_map = any(not p_kl_problems(m) for m in maps)
     return Advice(
         loss="event KL",
@@ -100,7 +100,7 @@ def advise(
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a map suits a loss, with the reason as a sentence."""
+    """Whether a map suits a loss, with a sentence that gives the reason."""
 
     loss: LossName
     grade: Grade
@@ -120,7 +120,7 @@ def fits(
         projection: the map.
         pair: facts about its tokenizers.
         failed: names of the failed checks of `verify`.
-        verdict: the verdict for P-KL, if the map was measured on text.
+        verdict: the verdict for P-KL; None if the map was not measured on text.
     """
     is_text = require_table(projection.student).lengths > 0
     exact = exact_rows(projection)
@@ -135,12 +135,12 @@ def fits(
         "event-kl": _judge_event_kl(pair),
     }
     for loss in get_args(BuildLoss) if failed else ():
-        judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
+        judged[loss] = "bad", f"The map fails these checks: {', '.join(failed)}."
     return tuple(Fit(loss=loss, grade=grade, why=why) for loss, (grade, why) in judged.items())
 
 
 def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
-    """Judge whether a map suits P-KL, by its rows and, if it was measured, by the verdict."""
+    """Judge by its rows, and by the verdict if there is one, whether a map suits P-KL."""
     if verdict is not None and verdict.grade == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
@@ -157,37 +157,37 @@ def _sentence(words: str) -> str:
 
 def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
-        return "bad", "It compares rows of equal bytes, but the map has no such rows."
+        return "bad", "It compares rows with equal bytes, but the map has no such rows."
     missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
         summary = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
-        return "usable", f"{summary} have no exact counterpart: they are compared by rank."
+        return "usable", f"{summary} have no exact counterpart, so they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
-        return ("note", f"It compares {rows} of equal bytes; text shows how often this is wrong.")
+        return ("note", f"It compares {rows} with equal bytes; text shows how often this is wrong.")
     leak = pair.text.leak
-    why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
+    why = f"It compares wrong shared tokens at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "usable", why
 
 
 def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     if heavy < 0.5:
         few = f"Only {percent(heavy, 0)} of the rows"
-        return "bad", f"{few} have an entry of at least {H_KL_THRESHOLD}, which makes a pair."
+        return "bad", f"{few} have an entry of at least {H_KL_THRESHOLD}, which H-KL requires."
     if not exact:
         pairs = f"{percent(heavy, 0)} of the rows have an entry of at least {H_KL_THRESHOLD}"
-        return "usable", f"No rows of equal bytes; {pairs}."
+        return "usable", f"No rows have equal bytes; {pairs}."
     return gold
 
 
 def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.same:
-        return "note", "It needs no map; for one vocabulary, plain KL is enough."
+        return "note", "It needs no map: with one vocabulary, plain KL is enough."
     if pair.text is None:
-        return "good", "It needs an event map. Give text and both models to measure its leak."
+        return "good", "It requires an event map. To measure the leak, pass text and both models."
     return (
         "good",
-        "It needs an event map: xtok events groups the vocabularies into "
-        f"{pair.text.num_events:,} events, which leak {percent(pair.text.event_leak)} and keep "
-        f"{percent(pair.text.event_kept, 0)} of the bits here.",
+        "It requires an event map from xtok events. On this text, its "
+        f"{pair.text.num_events:,} events leak at {percent(pair.text.event_leak)} of the "
+        f"boundaries and keep {percent(pair.text.event_kept, 0)} of the bits.",
     )

@@ -1,4 +1,4 @@
-"""Confidence intervals of means over documents, and the ranking of maps."""
+"""Compute confidence intervals of means over documents, and rank maps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure with its 95 % confidence interval; a single document gives no interval."""
+    """A value with its 95 % confidence interval. A single document gives no interval."""
 
     value: float
     low: float | None = None
@@ -23,11 +23,11 @@ class Interval:
 
 
 def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
-    """Return the mean of losses with its interval over documents.
+    """Return the mean loss with its confidence interval over documents.
 
     Args:
-        sums: the losses of each document, float64 `[documents]`.
-        counts: number of losses of each document, float64 `[documents]`.
+        sums: the sum of losses of each document, float64 `[documents]`.
+        counts: the number of losses of each document, float64 `[documents]`.
     """
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
@@ -38,9 +38,9 @@ def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Int
 
 
 def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Resample documents with replacement and add up; float64 `[resamples, columns]`.
+    """Resample documents with replacement, and return sums, float64 `[resamples, columns]`.
 
-    The random seed is fixed, so figures are reproducible.
+    The random seed is fixed, so results are reproducible.
     """
     rng = np.random.default_rng(0)
     samples = np.empty((_RESAMPLES, table.shape[1]))
@@ -52,11 +52,11 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The ranking of maps for a loss over all text."""
+    """Ranking of maps for a loss, over all text."""
 
     loss: BuildLoss
-    names: tuple[str, ...]  # of the maps, best first
-    lead: Interval | None  # of the best map over the second, in nats; None for one map
+    names: tuple[str, ...]  # names of the maps, best first
+    lead: Interval | None  # lead of the best map over the second map, in nats; None for one map
     sentence: str
 
 
@@ -68,8 +68,8 @@ def rank(
     Args:
         loss: the loss.
         names: names of the maps.
-        sums: each map's losses per document, float64 `[maps, documents]`.
-        counts: number of losses per document, float64 `[documents]`.
+        sums: each map's sum of losses per document, float64 `[maps, documents]`.
+        counts: the number of losses per document, float64 `[documents]`.
     """
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]
@@ -85,7 +85,7 @@ def rank(
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         if (lead.value if lead.low is None else lead.low) <= 0:
             which = f"this text shows no difference between {names[best]} and {names[second]}"
-        spread = "one document, so no interval"
+        spread = "no interval, because there is one document"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
         sentence = (

@@ -1,4 +1,4 @@
-"""Trials of a chat template for `doctor`."""
+"""Check a chat template with sample conversations, for `doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USER = {"role": "user", "content": "What is 2 + 2?"}
 _FURTHER = {"role": "user", "content": "And 3 + 3?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
 _THINKING = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
-_CALL_ID = "a1B2c3D4e"  # Mistral's templates require nine letters and digits
+_CALL_ID = "a1B2c3D4e"  # Mistral's templates require ids with nine letters and digits
 _ADD = {"name": "add", "arguments": {"a": 2, "b": 2}}
 _TOOL_CALL = {
     "role": "assistant",
@@ -31,14 +31,14 @@ _RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "
 
 
 class ChatTrial:
-    """A trial of a chat template, by default the tokenizer's own.
+    """A chat template, rendered with sample conversations. Default: the tokenizer's own template.
 
     Raises:
         XtokError: if `template` cannot be read.
     """
 
-    turn_ends: tuple[int, ...] | None = None  # of an answer; None if the template rejects it
-    tool_suffix_ids: tuple[int, ...] | None = None  # of a tool message, likewise
+    turn_ends: tuple[int, ...] | None = None  # None if the template rejects answers
+    tool_suffix_ids: tuple[int, ...] | None = None  # None if the template rejects tool messages
 
     def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
         self.tokenizer, self.template, self._table = tokenizer, template, tokenizer.table
@@ -54,14 +54,14 @@ class ChatTrial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer: from the template, otherwise eos."""
+        """Ids that end an answer, according to the template, otherwise eos."""
         eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:
-        """The end of an answer, as messages show it."""
+        """The end of an answer, formatted for messages."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -71,7 +71,7 @@ class ChatTrial:
         return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
-        """Yield the checks; with `tools`, a template that rewrites turns of tool calls fails."""
+        """Yield the checks. With `tools`, a template that rewrites turns with tool calls fails."""
         name = "chat template"
         if not self._has_template:
             names = ", ".join(self.tokenizer.chat_templates)
@@ -106,7 +106,7 @@ class ChatTrial:
     def _end_check(self, ends: Sequence[int]) -> Check:
         name, shown = "end of a turn", " ".join(map(self._table.name, ends))
         if not ends:
-            message = "no control token: the template ends an answer with text, or not at all"
+            message = "no control token; the template ends an answer with text, or not at all"
             return Check(name, "warning", message)
         if set(ends) & set(self._table.roles.get("eos", ())):
             return Check(name, "ok", f"{shown}, which is eos")
@@ -126,7 +126,7 @@ class ChatTrial:
         if set(results.values()) == {"kept"}:
             yield Check(name, "ok", "kept")
         elif is_changed and self._suits_loops():
-            lines.append("a loop that appends tool messages works with empty content")
+            lines.append("with empty content, a loop that appends tool messages works")
             yield Check(name, "warning", "\n".join(lines))
         else:
             changed: Level = "failed" if tools else "warning"
@@ -141,7 +141,7 @@ class ChatTrial:
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
-        if self._error(_USER, _ANSWER):  # reported by the check of roles
+        if self._error(_USER, _ANSWER):  # the check of roles reports it
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)

@@ -1,4 +1,4 @@
-"""`compare`: the differences of two maps of one pair, row by row."""
+"""`compare`: compare two maps of one pair row by row."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class RowDifference:
 
     student_id: int
     token: str
-    distance: float  # total variation
-    share: float  # of the text; without text, of the rows
+    distance: float  # total variation distance
+    share: float  # share of the text; without text, share of the rows
     first: tuple[tuple[str, float], ...]
     second: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The differences of two maps of one pair."""
+    """The differences between two maps of one pair."""
 
-    student: str  # model id of the rows
+    student: str  # model id of the student
     teacher: str
-    rows: int  # with entries in at least one map
-    rows_that_differ: int  # by more than float32 rounding
-    rows_of_other_top: int  # with a different heaviest entry
-    mean_distance: float  # total variation, from 0 to 1; with text, weighted by its tokens
+    rows: int  # rows with entries in at least one map
+    rows_that_differ: int  # rows that differ by more than float32 rounding
+    rows_of_other_top: int  # rows with a different heaviest entry
+    mean_distance: float  # mean total variation distance, 0 to 1; with text, weighted by its tokens
     weighted_by_text: bool
-    examples: tuple[RowDifference, ...]  # largest distance × share first
+    examples: tuple[RowDifference, ...]  # sorted by distance × share, largest first
 
 
-_ROUNDING = 1e-6  # total variation distance due to rounding
+_ROUNDING = 1e-6  # maximum total variation distance due to rounding
 
 
 def compare(
@@ -62,15 +62,15 @@ def compare(
     Args:
         a: a map, or its path.
         b: a second map.
-        texts: paths and globs of text, to weight rows by the occurrences of their tokens.
-        pair: the pair, with the student's tokenizer for text.
+        texts: paths and globs of text. Rows are weighted by the occurrences of their tokens in it.
+        pair: the pair. For text, it must have the student's tokenizer.
         num_examples: number of rows to show.
         names: names of the maps in errors.
-        field: the field or column that holds the text.
+        field: the field or column with the text.
 
     Raises:
         XtokError: if the maps belong to different pairs, or a text cannot be read.
-        ValueError: for texts without the student's tokenizer.
+        ValueError: if texts are given without the student's tokenizer.
     """
     [first, second], pair, _ = bind_maps([a, b], ProjectionMap.of, pair, names)
     return compare_maps(first, second, _token_counts(texts, pair, field), num_examples)
@@ -82,7 +82,7 @@ def compare_maps(
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
 ) -> Comparison:
-    """Compare two maps as `compare` does, with counts of tokens instead of text.
+    """Compare two maps like `compare`, with token counts instead of text.
 
     The distance of two rows is half the sum of the absolute differences of their weights. An empty
     row has distance 1 from a row with entries.
@@ -129,8 +129,8 @@ def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int
     if not texts:
         return None
     if pair is None or pair.student_tokenizer is None:
-        raise ValueError("texts need the student's tokenizer")
-    from xtok.building.counting.pair_text import PairText  # only needed for text
+        raise ValueError("texts require the student's tokenizer")
+    from xtok.building.counting.pair_text import PairText  # only required for text
 
     return PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field).tokens[0]
 

@@ -1,4 +1,4 @@
-"""The cost of a map on text: by class of student token, and by row."""
+"""Measure the loss of a map on text, by class of student token and by row."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 NUM_WORST = 5
-"""Number of worst rows listed for each map."""
+"""Number of worst rows that are listed for each map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
-    """Measures of a map on the student tokens of one class, over all text."""
+    """Measures of a map for the student tokens of one class, over all text."""
 
-    name: str  # of the map
+    name: str  # name of the map
     token_class: str  # the name of a `TokenClass`, in lower case
     starts: int
-    loss: float  # cross-entropy at starts or over chunks; leak for event maps
-    reference: float  # of the floor; for event maps, of a shared vocabulary
-    coverage: float  # at starts
+    loss: float  # cross-entropy at starts or over chunks; for event maps, the leak
+    reference: float  # the same for the floor; for event maps, for a shared vocabulary
+    coverage: float  # coverage at starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstRow:
     """A row with a large avoidable loss."""
 
-    name: str  # of the map
+    name: str  # name of the map
     student_id: int
     token: str  # escaped
-    starts: int  # occurrences at shared boundaries
-    excess: float  # its part of the cross-entropy above the floor, or of the leak
-    # Most frequent teacher tokens there (over chunks: beside it), with their share and the map's
-    # weight; 1 if an event map has both tokens in one event.
+    starts: int  # number of occurrences at shared boundaries
+    excess: float  # the row's part of the cross-entropy above the floor, or of the leak
+    # Most frequent teacher tokens at these boundaries (or in these chunks), with their share and
+    # the map's weight. In event maps, the weight is 1 if both tokens are in one event.
     wanted: tuple[tuple[str, float, float], ...]
 
 
@@ -51,17 +51,17 @@ _Values: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
 
 
 class Occurrences:
-    """Occurrences of student tokens in all text: at shared boundaries, or in chunks.
+    """Occurrences of student tokens in all text, at shared boundaries or in chunks.
 
-    The student tokens of a chunk share its loss equally.
+    The student tokens of a chunk share the chunk's loss equally.
     """
 
     def __init__(self, pair: Pair, text: PerDocument, *, by_chunk: bool) -> None:
         self._student, self._teacher = pair.tables
         self.by_chunk, self.shape = by_chunk, pair.shape
-        # student token and count of each pair at a boundary
+        # student token and count of each pair at boundaries
         self._starts = text.keys >> 32, text.amounts(np.ones(len(text.groups), np.bool_))
-        # student token, count and index of the loss of each occurrence
+        # student token, count and index of its loss, for each occurrence
         self._rows, self._amounts = self._starts
         self._owner = np.arange(len(self._rows))
         # pairs of tokens in the text, and their counts
@@ -78,12 +78,12 @@ class Occurrences:
     def classes(
         self, name: str, losses: _Values, reference: _Values, is_covered: NDArray[np.bool_]
     ) -> list[ClassMeasures]:
-        """Measure a map by class of student token.
+        """Measure a map for each class of student tokens.
 
         Args:
             name: the map's name.
-            losses: loss of each pair or chunk.
-            reference: reference loss of each pair or chunk.
+            losses: the loss of each pair or chunk.
+            reference: the reference loss of each pair or chunk.
             is_covered: whether the map contains each pair, bool `[pairs]`.
         """
         token_kinds = token_classes(self._student)
@@ -116,8 +116,8 @@ class Occurrences:
 
         Args:
             name: the map's name.
-            avoidable: avoidable loss of each pair or chunk.
-            weights: the map's weights of the pairs in the text.
+            avoidable: the avoidable loss of each pair or chunk.
+            weights: the map's weight for each pair in the text.
         """
         share = self._amounts / max(1.0, self._amounts.sum())
         excess = np.bincount(self._rows, share * avoidable[self._owner])

@@ -1,4 +1,4 @@
-"""`describe`: an overview of a map."""
+"""`describe`: create an overview of a map."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class SideDescription:
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int | None
-    definition_sha256: str | None  # of its tokenizer's definition when the map was built
-    token_types: Mapping[str, int]  # ids by type; empty if the map contains no tokens
+    definition_sha256: str | None  # digest of the tokenizer's definition when the map was built
+    token_types: Mapping[str, int]  # number of ids by type; empty if the map contains no tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapDescription:
-    """The part of an overview that maps of all kinds have."""
+    """The part of an overview that is common to maps of all kinds."""
 
     student: SideDescription
     teacher: SideDescription
-    history: Sequence[Mapping[str, Any]]  # one object per stage
+    history: Sequence[Mapping[str, Any]]  # one history step per stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDescription:
-    """One column: the number of its rows, and the sum of their weights."""
+    """One column, with its number of rows and the sum of their weights."""
 
     teacher_id: int
     token: str | None
@@ -63,37 +63,37 @@ class Description(MapDescription):
     enable_scale_trick: bool
     rows_by_kind: Mapping[str, int]
     rows_with_slot: int
-    slot_share: float  # the slots' weight as a share of all weight
-    columns_used: int  # teacher ids in at least one row
-    largest_columns: tuple[ColumnDescription, ...]  # slots included
-    coverage: tuple[ClassCoverage, ...] | None  # None without `classes`
+    slot_share: float  # share of all weight that is on slots
+    columns_used: int  # number of teacher ids that occur in at least one row
+    largest_columns: tuple[ColumnDescription, ...]  # including slots
+    coverage: tuple[ClassCoverage, ...] | None  # None unless `classes` is True
     examples: tuple[ExplainedRow, ...]
 
 
 def describe(
     projection: MapLike, *, num_examples: int = 0, classes: bool = False, pair: Pair | None = None
 ) -> Description:
-    """Describe a map: its sides, stages, rows and columns.
+    """Describe the sides, stages, rows and columns of a map.
 
     >>> xtok.describe("map.safetensors").rows_by_kind  # doctest: +SKIP
     {'exact': 109564, 'pieces': 18436, 'empty': 256}
 
     Args:
-        projection: a map, or the path of one.
-        num_examples: number of rows to explain, evenly spread over the rows with several entries.
-        classes: also count rows and teacher ids by class of token, which takes most of the time.
-        pair: the map's pair; by default it is made from the map.
+        projection: a map, or the path of its file.
+        num_examples: number of rows to explain, spread evenly over the rows with several entries.
+        classes: also count rows and teacher ids by token class. This takes most of the time.
+        pair: the map's pair. Default: a pair created from the map.
 
     Raises:
         MapFileError: if the file is not a map, or is damaged.
-        XtokError: for classes of a map without tokens.
+        XtokError: if `classes` is True and the map contains no tokens.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
-    # Rows with several entries, or any
+    # rows with several entries; if there are none, any rows
     examples = np.flatnonzero(m.entries_per_row > int((m.entries_per_row > 1).any()))
     return Description(
         **describe_sides(m),
@@ -112,7 +112,7 @@ def describe(
 
 
 def count_by_size(sizes: NDArray[Any]) -> dict[int, int]:
-    """Count the occurrences of each size."""
+    """Count how often each size occurs."""
     return {n: count for n, count in enumerate(np.bincount(sizes).tolist()) if count}
 
 
@@ -134,7 +134,7 @@ def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, .
 
 
 def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
-    """Return up to `count` ids, evenly spread."""
+    """Select up to `count` ids, spread evenly."""
     indices = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
     some: list[int] = ids[indices].tolist()
     return some
@@ -158,21 +158,21 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
-    """Coverage of one class of tokens on both sides."""
+    """Coverage of one token class on both sides."""
 
     token_class: str  # the name of a `TokenClass`, in lower case
     rows: int
-    shared: int  # rows with a teacher token of equal bytes
-    exact: int  # rows of equal bytes or of one role
+    shared: int  # number of rows for which a teacher token has equal bytes
+    exact: int  # number of rows that map to a token with equal bytes or role
     empty: int
-    mean_entries: float  # per row with entries, without slots
-    slot_share: float  # of these rows' weight
+    mean_entries: float  # entries per non-empty row, without slots
+    slot_share: float  # share of these rows' weight that is on slots
     teacher_ids: int
-    teacher_unreached: int  # in no row, except as a slot
+    teacher_unreached: int  # teacher tokens in no row, except as a slot
 
 
 def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...]:
-    """Measure a map by class of token."""
+    """Measure the coverage of a map for each token class."""
     rows, columns = require_table(projection.student), require_table(projection.teacher)
     row_classes, column_classes = token_classes(rows), token_classes(columns)
     kind, is_slot = projection.row_kind, projection.is_slot

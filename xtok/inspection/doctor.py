@@ -1,4 +1,4 @@
-"""`doctor`: find problems of a tokenizer or a pair before they cost a training run."""
+"""`doctor`: find problems of a tokenizer or a pair before training."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES, TokenTable, TokenType, utf8_text
 
 _TOKENS_AT_ONCE = 1 << 13
-"""Tokens per batch, since the library keeps more than their ids in memory."""
+"""Number of tokens per batch, because the library stores more than their ids in memory."""
 
 _PROBE_TEXT = "probe text"
-# Text that must round-trip byte for byte, by kind; written for this check.
+# Texts that must round-trip byte for byte, by kind, written for this check.
 _PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
     "other scripts": "Маяк стоит. Ο φάρος. המגדלור. المنارة تضيء. प्रकाशस्तंभ। ประภาคาร. 등대가 있다. "
@@ -40,8 +40,8 @@ _PROBE: Mapping[str, str] = {
     "emoji": "🌊⛵ 👩‍🔧 👍🏽 🏴󠁧󠁢󠁷󠁬󠁳󠁿 🇩🇪 ❤️ ☀",
     "odd whitespace": " a  b   c\t\td\n\n\ne \n f\u00a0g\u2003h\u200bi\u3000j   ",
 }
-# Unicode variants that normalizers change on purpose.
-_SPACE = "\u2581"  # the space in SentencePiece vocabularies
+# Unicode variants that normalizers change intentionally.
+_SPACE = "\u2581"  # the space character in SentencePiece vocabularies
 _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
@@ -51,7 +51,7 @@ class TokenizerDiagnosis:
 
     model_id: str
     not_round_tripping: Mapping[str, int]  # number of tokens by cause
-    turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
+    turn_ends: tuple[str, ...]  # control tokens that end an assistant turn, in order
     # ids of a tool message and the next prompt; None if the template rejects tool messages
     tool_suffix_ids: tuple[int, ...] | None
     checks: tuple[Check, ...]
@@ -61,20 +61,20 @@ class TokenizerDiagnosis:
 class Diagnosis:
     """Results of `doctor` for one tokenizer or a pair."""
 
-    tokenizers: tuple[TokenizerDiagnosis, ...]  # one if both models are the same
+    tokenizers: tuple[TokenizerDiagnosis, ...]  # a single diagnosis if both models are the same
     pair: PairFacts | None  # None for one model
-    advice: Advice | None  # None for one model, or if the probe text does not round-trip
+    advice: Advice | None  # None for one model, or if the test text does not round-trip
     pair_checks: tuple[Check, ...]
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The failed checks as `MODEL: CHECK`."""
+        """The failed checks, formatted as `MODEL: CHECK`."""
         checks = ((side.model_id, check) for side in self.tokenizers for check in side.checks)
         return tuple(f"{model}: {check.name}" for model, check in checks if check.level == "failed")
 
     @property
     def summary(self) -> str:
-        """One line: failed checks, number of warnings and, for a pair, the advice."""
+        """One-line summary: failed checks, number of warnings, and the advice for a pair."""
         checks = [*self.pair_checks, *(c for side in self.tokenizers for c in side.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         result = f"no check failed, {plural(warnings, 'warning')}"
@@ -99,26 +99,26 @@ def doctor(
     field: str = "text",
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Check a tokenizer, or a pair, for causes of wrong cross-tokenizer training.
+    """Check a tokenizer or a pair for problems that make cross-tokenizer training wrong.
 
     Args:
-        student_model: a model as `load_tokenizer` takes it, a loaded tokenizer, or a pair.
+        student_model: a model as in `load_tokenizer`, a loaded tokenizer, or a pair.
         teacher_model: a second model; None for one model or a pair.
-        texts: for a pair, paths and globs of text or conversations to measure it on. The first rows
-            are also compared with the results of the models' own libraries.
+        texts: paths and globs of text or conversations for measuring a pair. The first rows are
+            also compared with the results of the models' own libraries.
         templates: chat templates to use instead of the tokenizers' own.
-        tools: fail, instead of warn, if the template rewrites earlier turns when a tool answers.
-        field: the field or column that holds the text.
-        progress: called for each pass over a vocabulary, and for the text.
+        tools: fail (instead of warn) if the template rewrites earlier turns after a tool result.
+        field: the field or column with the text.
+        progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        XtokError: if a template or a text cannot be read, or the text has nothing to measure.
-        ValueError: for texts with one model.
+        XtokError: if a template or a text cannot be read, or the text contains nothing to measure.
+        ValueError: if texts are given for one model.
     """
     templates = ChatTemplates.or_default(templates)
     is_single = teacher_model is None and not isinstance(student_model, Pair)
     if texts and is_single:
-        raise ValueError("texts need two models")
+        raise ValueError("texts require two models")
     pair = None if is_single else load_pair(student_model, teacher_model)
     tokenizers = (load_tokenizer(student_model),) if pair is None else pair.tokenizers
     trials = []
@@ -130,7 +130,7 @@ def doctor(
     if pair is None:
         return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
     facts, checks = _checked_pair(pair, texts, templates, field, progress)
-    # Every loss compares the two sides over the bytes of a text.
+    # All losses compare the two sides over the bytes of a text.
     failed = {c.name for side in diagnosed for c in side.checks if c.level == "failed"}
     return Diagnosis(
         tokenizers=diagnosed,
@@ -155,7 +155,7 @@ def _checked_pair(
 
 def _text_checks(text: TextFacts) -> Iterator[Check]:
     if text.left_out is None:
-        yield Check("text", "ok", "both sides spell all of it alike")
+        yield Check("text", "ok", "both sides have the same bytes for all of it")
     else:
         level: Level = "note" if text.grade == "note" else "warning"
         yield Check("text", level, text.left_out.sentence)
@@ -171,12 +171,12 @@ def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """Measure how much `teacher_context` lengthens texts.
 
-    Returns the number of rows, of rows with a context, and the ratio of the lengths of these with
-    and without their longest context, in bytes.
+    Returns the number of rows, the number of rows with a context, and the ratio of the byte lengths
+    of the latter with and without their longest context.
     """
     rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
-    columns = field, "teacher_context"  # columns of candidates are much larger
+    columns = field, "teacher_context"  # columns with candidates are much larger
     for _, row in read_samples(paths, columns):
         if isinstance(row, dict) and isinstance(text := row.get(field), str):
             context = row.get("teacher_context")
@@ -188,22 +188,22 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
 
 
 def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))  # a lone surrogate and U+FFFD: 3 bytes each
+    return len(text.encode("utf-8", "surrogatepass"))  # an unpaired surrogate has 3 bytes
 
 
 def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
     """Check that both sides end an answer with the same token.
 
-    If a base model and an instruct model differ, the teacher gives the student's end of turn almost
-    no probability, and answers become longer and longer.
+    If they differ, as in a base model and an instruct model, the teacher assigns almost no
+    probability to the student's end of turn, and answers become longer and longer.
     """
     name = "ends of turn"
     if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
         return Check(name, "ok", f"{ours.shown_end} / {theirs.shown_end}")
     message = (
         f"the student's answers end with {ours.shown_end}, the teacher's with {theirs.shown_end}, "
-        "so the student does not learn to stop: give both sides one chat template, or set "
-        "eos_token in the student's tokenizer_config.json"
+        "so the student does not learn to stop: use the same chat template for both sides, or "
+        "set eos_token in the student's tokenizer_config.json"
     )
     return Check(name, "warning", message)
 
@@ -261,9 +261,10 @@ def _width_check(tokenizer: Tokenizer) -> Check:
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
-    """Compare ids with the file alone, or with AutoTokenizer; "" if they are equal.
+    """Compare ids with another reader of the same files; return the difference, or "".
 
-    Compares words, numbers and special tokens, because wrong ids decode to the same text.
+    The other reader is the file alone or AutoTokenizer. The comparison covers words, numbers and
+    special tokens, because wrong ids can decode to the same text.
     """
     words = [word for text in _PROBE.values() for word in text.split()]
     table = tokenizer.table
@@ -277,13 +278,13 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         name, reading = other
         rows = zip(texts, *(side.encode_batch(texts) for side in (tokenizer, reading)), strict=True)
     except TokenizerError:
-        return "no other reader for these files, so ids are not compared"
+        return "ids are not compared, because there is no other reader for these files"
     differing = [row for row in rows if row[1] != row[2]]
     if not differing:
         return ""
     text, ids, others = min(differing, key=lambda row: len(row[0]))
     return (
-        f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
+        f"{name} returns other ids for {len(differing)} of {len(texts)} texts: "
         f"{quoted(escape(text.encode()))} is [{listed(ids, 6)}] here, [{listed(others, 6)}] there"
     )
 
@@ -302,7 +303,7 @@ def _duplicates(table: TokenTable) -> Check:
 
 
 def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
-    """Return the ids of tokens that do not round-trip, by cause."""
+    """Return the ids of tokens that do not round-trip, grouped by cause."""
     tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):
@@ -322,7 +323,7 @@ def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict
 
 
 def _cause(table: TokenTable, token_id: int, spelled: Sequence[int]) -> str:
-    """Return the reason for which the library spells a token in other ids."""
+    """Return the reason why the library encodes a token as other ids."""
     if b"".join([table[i] for i in spelled]) != table[token_id]:
         return "the normalizer changes it"
     if table.types[token_id] == TokenType.BYTE:
@@ -345,10 +346,10 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     if eos:
         yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}, the end of documents")
     else:
-        yield Check("eos", "failed", "none: no token ends a document")
+        yield Check("eos", "failed", "none, so no token ends a document")
     problem = ""
     if not pad:
-        problem = "none: set one before batching, such as an unused or reserved id"
+        problem = "none; before batching, set it to an unused or reserved id"
     elif both := set(pad) & set(eos):
         problem = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
     shown = ", ".join(map(table.shown, pad))
@@ -378,7 +379,7 @@ def _decode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
-    """Show the first difference of two byte strings, from the start of its character."""
+    """Format the first difference of two byte strings, from the start of its character."""
     if text == decoded:
         return ""
     offset = num_common(text, decoded)

@@ -1,17 +1,19 @@
-"""`evaluate`: measures of maps on text.
+"""`evaluate`: measure maps on text.
 
-Both sides tokenize the text. At each byte where a student token s and a teacher token t both start,
-a good row W[s] gives t a high weight.
+Both sides tokenize the text. At each byte at which a student token s and a teacher token t both
+start, a good row W[s] has a high weight for t.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: share of W[s, t] > 0. Top-1: share where t is the row's heaviest entry.
-- Floor: cross-entropy of the best map for this text: counted on it, cut to as many entries per row.
-- Recipe: cross-entropy of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact
-  matches, no slot.
+- Coverage: share of positions with W[s, t] > 0. Top-1: share of positions at which t is the row's
+  heaviest entry.
+- Floor: cross-entropy of the best map for this text, counted on this text and cut to the same
+  number of entries per row.
+- Recipe: cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes and
+  exact matches, but without slots.
 - Closed: (recipe - map) / (recipe - floor).
 
-The same measures over chunks average the student rows of a chunk and the losses of its teacher
-tokens, as P-KL does. Gold and H-KL compare the first tokens at shared boundaries.
+The measures over chunks average the rows of a chunk's student tokens and the losses of its teacher
+tokens, like P-KL. Gold and H-KL compare the first tokens at shared boundaries.
 """
 
 from __future__ import annotations
@@ -61,19 +63,19 @@ from xtok.tokenizers.pairs import Pair
 class Evaluation:
     """Results of `evaluate`."""
 
-    student: str  # model id of the rows
+    student: str  # model id of the student
     teacher: str
-    measures: tuple[MapMeasures, ...] = ()  # by group of text, then by map; `all` text comes last
-    event_measures: tuple[EventMapMeasures, ...] = ()  # likewise, for event maps
-    classes: tuple[ClassMeasures, ...]  # for each map, by class of student token
-    worst_rows: tuple[WorstRow, ...]  # for each map, the most costly first
-    num_bytes: int  # of text
-    lost_bytes: int  # left out, because the two sides spell them differently
-    differing: int  # documents that the two sides spell differently
-    notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
-    by_chunk: bool = False  # whether losses of `classes` and `worst_rows` are over chunks
-    ranking: Ranking | None = None  # for the requested loss
-    verdicts: tuple[Verdict, ...] = ()  # one for each map, over all text
+    measures: tuple[MapMeasures, ...] = ()  # by group of text, then by map; `all` comes last
+    event_measures: tuple[EventMapMeasures, ...] = ()  # the same for event maps
+    classes: tuple[ClassMeasures, ...]  # for each map, by class of student tokens
+    worst_rows: tuple[WorstRow, ...]  # for each map, the most costly rows first
+    num_bytes: int  # bytes of text
+    lost_bytes: int  # bytes that were left out, because the two sides differ there
+    differing: int  # documents for which the two sides differ
+    notes: tuple[str, ...]  # notes about the text, for example that it is short
+    by_chunk: bool = False  # whether `classes` and `worst_rows` measure losses over chunks
+    ranking: Ranking | None = None  # ranking for the requested loss
+    verdicts: tuple[Verdict, ...] = ()  # one verdict per map, over all text
 
 
 def evaluate(
@@ -90,17 +92,18 @@ def evaluate(
 
     Args:
         pair: the maps' pair, with its tokenizers.
-        maps: one or several maps of one kind and pair, or their paths.
-        texts: paths and globs of text or conversations, as for `build`.
-        names: names of the maps; by default their paths, or `map 1` and so on.
-        field: the field or column that holds the text.
-        for_loss: loss to judge and rank the maps for.
-        progress: called for each pass over a vocabulary, and for the text.
+        maps: one or more maps of the same kind and pair, or their paths.
+        texts: paths and globs of text or conversations, as in `build`.
+        names: names of the maps. Default: their paths, or `map 1`, `map 2`, …
+        field: the field or column with the text.
+        for_loss: the loss for which the maps are judged and ranked.
+        progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        XtokError: if a text cannot be read or has nothing to measure, a map belongs to another pair
-            or contains spellings, or event maps are mixed with other maps or ranked for a loss.
-        ValueError: for no map, or a wrong number of names.
+        XtokError: if a text cannot be read or contains nothing to measure, if a map belongs to
+            another pair or is a spelling map, or if event maps are mixed with projection maps or
+            ranked for a loss.
+        ValueError: if there is no map, or the number of names is wrong.
     """
     loaded, pair, names = bind_maps(maps, read_map, pair, names)
     if any(isinstance(m, SpellingMap) for m in loaded):
@@ -111,8 +114,8 @@ def evaluate(
     are_events = [isinstance(m, EventMap) for m in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
-            "event maps cannot be measured together with maps, nor for a loss",
-            hint="evaluate the event maps alone, without a loss",
+            "event maps cannot be measured together with projection maps or for a loss",
+            hint="evaluate the event maps separately, without a loss",
         )
     named = dict(zip(distinct_names(names), loaded, strict=True))
     text = PairText.read(pair, texts, CountPlan(per_document=True), field=field, progress=progress)
@@ -127,7 +130,7 @@ def measure_maps(
     for_loss: BuildLoss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Measure maps, by name, on text that was counted per document."""
+    """Measure named maps on text that was counted per document."""
     documents = text.per_document
     assert documents is not None
     if for_loss is not None:
@@ -203,7 +206,7 @@ def _map_fields(
     is_covered = {name: weights_at(m.edges, text.keys) > 0 for name, m in maps.items()}
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
-    floors: dict[int, list[NDArray[np.float64]]] = {}  # finally of the last group, all text
+    floors: dict[int, list[NDArray[np.float64]]] = {}  # in the end, of the last group (all text)
     for fields, in_group, counts in _groups(text):
         floors = {k: [view.losses(view.best_map(in_group, k)) for view in views] for k in recipes}
         for name, m in maps.items():
@@ -238,17 +241,17 @@ def _map_fields(
 
 
 class _View:
-    """Maps compared with text at its shared token boundaries, or over its chunks."""
+    """Losses of maps on a text, at its shared token boundaries or over its chunks."""
 
     def __init__(self, text: PerDocument, shape: tuple[int, int], *, over_chunks: bool) -> None:
         self.text, self.shape, self.over_chunks = text, shape, over_chunks
-        # sums losses over each document
+        # adds up losses for each document
         self.sums = text.over_chunks if over_chunks else text.per_document
         num_losses = len(text.chunks.widths if over_chunks else text.keys)
-        self.counts = self.sums(np.ones(num_losses))  # of each document
+        self.counts = self.sums(np.ones(num_losses))  # number of losses per document
 
     def losses(self, edges: Edges) -> NDArray[np.float64]:
-        """Return the loss of each pair at a boundary, or of each chunk."""
+        """Return the loss of each pair at boundaries, or of each chunk."""
         if self.over_chunks:
             return self.text.chunk_losses(edges, self.shape)
         return losses_of(weights_at(edges, self.text.keys), self.shape[1])
@@ -262,7 +265,7 @@ class _View:
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
     def measures(self, in_group: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
-        """Return the mean losses of a map, the recipe and the floor over the chosen documents."""
+        """Return the mean losses of a map, of the recipe and of the floor over some documents."""
         is_measured = in_group & (self.text.num_chunks > 0)  # others would change the interval
         counts = self.counts[is_measured]
         map_sums, recipe, floor = (self.sums(x)[is_measured] for x in losses)
@@ -278,7 +281,7 @@ class _View:
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
-    """Return X-Token's map without a slot, cut to the size of each map."""
+    """Return X-Token's map without slots, cut to the size of each map."""
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
     only = ~matches.is_exact
@@ -305,9 +308,10 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
 def _groups(
     text: PerDocument,
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.float64]]]:
-    """Yield the fields of `Measures`, the documents and the counts of each group; all text is last.
+    """Yield the fields of `Measures`, the documents and the counts of each group.
 
-    Groups without a boundary are left out; a group with the name `all` gets a number.
+    The last group is all text. Groups without a boundary are omitted. A group with the name `all`
+    gets a number.
     """
     names = np.array(text.groups)
     groups = {name: names == name for name in _measured(text)}
@@ -332,4 +336,4 @@ def _measured(text: PerDocument) -> dict[str, None]:
 
 
 _ALL = "all"
-"""The group of all text."""
+"""Name of the group that contains all text."""

@@ -1,4 +1,4 @@
-"""Overviews of an event map and of a spelling map, and their tokens."""
+"""Describe event maps and spelling maps, and explain their tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event: the number of tokens of each side, and the first tokens, escaped."""
+    """An event, with the number of tokens on each side and the first tokens, escaped."""
 
     number: int
-    is_rest: bool  # event of all tokens without a link
+    is_rest: bool  # whether this is the event of all tokens without a link
     student_count: int
     student: tuple[str, ...]
     teacher_count: int
@@ -46,13 +46,13 @@ class EventDescription(MapDescription):
     """Overview of an event map."""
 
     num_events: int
-    one_to_one: int  # events with one token of each side
+    one_to_one: int  # number of events with one token on each side
     rest: Event | None
-    largest: tuple[Event, ...]  # without the rest
+    largest: tuple[Event, ...]  # largest events, without the rest
 
 
 def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
-    """Describe an event map: its sides, number of events, and largest events."""
+    """Describe the sides, the number of events and the largest events of an event map."""
     sizes = np.stack([np.bincount(getattr(m, f"{side}_event")) for side in SIDES])
     total = sizes.sum(axis=0)
     if m.rest is not None:
@@ -68,7 +68,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
 
 
 def token_event(m: EventMap, student_id: int) -> EventOfToken:
-    """Return the event of a student token, with the tokens that share it."""
+    """Return the event of a student token, with the other tokens in this event."""
     link = int(m.student_link[student_id])
     return EventOfToken(
         student_id=student_id,
@@ -94,30 +94,30 @@ def _event(m: EventMap, number: int) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class SpelledToken:
-    """A token and its spelling; both are escaped, or names of control tokens."""
+    """A token and its spelling, both escaped, or as names of control tokens."""
 
     side: str
     token_id: int
     token: str
     pieces: tuple[str, ...]
-    left_out: str = ""  # reason for no pieces
+    left_out: str = ""  # reason if there are no pieces
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingDescription(MapDescription):
     """Overview of a spelling map."""
 
-    spelled: Mapping[str, SpellingFacts]  # by side
+    spelled: Mapping[str, SpellingFacts]  # number of tokens by side
     pieces: Mapping[str, Mapping[int, int]]  # number of tokens by side and number of pieces
     examples: tuple[SpelledToken, ...]
 
 
 def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
-    """Describe a spelling map: shared, spelled and left-out tokens.
+    """Count the shared, spelled and omitted tokens of a spelling map.
 
     Args:
         m: the map.
-        num_examples: number of tokens with several pieces to show for each side.
+        num_examples: number of example tokens with several pieces, for each side.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:
@@ -132,7 +132,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
 
 def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
-    """Return the spelling of a side's token in the other side's tokens."""
+    """Return the spelling of one side's token in the other side's tokens."""
     table, other_table = m.tables if side == "student" else m.tables[::-1]
     pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
     end = int(counts[: token_id + 1].sum(dtype=np.int64))

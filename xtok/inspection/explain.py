@@ -1,4 +1,4 @@
-"""`explain`: rows of a map with the reason for their entries."""
+"""`explain`: return rows of a map with the reasons for their entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEntry(RowEntry):
-    """An entry of a row, and the relation of its token to the row's token."""
+    """An entry of a row, with the relation of its token to the row's token."""
 
     relation: str  # empty if the map contains no tokens
 
@@ -33,7 +33,7 @@ class ExplainedRow:
     """A row of a map, with the reason for its entries."""
 
     student_id: int
-    token: str | None  # escaped, or a name; None if the map contains no tokens
+    token: str | None  # escaped text or a name; None if the map contains no tokens
     bytes: str  # in hexadecimal
     type: str  # the name of a `TokenType`, in lower case
     token_class: str  # the name of a `TokenClass`, in lower case
@@ -41,11 +41,11 @@ class ExplainedRow:
     kind: str  # the name of a `RowKind`, in lower case
     why: str
     entries: tuple[ExplainedEntry, ...]
-    pieces: tuple[str, ...] | None  # teacher tokens; None without the teacher's tokenizer
+    pieces: tuple[str, ...] | None  # in teacher tokens; None without the teacher's tokenizer
 
 
 def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
-    """Explain one row; with the teacher's tokenizer, also spell its token in pieces."""
+    """Explain one row. With the teacher's tokenizer, also spell the row's token in pieces."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     why, pieces = "", None
@@ -96,10 +96,10 @@ _REASONS = {
     RowKind.EMPTY: "the id was ignored, or the teacher cannot spell the token",
     RowKind.EXACT: "exact, but no teacher token has these bytes: equal in another token form, or "
     "from another program",
-    RowKind.PIECES: "no teacher token has these bytes: spelled in pieces",
-    RowKind.ROLE: "a special token, paired by role or by name",
-    RowKind.RELAXED: "no teacher token has these bytes; a token has the same relaxed form",
-    RowKind.SIMILAR: "by the similarity of spelling or embeddings",
+    RowKind.PIECES: "no teacher token has these bytes; spelled in pieces",
+    RowKind.ROLE: "a special token that is paired by role or name",
+    RowKind.RELAXED: "no teacher token has these bytes, but a token has the same relaxed form",
+    RowKind.SIMILAR: "similar in spelling or embeddings",
     RowKind.COUNTED: "counted on text or synthetic text",
     RowKind.MIXED: "from several or unknown sources",
 }
@@ -129,17 +129,17 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
     (lambda ours, theirs: ours in theirs, "longer, contains it"),
     (lambda ours, theirs: True, "neither contains the other"),
 )
-"""The first relation that holds between the student's bytes and the teacher's, and its name."""
+"""Relations between a student token's bytes and a teacher token's; the first match is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Generic[R]):
-    """Explained rows of a projection map, or tokens of a map of another kind."""
+    """Explained rows of a projection map, or tokens of another kind of map."""
 
-    student: str  # model id of the rows
+    student: str  # model id of the student
     teacher: str
     rows: tuple[R, ...]
-    rows_matching: int | None = None  # number of rows to list from; None for rows of tokens
+    rows_matching: int | None = None  # rows that match the filter; None for tokens
 
 
 def explain(
@@ -151,29 +151,30 @@ def explain(
     token_class: str | None = None,
     kind: str | None = None,
 ) -> Explanation[ExplainedRow]:
-    """Explain rows of a map: the rows of tokens, or the worst rows.
+    """Explain rows of a map: the rows of given tokens, or the worst rows.
 
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
-    'no teacher token has these bytes: spelled in pieces'
+    'no teacher token has these bytes; spelled in pieces'
 
-    The worst rows have the lowest maximum weight, without slots; empty rows come first. Unused
-    ids are only included if their class is named.
+    The worst rows have the lowest maximum weight, without slots. Empty rows come first. Unused ids
+    are included only if their class is requested.
 
     Args:
         projection: a map, or its path.
-        tokens: student tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
-        pair: the map's pair; its tokenizers add each token's pieces on the other side.
-        worst: number of worst rows; 20 with `token_class` or `kind`.
-        token_class: restrict the worst rows to a class, as `classes_named` takes it.
+        tokens: student tokens as text, bytes or ids, as in `Vocabulary.ids_of`.
+        pair: the map's pair. With its tokenizers, the result includes each token's pieces on the
+            other side.
+        worst: number of worst rows. Default with `token_class` or `kind`: 20.
+        token_class: restrict the worst rows to a class, as in `classes_named`.
         kind: restrict the worst rows to a `RowKind`, in lower case.
 
     Raises:
-        XtokError: for an unknown token, class or kind, or a map of another pair.
+        XtokError: if a token, class or kind is unknown, or the map belongs to another pair.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
     ids, matching = m.student.all_ids_of(tokens), None
     if worst is not None and worst < 1:
-        raise ValueError(f"worst is {worst}, and must be at least 1")
+        raise ValueError(f"worst is {worst}, expected at least 1")
     if worst or token_class or kind:
         by_weight = _worst_first(m, token_class, kind)
         matching = len(by_weight)

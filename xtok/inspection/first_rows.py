@@ -1,4 +1,4 @@
-"""The first rows of a run's data, compared with the models' libraries, and their alignment."""
+"""Compare the first rows of the data with the models' libraries, and check their alignment."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES
 
 ENOUGH = 0.5
-"""Minimum share of targets in chunks, and of chunks with equal bytes. Pairs of the tests have 0.9
-and more; pairs with an uncased or Unicode-normalizing tokenizer have less."""
+"""Minimum share of targets in chunks, and of chunks with equal bytes. Pairs in the tests have 0.9
+or more. Pairs with an uncased or Unicode-normalizing tokenizer have less."""
 
 NUM_ROWS = 64
-"""Rows of a file that `doctor` compares with the libraries."""
+"""Number of rows of a file that `doctor` compares with the libraries."""
 
 NUM_CHUNKS = 256
-"""Chunks of a batch that are decoded on both sides."""
+"""Number of chunks of a batch that are decoded on both sides."""
 
 _SHOWN = 3
 
 
 @dataclass
 class SideReport:
-    """Rows as one side renders them for training, compared with the tokenizer's library."""
+    """Comparison of one side's training rows with the tokenizer's library."""
 
     differences: list[str]
-    is_compared: bool  # False without a library, or for a format that no library has
+    is_compared: bool  # False if there is no library, or no library has the format
     num_texts: int
     num_chats: int
-    rendered: list[Conversation]  # without those that a template rejects
+    rendered: list[Conversation]  # conversations that the template accepts
 
     @property
     def findings(self) -> Iterator[Result]:
-        """The first differences, and the number of the others."""
+        """The first differences, and the number of other differences."""
         yield from (("warning", difference) for difference in self.differences[:_SHOWN])
         if num_more := self.differences[_SHOWN:]:
             yield "warning", f"{len(num_more)} more like these"
@@ -72,13 +72,14 @@ def compare_side(
 ) -> SideReport:
     """Compare roles, ids and masks of one side with `AutoTokenizer` and `apply_chat_template`.
 
-    Masks may lack targets of the library for tokens that span the prompt and messages of weight 0.
+    The masks can lack targets that the library has: tokens that span the end of the prompt, and
+    messages with weight 0.
 
     Args:
         tokenizer: the tokenizer of this side.
-        samples: its texts and conversations; texts with a context are skipped.
-        template: the side's chat template, if it is not the tokenizer's own.
-        rows: the ids of each sample in a batch; by default those that xtok encodes.
+        samples: the texts and conversations of this side. Texts with a context are skipped.
+        template: a chat template that replaces the tokenizer's own.
+        rows: the ids of each sample in a batch. Default: the ids that xtok encodes.
 
     Raises:
         XtokError: if a chat template is missing.
@@ -116,7 +117,7 @@ def _by_library(
             return_assistant_tokens_mask=has_generation_blocks(str(chosen)),
             **{"tools": chat.tools or None, **chat.variables},
         )
-    except Exception as error:  # of the template, or for data that Transformers does not support
+    except Exception as error:  # of the template, or for unsupported data
         raise XtokError(
             f"apply_chat_template of {type(library).__name__} failed: {error}",
             hint="write the conversation in the form that Transformers expects",
@@ -146,12 +147,12 @@ def alignment_findings(
     ids: Sequence[NDArray[Any]],
     alignment: Mapping[str, NDArray[Any]],
 ) -> Iterator[Result]:
-    """Count aligned targets and chunks in a batch, and decode a sample of its chunks.
+    """Count aligned targets and chunks in a batch, and decode some of its chunks.
 
     Args:
-        tokenizers: the student's and the teacher's.
-        labels: the student's, of the tokens themselves, `[B, T_s]`; below 0 for no target.
-        ids: of both sides, `[B, T_s]` and `[B, T_t]`.
+        tokenizers: the student's tokenizer and the teacher's.
+        labels: the student's unshifted labels, `[B, T_s]`; values below 0 are not targets.
+        ids: the ids of both sides, `[B, T_s]` and `[B, T_t]`.
         alignment: the arrays of a `PaddedAlignment`.
     """
     chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
@@ -164,7 +165,7 @@ def alignment_findings(
         for mask, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
     ]
     begins = is_bos[0] & is_bos[1].any(1, keepdims=True)
-    is_target = (labels >= 0) & ~firsts[0]  # nothing predicts a first token
+    is_target = (labels >= 0) & ~firsts[0]  # no position predicts the first token
     ends = np.isin(labels, token_ids(tokenizers[0], "eos", "turn_end")) & is_target
     (targets, targets_in), (num_ends, ends_in), (num_bos, bos_in) = (
         (int(x.sum()), int((x & is_aligned).sum())) for x in (is_target, ends, begins)
@@ -196,8 +197,8 @@ def alignment_findings(
     if ends_in < ENOUGH * num_ends:
         yield (
             "note",
-            f"{ends_in} of {num_ends} ends of turns or texts are in a chunk: with the distillation "
-            "loss alone, the student does not learn to stop (the cross-entropy has these targets)",
+            f"{ends_in} of {num_ends} ends of turns or texts are in a chunk; with the distillation "
+            "loss alone, the student does not learn to stop (the cross-entropy includes them)",
         )
 
 
@@ -207,7 +208,7 @@ def _decode_chunks(
     chunk_ids: Sequence[NDArray[Any]],
     chunks: NDArray[np.int64],
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of both sides for a sample of `chunks` (row, number), `[N, 2]`."""
+    """Yield both sides' text for some of the `chunks` (row, number), `[N, 2]`."""
     for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         side_ids = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
@@ -216,16 +217,16 @@ def _decode_chunks(
 
 
 def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
-    """Return the ids of a tokenizer that have one of these roles."""
+    """Return a tokenizer's ids that have one of these roles."""
     by_role = {} if tokenizer is None else tokenizer.table.roles
     return [i for role in roles for i in by_role.get(role, ())]
 
 
 def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]:
-    """Read the first rows of files of texts or conversations.
+    """Read the first rows of files with texts or conversations.
 
     Raises:
-        XtokError: if a file cannot be read, or a row has neither the field nor `messages`.
+        XtokError: if a file cannot be read, or a row has no field with text and no `messages`.
     """
     rows: list[SideText | ChatRecord] = []
     for location, value in islice(read_samples(texts), NUM_ROWS):
@@ -233,7 +234,7 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]
         if isinstance(text, str):
             rows.append(SideText(text))
         elif isinstance(value, Mapping) and "messages" not in value:
-            check_texts(texts, field)  # the error names the fields of the file; skips nulls
+            check_texts(texts, field)  # skips nulls; its error names the fields in the file
         else:
             rows.append(chat_record(value, location))
     return rows
@@ -244,7 +245,7 @@ def row_checks(
     rows: Sequence[SideText | ChatRecord],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
-    """Check rows without a model: each side against its library, then the alignment."""
+    """Check rows without a model: compare each side with its library, then check the alignment."""
     sides = {(t, x): s for s, t, x in zip(SIDES, pair.tokenizers, templates, strict=True)}
     for (tokenizer, template), side in sides.items():
         with naming_template(f"{side}_template"):
@@ -270,7 +271,7 @@ def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
         counted.append(plural(report.num_chats, "conversation"))
         counted += [plural(n, "message") + f" of {role}" for role, n in roles.items()]
         counted.append(f"{is_target.sum():,} of {len(is_target):,} tokens are targets")
-    same = "equal to the library's" if report.is_compared else "not compared, without a library"
+    same = "equal to the library's" if report.is_compared else "not compared (no library)"
     yield Check(name, "ok" if report.is_compared else "note", f"{', '.join(counted)}: {same}")
 
 
@@ -320,7 +321,7 @@ def _aligned_rows(
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return rows padded with 0, `[B, T]`, and where they have values."""
+    """Return rows padded with 0, `[B, T]`, and a mask of their values."""
     lengths = np.array([*map(len, rows)])
     mask = np.arange(lengths.max()) < lengths[:, None]
     return filled(mask, np.concatenate(rows).astype(np.int64), 0), mask

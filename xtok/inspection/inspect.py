@@ -44,31 +44,32 @@ def inspect(
     field: str = "text",
     names: Sequence[str] = (),
 ) -> Shown:
-    """Show an overview of a map, rows of it, or its differences from another map.
+    """Return an overview of a map, some of its rows, or its differences from another map.
 
     >>> xtok.inspect(xtok.build("bytes", "bytes"), "a").rows[0].kind
     'exact'
 
     Args:
         any_map: a map of any kind, or the path of its file.
-        tokens: student tokens to explain: text, bytes or ids, as `Vocabulary.ids_of` takes them.
+        tokens: student tokens to explain, as text, bytes or ids, as in `Vocabulary.ids_of`.
         config: the part of the map to show.
-        pair: the map's pair; its tokenizers add each token's pieces on the other side.
-        against: a second map of the pair, to compare row by row.
-        texts: with `against` and the student's tokenizer, text to weight rows by.
-        field: the field or column that holds the text.
-        names: with `against`, names of the two maps in errors.
+        pair: the map's pair. With its tokenizers, the result includes each token's pieces on the
+            other side.
+        against: a second map of the pair for a comparison row by row.
+        texts: text for weighting the rows; requires `against` and the student's tokenizer.
+        field: the field or column with the text.
+        names: names of the two maps in errors; requires `against`.
 
     Raises:
-        XtokError: if a token does not exist, two parts are asked for at once, or the map has no
-            such part.
-        ValueError: for an argument of a comparison without a second map.
+        XtokError: if a token does not exist, if several parts are requested at once, or if the map
+            has no such part.
+        ValueError: if an argument requires a second map, but `against` is missing.
     """
     config = InspectConfig.or_default(config)
     m, tokens, most = read_map(any_map), token_list(tokens), config.num_examples
     _check(m, config, bool(tokens), against is not None)
     if against is None and (texts or names or field != "text"):
-        raise ValueError("texts, field and names need a second map: against")
+        raise ValueError("texts, field and names require a second map: against")
     if not isinstance(m, ProjectionMap):
         bound, _ = bind_map(m, pair)
         return _other_kind(bound, bound.student.all_ids_of(tokens), 5 if most is None else most)
@@ -85,19 +86,19 @@ def inspect(
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
     if [has_tokens, config.is_list, config.classes, has_other].count(True) > 1:
-        problem = "one call shows one of: tokens, a list of rows, classes, a comparison"
-        raise XtokError(problem, hint="ask for one of them at a time")
+        problem = "tokens, a list of rows, classes and a comparison cannot be combined"
+        raise XtokError(problem, hint="request one of them at a time")
     if config.num_examples is not None and (has_tokens or config.is_list):
         raise XtokError(
-            "only an overview and a comparison have examples",
-            hint="leave out {option}",
+            "examples are only available for an overview or a comparison",
+            hint="omit {option}",
             parameter="num_examples",
         )
     if not isinstance(m, ProjectionMap) and (config.is_list or config.classes or has_other):
         raise XtokError(
-            f"{MAP_NAMES[m.KIND]} has no rows: lists, classes and comparisons are for projection "
+            f"{MAP_NAMES[m.KIND]} has no rows; lists, classes and comparisons require projection "
             "maps",
-            hint="leave them out, for an overview, or give tokens",
+            hint="omit them to get an overview, or pass tokens",
         )
 
 

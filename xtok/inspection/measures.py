@@ -1,4 +1,4 @@
-"""Measures of maps on text, and the verdict on each map: good, usable or bad."""
+"""Measures of maps on text, and verdicts: good, usable or bad."""
 
 from __future__ import annotations
 
@@ -14,72 +14,72 @@ from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table
 
 SMALLEST_GAP = 0.02
-"""Nats between recipe and floor below which `closed` is noise and is left out."""
+"""Minimum nats between recipe and floor. Below this limit, `closed` is noise and is omitted."""
 
-# Bounds of the verdicts, from `scripts/map_values.py` (six pairs, twenty maps). Counted maps close
-# 0.70 to 0.72 of the gap over chunks; the default maps of `build`, -0.15 to 0.00; maps with too few
-# pieces or in another token form, -0.32 to -0.96. Event maps leak 0.0 % to 1.7 %.
+# Limits of the verdicts, from `scripts/map_values.py` (six pairs, twenty maps). Over chunks,
+# counted maps close 0.70 to 0.72 of the gap, default maps of `build` -0.15 to 0.00, and maps with
+# too few pieces or in another token form -0.32 to -0.96. Event maps leak 0.0 % to 1.7 %.
 GOOD_CLOSED, LEAST_CLOSED = 0.5, -0.2
 GOOD_LEAK, MOST_LEAK = 0.02, 0.05
 MOST_EMPTY = 0.01
-"""Share of the text's student tokens with an empty row above which a map is bad."""
+"""Maximum share of the text's student tokens with an empty row. Above this limit, a map is bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
     """Measures of a map of any kind on one group of text."""
 
-    name: str  # of the map
-    group: str  # a file's name or path; `all` for all text
+    name: str  # name of the map
+    group: str  # name or path of a file, or `all` for all text
     documents: int
-    starts: int  # shared token boundaries: bytes at which a token begins on both sides
+    starts: int  # number of shared token boundaries (bytes at which tokens of both sides begin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapLosses:
-    """Mean losses in nats: of a map, and of two maps with as many entries per row."""
+    """Mean losses in nats of a map, and of two reference maps with the same entries per row."""
 
     cross_entropy: Interval
     recipe: float
-    floor: float  # of the best map for this text
-    closed: float | None  # share of the gap from recipe to floor; None if they are too close
+    floor: float  # loss of the best map for this text
+    closed: float | None  # position between recipe (0) and floor (1); None if these are too close
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapMeasures(Measures):
     """Measures of a projection map."""
 
-    coverage: float  # share of the starts with a weight above 0
-    top_1: float  # share of the starts where the row's heaviest entry is right
+    coverage: float  # share of starts at which the weight is above 0
+    top_1: float  # share of starts at which the row's heaviest entry is the teacher's token
     at_starts: MapLosses
-    over_chunks: MapLosses  # averaged over chunks, as P-KL does
+    over_chunks: MapLosses  # averaged over chunks, like P-KL
 
     def losses(self, loss: BuildLoss) -> MapLosses:
-        """Return the losses that decide for a training loss."""
+        """Return the losses that determine the verdict for a training loss."""
         return self.over_chunks if loss == "p-kl" else self.at_starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventMapMeasures(Measures):
-    """Measures of an event map; entropies in bits at shared boundaries."""
+    """Measures of an event map. Entropies are in bits, at shared boundaries."""
 
-    leak: float  # share of the boundaries with different events
-    shared_leak: float  # the leak of a shared vocabulary and a rest
+    leak: float  # share of boundaries at which the two tokens have different events
+    shared_leak: float  # leak of a partition into shared tokens and a rest
     student_bits: float  # entropy of the student's events
     teacher_bits: float
     student_token_bits: float  # entropy of the student's tokens
     teacher_token_bits: float
-    kept: float  # the smaller entropy of events, as a share of the smaller entropy of tokens
+    kept: float  # smaller event entropy, divided by the smaller token entropy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a map is good on a text, and why."""
+    """Whether a map is good for a text, and the reason."""
 
-    name: str  # of the map
-    grade: Grade  # good, usable or bad
+    name: str  # name of the map
+    grade: Grade  # `good`, `usable` or `bad`
     reason: str
-    numbers: str  # the measures behind the verdict
+    numbers: str  # measures that determine the verdict
 
     def __str__(self) -> str:
         return f"{self.name} is {self.grade}: {self.reason} ({self.numbers})"
@@ -91,7 +91,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
     Args:
         m: the measures.
         loss: P-KL is judged over chunks, other losses at shared token boundaries.
-        empty: share of the text's student tokens with an empty row.
+        empty: the share of the text's student tokens with an empty row.
     """
     place = "over chunks" if loss == "p-kl" else "at shared boundaries"
     losses = m.losses(loss)
@@ -105,9 +105,9 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
         (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),
-        (is_close, "good", "it is close to the best map, as is X-Token's recipe"),
+        (is_close, "good", "it is close to the best map, like X-Token's recipe"),
         (closed >= GOOD_CLOSED, "good", gap),
-        # Gold and H-KL need exact rows, which are no better than the recipe.
+        # Gold and H-KL require exact rows, which are not better than the recipe.
         (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),
         (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {remark}"),
         (True, "usable", f"{gap}; {remark}"),
@@ -120,13 +120,13 @@ def event_verdict(m: EventMapMeasures) -> Verdict:
     """Judge an event map by its leak over all text."""
     grade: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
-    reason += f"{percent(GOOD_LEAK, 0)} is usual, more than {percent(MOST_LEAK, 0)} is too much"
+    reason += f"{percent(GOOD_LEAK, 0)} is normal, more than {percent(MOST_LEAK, 0)} is too much"
     numbers = f"keeps {percent(m.kept)} of the bits"
     return Verdict(name=m.name, grade=grade, reason=reason, numbers=numbers)
 
 
 def empty_share(m: ProjectionMap, text: PairText | None) -> float:
-    """Return the share of the text's student tokens that have an empty row; 0 without text."""
+    """Return the share of the text's student tokens with an empty row; 0 without text."""
     if text is None:
         return 0.0
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)

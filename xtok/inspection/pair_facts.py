@@ -1,4 +1,4 @@
-"""Facts about a pair: the common tokens of the vocabularies, and measures on text."""
+"""Facts about a pair: common tokens of the vocabularies, and measures on text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedCounts:
-    """Numbers of each side, and of both."""
+    """Numbers for each side, and for both sides together."""
 
     student: int
     teacher: int
@@ -32,12 +32,12 @@ class SharedCounts:
 
     @property
     def only_student(self) -> int:
-        """The number on the student's side only."""
+        """Number that occurs only on the student's side."""
         return self.student - self.both
 
     @property
     def only_teacher(self) -> int:
-        """The number on the teacher's side only."""
+        """Number that occurs only on the teacher's side."""
         return self.teacher - self.both
 
 
@@ -47,32 +47,32 @@ class TextFacts:
 
     files: tuple[str, ...]
     num_bytes: int
-    tokens: SharedCounts  # `both`: equal tokens at the same offset
-    partner_shares: tuple[float, float]  # share of each side's tokens with a partner of equal bytes
-    boundaries: int  # shared token boundaries
-    leak: float  # share of boundaries with a shared token and a different token
-    bits: tuple[float, float]  # entropy of shared tokens and a rest
-    num_events: int  # of the pair's event map; see `EventMapMeasures` for its leak and kept
+    tokens: SharedCounts  # `both`: number of equal tokens at the same offset
+    partner_shares: tuple[float, float]  # share of tokens that have a partner with equal bytes
+    boundaries: int  # number of shared token boundaries
+    leak: float  # share of boundaries at which a shared token meets a different token
+    bits: tuple[float, float]  # entropy of a partition into shared tokens and a rest
+    num_events: int  # for the pair's event map; see `EventMapMeasures` for leak and kept
     event_leak: float
     event_kept: float
-    # In bits, at a boundary: teacher's token given the student's, and the reverse.
+    # In bits, at boundaries: entropy of the teacher's token given the student's, and the reverse.
     conditional_entropy: tuple[float, float]
-    left_out: LeftOut | None  # text that the two sides spell differently
+    left_out: LeftOut | None  # text for which the two sides differ
 
     @property
     def grade(self) -> Grade:
-        """Grade of the share of text that the two sides spell differently."""
+        """Grade of the share of text for which the two sides differ."""
         share = 0.0 if self.left_out is None else self.left_out.share
         return "bad" if share > 0.05 else "usable" if share > 0.005 else "note"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingFacts:
-    """Spelling of one side's tokens in the other side's tokens, for CSD."""
+    """Statistics of one side's spellings in the other side's tokens, for CSD."""
 
-    shared: int  # tokens paired one to one with a token of the other side
-    spelled: int  # tokens with several pieces
-    left_out: Mapping[str, int]  # tokens without a spelling by reason, without unused ids
+    shared: int  # number of tokens paired one to one with a token of the other side
+    spelled: int  # number of tokens with several pieces
+    left_out: Mapping[str, int]  # tokens without a spelling by reason, except unused ids
 
     def __str__(self) -> str:
         words = f"{self.shared:,} shared, {self.spelled:,} spelled"
@@ -81,7 +81,7 @@ class SpellingFacts:
 
     @staticmethod
     def of(spellings: SpellingMap, side: str) -> SpellingFacts:
-        """Count the tokens of a side."""
+        """Count the tokens of one side."""
         left_out = spellings.left_out(side)
         return SpellingFacts(
             shared=len(spellings.shared[0]),
@@ -96,18 +96,18 @@ class PairFacts:
 
     student: str
     teacher: str
-    same: bool  # whether all ids are the same token on both sides
-    num_ids: int  # up to the last id with a token; the rest is padding
-    differing: int  # ids with different tokens on the two sides
-    differing_examples: tuple[str, ...]  # first ids with both tokens
-    vocabulary: SharedCounts  # different byte strings
-    shared: int  # student tokens with a teacher token of equal bytes
+    same: bool  # whether each id is the same token on both sides
+    num_ids: int  # number of ids up to the last token; higher ids are padding
+    differing: int  # number of ids with different tokens on the two sides
+    differing_examples: tuple[str, ...]  # first of these ids, with both tokens
+    vocabulary: SharedCounts  # number of distinct byte strings
+    shared: int  # number of student tokens for which a teacher token has equal bytes
     student_share: float  # `shared` as a share of the student's text tokens
-    numbers: SharedCounts  # multi-digit tokens; `both`: with equal bytes
-    missing_numbers_text: float | None  # share of the text in numbers without a partner
-    roles_alone: tuple[str, ...]  # roles without a counterpart, except reserved
+    numbers: SharedCounts  # multi-digit tokens; `both`: tokens with equal bytes
+    missing_numbers_text: float | None  # share of numbers without a partner in the text
+    roles_alone: tuple[str, ...]  # roles without a counterpart, except `reserved`
     text: TextFacts | None
-    # of student and teacher; None for one vocabulary, or without tokenizers
+    # of student and teacher; None if there is one vocabulary or no tokenizer
     spellings: tuple[SpellingFacts, SpellingFacts] | None = None
 
 
@@ -115,7 +115,7 @@ def pair_facts(
     pair: Pair, text: PairText | None = None, *, progress: Progress = silent
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text."""
-    from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
+    from xtok.building.spellings import spellings  # unused by `verify` and `inspect`
 
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
     differing = differing_ids(rows, columns)
@@ -149,7 +149,7 @@ def pair_facts(
 
 
 def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
-    from xtok.building.events import events  # `verify` and `inspect` do not need it
+    from xtok.building.events import events  # unused by `verify` and `inspect`
 
     keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF

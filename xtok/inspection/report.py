@@ -1,4 +1,4 @@
-"""`report`: the data of the page about one map or two maps of a pair."""
+"""Collect the data for the report page about one or two maps of a pair."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ BUILT_IN = (
     ("Code", "", "def keep(light):\n    return [x for x in light if x['lux'] >= 0.25]\n"),
     ("Digits and emoji", "", "12345678 + 3.14159 = 2024? 🌊⛵ 👩‍🔧 🇩🇪 201 times 👍🏽"),
 )
-"""Sentences of several scripts, written for xtok: label, language and text."""
+"""Sentences in several scripts, written for xtok, with label, language and text."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A remarkable figure, and the rest of its sentence."""
+    """A number that stands out, and the rest of its sentence."""
 
     grade: Grade
     number: str
     text: str
-    section: str  # the section of the page with details
-    map_number: int | None = None  # 1 or 2, for a finding about one of two maps
+    section: str  # section of the page that contains the details
+    map_number: int | None = None  # 1 or 2 if the finding is about one of two maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +56,19 @@ class MapReport:
     """Results for one map."""
 
     name: str
-    sha256: str  # of the map as `.safetensors`
+    sha256: str  # sha256 of the map as `.safetensors`
     description: Description
     verification: Verification
     fits: tuple[Fit, ...]
-    verdict: Verdict | None  # on the text; None without text
+    verdict: Verdict | None  # measures on the text; None without text
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedSentence:
-    """A sentence in both tokenizations."""
+    """A sentence with both tokenizations."""
 
-    label: str  # its language or kind
-    language: str  # BCP 47, for fonts; empty if unknown
+    label: str  # language or kind of the sentence
+    language: str  # BCP 47 language tag, for fonts; empty if unknown
     direction: str  # `ltr` or `rtl`
     alignment: TextAlignment
 
@@ -79,8 +79,8 @@ class Report:
 
     pair: PairFacts
     advice: Advice
-    findings: tuple[Finding, ...]  # the worst first
-    maps: tuple[MapReport, ...]  # one or two
+    findings: tuple[Finding, ...]  # worst finding first
+    maps: tuple[MapReport, ...]  # one or two maps
     evaluation: Evaluation | None  # None without text
     comparison: Comparison | None  # None for one map
     sentences: tuple[AlignedSentence, ...]  # empty without tokenizers
@@ -88,7 +88,7 @@ class Report:
 
 
 class PageData(NamedTuple):
-    """A report, and the data for the search of its page."""
+    """A report, and the data for the search on its page."""
 
     report: Report
     maps: tuple[ProjectionMap, ...]
@@ -105,23 +105,23 @@ def examine(
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:
-    """Examine one map, or two maps of one pair.
+    """Examine one or two maps of one pair.
 
     Args:
-        maps: a map or two, or their paths.
-        texts: paths and globs of text, as for `evaluate`.
-        pair: the maps' pair; its tokenizers are needed for pieces, sentences and text.
+        maps: one or two maps, or their paths.
+        texts: paths and globs of text, as in `evaluate`.
+        pair: the maps' pair. Its tokenizers are required for pieces, sentences and text.
         names: names of the maps on the page.
-        field: the field or column that holds the text.
-        progress: called for each pass over a vocabulary, and for the text.
+        field: the field or column with the text.
+        progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        XtokError: if a map contains no tokens and there are no tokenizers, two maps belong to
-            different pairs, or a text cannot be read.
-        ValueError: for text without tokenizers.
+        XtokError: if a map contains no tokens and there are no tokenizers, if the maps belong to
+            different pairs, or if a text cannot be read.
+        ValueError: if text is given without tokenizers.
     """
     if texts and (pair is None or pair.teacher_tokenizer is None):
-        raise ValueError("text needs a pair with its tokenizers")
+        raise ValueError("texts require a pair with its tokenizers")
     loaded, pair, names = bind_maps(maps, ProjectionMap.of, pair, names)
     named = dict(zip(distinct_names(names), loaded, strict=True))
     evaluation = text = None
@@ -180,7 +180,7 @@ def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
 def _findings(
     pair: PairFacts, maps: Sequence[MapReport], empty: Sequence[float]
 ) -> tuple[Finding, ...]:
-    """Return all findings, the worst first; `empty` is each map's share of text in empty rows."""
+    """Return all findings, worst first; `empty` is each map's share of text in empty rows."""
     findings = [*_pair_findings(pair)]
     for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
         map_findings = _empty_rows(m.description, pair, share), _find_unreached(m.description)
@@ -205,7 +205,7 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 
 
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
-    """Count the empty rows; `share` is their share of the text."""
+    """Return a finding about empty rows; `share` is their share of the text."""
     empty = {c.token_class: c.empty for c in d.coverage or () if c.token_class != "unused"}
     num_special = empty.pop("control", 0)
     num_text = sum(empty.values())
@@ -228,7 +228,7 @@ def _find_unreached(d: Description) -> Finding:
     share = unreached / max(1, sum(c.teacher_ids for c in text))
     number = percent(share, 0) if share >= 0.01 else f"{unreached:,}"
     grade: Grade = "note" if share >= 0.01 else "good"
-    words = "of the teacher's tokens are in no row: the map never predicts them"
+    words = "of the teacher's tokens are in no row, so the map never predicts them"
     if share >= 0.5 and "counted" not in d.rows_by_kind:
-        grade, words = "usable", f"{words}; a counted map reaches more"
+        grade, words = "usable", f"{words}; a counted map predicts more of them"
     return Finding(grade, number, f"{words}.", "classes")

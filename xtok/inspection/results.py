@@ -1,4 +1,4 @@
-"""Levels of checks, grades of maps, and names in reports."""
+"""Common types of check results, and names in reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "usable", "note", "good"]
 
 Result: TypeAlias = tuple[Level, str]
-"""The result of a comparison, and its sentence."""
+"""Level of a comparison's result, and its sentence."""
 
 
 @dataclass(frozen=True)
 class Check:
     """The result of one check.
 
-    Only `failed` makes a command exit with 3; `skipped` is a check without data in the map file.
+    Only the level `failed` makes a command exit with 3. `skipped` means that the map file lacks
+    data for the check.
     """
 
     name: str
@@ -27,7 +28,7 @@ class Check:
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Number the repeated names: a, a (2)."""
+    """Append numbers to repeated names: a, a (2)."""
     result: list[str] = []
     for name in names:
         numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))

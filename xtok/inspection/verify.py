@@ -26,7 +26,7 @@ from xtok.tokenizers.table import SIDES, TokenTable, TokenType, Vocabulary, diff
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Results of `verify`; `path` names the map."""
+    """Results of `verify` for the map at `path`."""
 
     path: str
     failed: tuple[str, ...]  # names of the failed checks
@@ -41,19 +41,19 @@ def verify(
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
-    """Check a map of any kind: format, digests, invariants and roles; compare it with its models.
+    """Check the format, digests, invariants and roles of a map, and compare it with its models.
 
     Args:
         any_map: a map of any kind, or the path of its file.
         student_model: the student, or the pair of both models; None skips the comparison.
         teacher_model: the teacher; None skips its comparison.
-        student_vocab_size: expected number of rows; a `.pt` file may not record it.
-        teacher_vocab_size: expected number of columns.
+        student_vocab_size: the expected number of rows, which a `.pt` file may not record.
+        teacher_vocab_size: the expected number of columns.
 
     Raises:
         MapFileError: if the file cannot be read, or is not a map.
         TokenizerError: if a model cannot be loaded.
-        TypeError: for a pair and a model.
+        TypeError: if both a pair and a model are given.
     """
     widths = student_vocab_size, teacher_vocab_size
     if isinstance(student_model, Pair):
@@ -93,8 +93,8 @@ def _checks(m: AnyMap, digests: Mapping[str, str | None]) -> Iterator[Check]:
         yield Check(f"{side} tokens", *result)
     invariants = list(_invariants(m))
     yield from invariants
-    if invariants[-1].level == "failed":  # the following checks rely on it
-        yield Check("rows", "skipped", "not checked, because an invariant fails")
+    if invariants[-1].level == "failed":  # the following checks rely on this check
+        yield Check("rows", "skipped", "not checked, because an invariant is violated")
     else:
         yield from _kind_checks(m)
     for side, vocabulary in sides.items():
@@ -108,7 +108,7 @@ def _model_checks(
     student, teacher = tokenizers
     if student is not None and teacher is not None and is_swapped(load_pair(student, teacher), m):
         names = f"the map's student is {m.student.model_id}, its teacher {m.teacher.model_id}"
-        yield Check("sides", "failed", f"swapped: {names}; give the student first")
+        yield Check("sides", "failed", f"swapped: {names}; pass the student first")
         return
     for side, tokenizer, width in zip(SIDES, tokenizers, widths, strict=True):
         vocabulary: Vocabulary = getattr(m, side)
@@ -131,10 +131,10 @@ def _kind_checks(m: AnyMap) -> Iterator[Check]:
             yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))
     if not isinstance(m, ProjectionMap):
         return
-    # changes made while reading a `.pt`
+    # repairs made while reading a `.pt`
     counts = [r.counts.items() for r in m.reports if r.stage == "import"]
     changed = ", ".join(f"{n:,} {noun}" for items in counts for noun, n in items if n)
-    # other programs may write any order
+    # other programs can write entries in any order
     level: Level = "note" if m.method == "imported" else "failed"
     yield Check("as written", level if changed else "ok", changed or "in order")
     yield Check("scale slot", *_slots(m))
@@ -172,10 +172,10 @@ def _tensors(m: AnyMap, recorded: str | None) -> Result:
 def _slots(m: ProjectionMap) -> Result:
     table = m.teacher.table
     if m.scale_slot is None:
-        return "skipped", "built without the scale trick"
+        return "skipped", "built without scale slots"
     ids = np.unique(m.teacher_ids[m.is_slot]).tolist()
     if table is not None and (meaning := [i for i in ids if table[i]]):
-        return "failed", f"on {examples_of(meaning, table, 'id')}, which are text tokens"
+        return "failed", f"slots are on {examples_of(meaning, table, 'id')}, which are text tokens"
     return "ok", f"{plural(int(m.is_slot.sum()), 'row')}, on teacher id {listed(ids) or 'none'}"
 
 
@@ -193,7 +193,7 @@ def _exact_rows(m: ProjectionMap) -> Result:
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
     unequal = [s for s, t in pairs if row_tokens[s] != column_tokens[t]]
     if unequal and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return "failed", f"different bytes in the rows of {examples_of(unequal, rows, 'id')}"
+        return "failed", f"bytes differ in the rows of {examples_of(unequal, rows, 'id')}"
     only = f", {len(unequal):,} of them equal only in another token form" if unequal else ""
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
@@ -204,7 +204,7 @@ def _roles(table: TokenTable) -> Result:
         return "failed", f"unknown roles {unknown}"
     unused = sorted(i for i in table.roles_by_id if table.types[i] == TokenType.UNUSED)
     if unused:
-        return "failed", f"on unused ids: {listed(unused)}"
+        return "failed", f"some roles are on unused ids: {listed(unused)}"
     tokens = plural(len(table.roles_by_id), "token")
     return "ok", f"{tokens} with a role: {listed(table.roles) or 'none'}"
 
@@ -232,7 +232,7 @@ def _definition(stored: Vocabulary, tokenizer: Tokenizer) -> Result:
     digest = tokenizer.definition_sha256
     if stored.definition_sha256 == digest:
         return "ok", f"definition_sha256 is {digest[:16]}…"
-    changed = "its merges, split pattern, normalizer, flags or roles differ"
+    changed = "the merges, split pattern, normalizer, flags or roles differ"
     return "failed", f"{loaded.model_id} has changed since the map was built: {changed}"
 
 

@@ -1,4 +1,4 @@
-"""`vocab`: the tokens of a vocabulary as bytes, and their counterparts in another vocabulary."""
+"""`vocab`: list the tokens of a vocabulary, and their counterparts in another vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import Token, TokenType
 
 VOCAB_SUFFIXES = (".jsonl", ".npz")
-"""Suffixes of a vocabulary's file."""
+"""Suffixes of vocabulary files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class VocabToken:
 
     id: int
     bytes: str  # in hexadecimal; empty for special tokens and unused ids
-    length: int  # in bytes
+    length: int  # length in bytes
     type: str  # the name of a `TokenType`, in lower case
     name: str  # escaped bytes, or a special token's name
     roles: tuple[str, ...]
-    teacher_id: int | None  # teacher id of equal bytes or role
-    # teacher ids of its bytes; empty for special tokens, or if the teacher cannot spell it
+    teacher_id: int | None  # teacher id with equal bytes or role
+    # teacher ids of its bytes; empty for special tokens, and if the teacher cannot spell it
     spelling: tuple[int, ...] | None
 
 
@@ -50,22 +50,22 @@ class VocabTable:
     tokens: tuple[VocabToken, ...]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the tokens as `.jsonl`, one object per line, or a whole vocabulary as `.npz`.
+        """Write the tokens as `.jsonl` (one object per line), or a whole vocabulary as `.npz`.
 
-        The arrays are `bytes` (uint8 `[total]`), `offsets` (int64 `[V + 1]`) and `types` (uint8
-        `[V]`); with a teacher also `teacher_ids` (int64 `[V]`, −1 for none), `spellings` (int32)
-        and `spelling_offsets` (int64 `[V + 1]`).
+        The arrays of an `.npz` are `bytes` (uint8 `[total]`), `offsets` (int64 `[V + 1]`) and
+        `types` (uint8 `[V]`). With a teacher, there are also `teacher_ids` (int64 `[V]`, −1 if
+        there is none), `spellings` (int32) and `spelling_offsets` (int64 `[V + 1]`).
 
         Raises:
             OutputError: if the file cannot be written.
-            ValueError: for `.npz` with a part of a vocabulary, or in another order than its ids.
+            ValueError: if `.npz` is requested for a part of a vocabulary or unsorted ids.
         """
         target = check_output(path, VOCAB_SUFFIXES)
         if target.suffix == ".jsonl":
             write(target, self._lines())
             return
         if [token.id for token in self.tokens] != [*range(self.vocab_size)]:
-            raise ValueError(".npz needs all tokens in the order of ids; write these as .jsonl")
+            raise ValueError(".npz requires all tokens sorted by id; write these as .jsonl")
         with atomic_output(target) as temporary, temporary.open("wb") as file:
             np.savez(file, **self._arrays())
 
@@ -98,7 +98,7 @@ def vocab(
     teacher_model: ModelLike | None = None,
     progress: Progress = silent,
 ) -> VocabTable:
-    """Return the tokens of a model: bytes, types, names and roles.
+    """Return the bytes, types, names and roles of a model's tokens.
 
     `Tokenizer.table` contains the same data as arrays.
 
@@ -107,9 +107,11 @@ def vocab(
     (97, '61', 97, (97,))
 
     Args:
-        student_model: the model, as `load_tokenizer` takes it; or a pair, to list its student.
-        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; every id by default.
-        teacher_model: a second model, to add its ids of the same bytes or role, and its spellings.
+        student_model: the model, as in `load_tokenizer`; or a pair, for which its student is
+            listed.
+        tokens: tokens as text, bytes or ids, as in `Vocabulary.ids_of`. Default: all ids.
+        teacher_model: a second model. The result then includes its ids with the same bytes or role,
+            and its spellings.
         progress: called while tokens are spelled.
 
     Raises:

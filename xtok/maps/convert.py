@@ -1,4 +1,4 @@
-"""`convert`: a map in another file format, and the options of NeMo-RL's training script for it."""
+"""`convert`: write a map in another file format, with the options for NeMo-RL's script."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def convert(
     pair: Pair | None = None,
     **options: Unpack[mapfile.LoadOptions],
 ) -> Path:
-    """Write a map in the format of the output's suffix, and return the output's path.
+    """Write a map in the format that the output's suffix indicates, and return the output's path.
 
     Args:
         any_map: a map of any kind, or the path of its file.
-        output: a `.safetensors` file, or, except for event maps, a `.pt` for NeMo-RL; for a
-            spelling map, `NAME.pt` is the student's table, `NAME.reverse.pt` the teacher's.
-        pair: the models; they provide missing tokens.
-        options: as for `ProjectionMap.load`, only for a path.
+        output: a `.safetensors` file, or a `.pt` file for NeMo-RL (not for event maps). For a
+            spelling map, `NAME.pt` contains the student's table, and `NAME.reverse.pt` the
+            teacher's.
+        pair: the models, which provide tokens that the map lacks.
+        options: as in `ProjectionMap.load`; only for a path.
     """
     target = mapfile.check_map_output(output)
     if isinstance(any_map, AnyMap):
         if options:
-            raise TypeError(f"{', '.join(options)}: supported only with the path of a file")
+            raise TypeError(f"{', '.join(options)}: only supported for the path of a file")
     else:
         any_map = read_map(any_map, **options)
     if pair is not None:
@@ -47,9 +48,9 @@ def convert(
 
 
 def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -> list[str]:
-    """Return notes with the options of NeMo-RL's training script for a map and its loss.
+    """Return notes with the NeMo-RL options for training with a map.
 
-    By default, a counted map is for P-KL, or for gold if it has exact rows.
+    The default loss of a counted map is P-KL, or gold if it has exact rows.
     """
     if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)
@@ -63,12 +64,12 @@ def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -
 
 
 def _draft_overrides(path: Path) -> list[str]:
-    """Return the options of NeMo-RL's draft "v6", in its newest and its first form.
+    """Return the options of NeMo-RL's draft "v6", for its newest and its first version.
 
-    The newest is the author's branch in October 2026 (38aea62, 7e6492b), the first pull request
-    4177 at a84de17. The first requires a projection path, but reads it only if
-    `common_indices_from_subtoks` is false. Without `kl_chunk_shift`, both compare a chunk's tokens
-    with the logits at their own positions, which predict the following tokens.
+    The newest version is the author's branch in October 2026 (38aea62, 7e6492b). The first version
+    is pull request 4177 at a84de17; it requires a projection path, but reads it only if
+    `common_indices_from_subtoks` is false. Without `kl_chunk_shift`, both versions compare a
+    chunk's tokens with the logits at their own positions, which predict the following tokens.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
@@ -89,7 +90,7 @@ def _draft_overrides(path: Path) -> list[str]:
     ]
 
 
-# Values that need no quotes in Hydra's grammar of overrides
+# Values that need no quotes in Hydra's override grammar
 _UNQUOTED = re.compile(r"[\w/.+%@:-]+", re.ASCII)
 
 

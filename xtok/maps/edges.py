@@ -1,4 +1,4 @@
-"""Edges of a map as flat arrays, and operations on their rows."""
+"""Edges of a map as flat arrays, with operations on rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 SLOT_WEIGHT = 0.2  # weight of a scale slot, before the row and its slot are normalized together
 
-SUM_TOLERANCE = 1e-4  # maximum deviation from 1 of the sum of a row's float32 weights
+SUM_TOLERANCE = 1e-4  # maximum deviation of a row's sum of float32 weights from 1
 
-_ROW_SUM_ROUNDING = 1e-6  # maximum rounding error of such a sum (2^-24 per weight)
+_ROW_SUM_ROUNDING = 1e-6  # maximum rounding error of this sum (2^-24 per weight)
 
 
 class Edges(NamedTuple):
@@ -32,12 +32,12 @@ class Edges(NamedTuple):
 
     @staticmethod
     def concatenate(parts: Iterable[Edges]) -> Edges:
-        """Concatenate several lists of edges."""
+        """Concatenate edges."""
         return Edges(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return where two neighbours are in the wrong order, bool `[nnz - 1]`; see `map_order`.
+    """Return a mask of neighbours in the wrong order, bool `[nnz - 1]`; see `map_order`.
 
     Student ids must be sorted.
     """
@@ -50,7 +50,7 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the order of edges by student id and teacher id, and the start of each pair."""
+    """Return the indices that sort edges by student id and teacher id, and each pair's start."""
     pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
@@ -70,15 +70,15 @@ def pair_keys(student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> NDArray[n
     ['0x10000000a', '0x20000000b']
     """
     keys = student_ids.astype(np.int64)
-    keys <<= 32  # in place: a map may be large
+    keys <<= 32  # in place, because a map may be large
     keys |= teacher_ids
     return keys
 
 
 def sum_duplicates(edges: Edges) -> Edges:
-    """Add up the weights of equal pairs; sort by student id, then teacher id.
+    """Add up the weights of equal pairs, and sort by student id, then teacher id.
 
-    Ids become int64, weights float64.
+    The result has int64 ids and float64 weights.
 
     >>> edges = Edges(np.array([1, 0, 1]), np.array([5, 6, 5]), np.array([1.0, 2.0, 3.0]))
     >>> [array.tolist() for array in sum_duplicates(edges)]
@@ -91,7 +91,7 @@ def sum_duplicates(edges: Edges) -> Edges:
 
 
 def row_sums(edges: Edges) -> NDArray[np.float64]:
-    """Return the sum of its row's weights for each edge, float64 `[nnz]`."""
+    """Return, for each edge, the sum of the weights in its row, float64 `[nnz]`."""
     if not len(edges.weights):
         return np.zeros(0)
     sums: NDArray[np.float64] = np.bincount(edges.student_ids, edges.weights)[edges.student_ids]
@@ -99,7 +99,7 @@ def row_sums(edges: Edges) -> NDArray[np.float64]:
 
 
 def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Return each edge's position in its row, int64 `[nnz]`; student ids must be sorted.
+    """Return each edge's position within its row, int64 `[nnz]`; student ids must be sorted.
 
     >>> ranks(np.array([0, 0, 3])).tolist()
     [0, 1, 0]
@@ -121,7 +121,8 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
     Weights are compared as float32.
     """
     order, _ = pair_order(edges)
-    # The bits of a float, as an integer, have the same order; for negative floats, reversed.
+    # Read as integers, the bits of floats have the same order; for negative floats, the reverse
+    # order.
     bits = np.subtract(0, edges.weights, dtype=np.float32, casting="same_kind").view(np.int32)
     bits ^= bits >> 31 & np.iinfo(np.int32).max
     rows = edges.student_ids.astype(np.int64) * 2
@@ -132,7 +133,7 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
 
 
 def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
-    """Sort the edges as `map_order`, if they are not sorted; weights must be float32."""
+    """Sort the edges as in `map_order`, unless they are sorted; weights must be float32."""
     if (edges.student_ids[1:] < edges.student_ids[:-1]).any():
         order = np.argsort(edges.student_ids, kind="stable")
         edges, last = edges.take(order), last[order]
@@ -140,7 +141,7 @@ def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
 
 
 def heaviest(edges: Edges, top_k: int) -> Edges:
-    """Keep the `top_k` heaviest edges of each row, normalized, in a map's order.
+    """Keep the `top_k` heaviest edges of each row, normalize them, and sort as in `map_order`.
 
     >>> edges = Edges(np.array([0, 0, 0]), np.array([5, 6, 7]), np.array([1.0, 3.0, 1.0]))
     >>> heaviest(edges, 2).teacher_ids.tolist(), heaviest(edges, 2).weights.tolist()
@@ -153,7 +154,7 @@ def heaviest(edges: Edges, top_k: int) -> Edges:
 def slot_entries(
     student_ids: NDArray[Any], scale_slot: NDArray[np.uint8] | None
 ) -> NDArray[np.bool_]:
-    """Return the entries that are scale slots, bool `[nnz]`."""
+    """Return a mask of the entries that are scale slots, bool `[nnz]`."""
     if scale_slot is None or not len(student_ids):
         return np.zeros(len(student_ids), np.bool_)
     is_last = np.append(student_ids[1:] != student_ids[:-1], True)
@@ -162,7 +163,7 @@ def slot_entries(
 
 
 def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> Edges:
-    """Return an edge of weight 1 for each pair of a student id and a teacher id."""
+    """Return one edge with weight 1 per pair of a student id and a teacher id."""
     s, t = (np.fromiter(ids, np.int32, len(ids)) for ids in (student_ids, teacher_ids))
     return Edges(s, t, np.ones(len(s), np.float32))
 
@@ -170,7 +171,7 @@ def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> 
 def add_slots(
     edges: Edges, candidates: Iterable[int], num_rows: int
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Give each non-empty row a scale slot: the first candidate that the row does not contain."""
+    """Add a scale slot to each non-empty row: the first candidate id that the row lacks."""
     row_slots = np.full(num_rows, -1)
     waiting = np.zeros(num_rows, np.bool_)
     waiting[edges.student_ids] = True
@@ -189,9 +190,9 @@ def add_slots(
 def repaired(
     edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
-    """Add up duplicates, drop zero weights, normalize and sort; count each repair.
+    """Add up duplicates, drop zero weights, normalize, sort, and count the repairs.
 
-    Rows that need no repair keep their bits. Also return the rows with a slot (`last`).
+    Rows that need no repair stay the same, bit for bit. Also return the rows with a slot (`last`).
     """
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]

@@ -1,4 +1,4 @@
-"""`EventMap`: both vocabularies cut into events, to compare two softmaxes on."""
+"""`EventMap`: a partition of both vocabularies into events, for comparing two softmaxes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from xtok.tokenizers.table import SIDES
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventMap(StoredMap):
-    """Events of two vocabularies: each token is in one event, each event has tokens of both sides.
+    """A partition of two vocabularies into events. Each event contains tokens of both sides.
 
-    Sums within each event turn two distributions over next tokens into distributions over events.
-    By the data processing inequality, their divergence is at most the true one. The *leak* is the
-    share of shared boundaries with the two tokens in different events.
+    Adding up probabilities within each event converts two next-token distributions to two
+    distributions over the events. By the data processing inequality, their divergence is at most
+    that between the next-token distributions. The *leak* is the share of shared token boundaries at
+    which the two sides' tokens are in different events.
     """
 
     KIND = "events"
     SUFFIXES = (".safetensors",)
     ARRAYS: ClassVar = {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")}
 
-    # int32 `[V]`, event of each token; events are numbered by their lowest student id
+    # int32 `[V]`, event of each token; events are numbered in the order of their lowest student id
     student_event: NDArray[np.int32]
     teacher_event: NDArray[np.int32]
-    # int32 `[V]`, the other side's token with the same bytes or role, otherwise the first piece of
-    # the token's spelling; −1 for none. Each token is in the event of its link.
+    # int32 `[V]`, link of each token: the other side's token with the same bytes or role, otherwise
+    # the first piece of the token's spelling; −1 if there is none. A token is in the event of its
+    # link.
     student_link: NDArray[np.int32]
     teacher_link: NDArray[np.int32]
-    rest: int | None  # event of unlinked tokens: unused ids, special tokens without a counterpart
+    rest: int | None  # event of tokens without a link, such as unused ids
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
@@ -49,7 +51,7 @@ class EventMap(StoredMap):
         return int(self.student_event.max()) + 1
 
     def header(self) -> dict[str, Any]:
-        """Return the entries of the file's JSON that only event maps have."""
+        """Return the JSON entries that only files of event maps contain."""
         return {**super().header(), "rest": self.rest}
 
     @classmethod
@@ -64,21 +66,21 @@ def _check_events(m: EventMap) -> None:
     num_events = max(int(m.student_event.max()), int(m.teacher_event.max())) + 1
     for side, width in zip(SIDES, m.shape, strict=True):
         events = getattr(m, f"{side}_event")
-        require(events.shape == (width,), f"{side}_event is not of shape [{width}]")
-        require(events.min() >= 0, f"{side}_event is not all in 0..{num_events - 1}")
+        require(events.shape == (width,), f"{side}_event does not have shape [{width}]")
+        require(events.min() >= 0, f"{side}_event has values outside 0..{num_events - 1}")
         present = np.zeros(num_events, np.bool_)
         present[events] = True
         require(present.all(), f"event {int(np.argmin(present))} has no {side} token")
-    require(m.rest is None or 0 <= m.rest < num_events, f"rest is {m.rest}, not an event")
+    require(m.rest is None or 0 <= m.rest < num_events, f"rest is {m.rest}, which is not an event")
 
 
 def _check_links(m: EventMap) -> None:
     for side, other in zip(SIDES, SIDES[::-1], strict=True):
         links, events = getattr(m, f"{side}_link"), getattr(m, f"{side}_event")
         others = getattr(m, f"{other}_event")
-        require(links.shape == events.shape, f"{side}_link is not of shape [{len(events)}]")
+        require(links.shape == events.shape, f"{side}_link does not have shape [{len(events)}]")
         is_within = links.min() >= -1 and links.max() < len(others)
-        require(is_within, f"{side}_link is not all in -1..{len(others) - 1}")
+        require(is_within, f"{side}_link has values outside -1..{len(others) - 1}")
         linked = np.flatnonzero(links >= 0)
         wrong = linked[events[linked] != others[links[linked]]]
         if len(wrong):

@@ -1,4 +1,4 @@
-"""`StoredMap`, and files of maps of every kind; NeMo-RL's `.pt` is in `nemo`."""
+"""`StoredMap`: read and write map files of every kind (`nemo` handles NeMo-RL's `.pt`)."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ class LoadOptions(TypedDict, total=False):
 
 
 class FileContents(NamedTuple):
-    """Contents of a map's file, for the class of its kind."""
+    """Contents of a map file, before conversion to a map class."""
 
     source: Path
     kind: MapKind
-    tensors: Tensors  # both empty if another program wrote the file
+    tensors: Tensors  # both are empty if another program wrote the file
     header: Header
-    entries: nemo.PtEntries | None = None  # in NeMo-RL's layouts
+    entries: nemo.PtEntries | None = None  # only in NeMo-RL's layouts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredMap:
-    """Base class of maps: two vocabularies, a history, and a file."""
+    """Base class of maps: two vocabularies and a history, stored in a file."""
 
     KIND: ClassVar[MapKind]
-    SUFFIXES: ClassVar[Sequence[str]] = SUFFIXES  # of the files that `save` can write
-    ARRAYS: ClassVar[Mapping[str, str]]  # dtype of each array, by name; all are 1-D
+    SUFFIXES: ClassVar[Sequence[str]] = SUFFIXES  # suffixes of the files that `save` can write
+    ARRAYS: ClassVar[Mapping[str, str]]  # dtype of each array, by name; all arrays are 1-D
     HAS_TOKENS: ClassVar[bool] = True  # whether each file contains both token tables
-    # By name: a check that raises a `ValueError`, and the sentence for a map that passes. A check
-    # may rely on the checks before it
+    # By name: a check that raises a `ValueError`, and the sentence to print if it passes. A check
+    # may rely on earlier checks.
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
 
     student: Vocabulary
     teacher: Vocabulary
-    history: tuple[Mapping[str, Any], ...] = ()  # one object per stage: name, options, version
-    reports: tuple[StageReport, ...] = ()  # of the stages that ran in this process; not saved
+    history: tuple[Mapping[str, Any], ...] = ()  # name, options and version of each stage
+    reports: tuple[StageReport, ...] = ()  # of stages in this process; not saved
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +69,7 @@ class StoredMap:
         return self.student.vocab_size, self.teacher.vocab_size
 
     def check(self) -> None:
-        """Check the invariants; an `InvariantError` names the first that does not hold."""
+        """Check the invariants. Raises an `InvariantError` that names the first violation."""
         if "_holds" in vars(self):
             return
         for name, (check, _) in self.INVARIANTS.items():
@@ -79,25 +79,25 @@ class StoredMap:
                 raise InvariantError(name, str(error)) from error
         arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         if not any(array.flags.writeable for array in arrays):
-            vars(self)["_holds"] = True  # read-only arrays need one check
+            vars(self)["_holds"] = True  # read-only arrays are checked once
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Replace the vocabulary of a side by another that is at least as wide."""
+        """Replace the vocabulary of a side with one that is at least as wide."""
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = True) -> None:
         """Write the map: `.safetensors`, or `.pt` in NeMo-RL's layout.
 
-        The same map gives the same bytes. A spelling map as `.pt` consists of two files. Files are
-        written completely, then renamed. Without `overwrite`, a file with other contents is an
-        error.
+        The same map always gives the same bytes. Each file is written completely, then renamed. A
+        spelling map as `.pt` consists of two files. Without `overwrite`, an existing file with
+        other contents is an error.
 
         Raises:
-            OutputError: if a file cannot be written, or another file has the name of the second.
+            OutputError: if a file cannot be written, or the second file would replace another file.
             ValueError: if the map breaks an invariant.
         """
-        target = check_map_output(path, self.SUFFIXES)  # follows a link, so before `files`
+        target = check_map_output(path, self.SUFFIXES)  # before `files`, because it follows links
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = dict(zip(targets, self._encode_files(targets[0]), strict=True))
@@ -111,21 +111,21 @@ class StoredMap:
         return [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of each of these files."""
+        """Return the new contents of each of these files."""
         return [to_safetensors(self)]
 
     def header(self) -> dict[str, Any]:
-        """Return the entries of the file's JSON that only this kind of map has."""
+        """Return the JSON entries that only files of this kind of map contain."""
         return {"kind": self.KIND}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields that only this kind of map has, except arrays that it requires."""
+        """Return the fields that only this kind of map has, except required arrays."""
         return {}
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
-        """Load a map from its path; return a map unchanged."""
+        """Load a map from its path. A map is returned unchanged."""
         return cls.load(source) if isinstance(source, str | PathLike) else source
 
     @classmethod
@@ -138,17 +138,19 @@ class StoredMap:
         preserve_last: bool | None = None,
         normalize: bool = False,
     ) -> Self:
-        """Read a map of this class: `.safetensors`, or for projection maps any `.pt` of NeMo-RL.
+        """Read a map of this class from a `.safetensors` file, or a projection map from a `.pt`.
 
         Args:
-            path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
-            student_vocab_size: width of the rows, if the file does not record it.
-            teacher_vocab_size: width of the columns.
+            path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub. A `.pt` can have any
+                layout of NeMo-RL.
+            student_vocab_size: the student's vocabulary width, if the file does not record it.
+            teacher_vocab_size: the teacher's vocabulary width, if the file does not record it.
             preserve_last: whether the last column contains scale slots; overrides the file.
-            normalize: normalize trained weights; a `.pt` always is.
+            normalize: normalize trained weights; the weights of a `.pt` are always normalized.
 
         Raises:
-            MapFileError: if the file contains another kind of map, is damaged, or has other widths.
+            MapFileError: if the file contains another kind of map or has other widths, or is
+                damaged.
         """
         return cls.of_contents(
             read(path),
@@ -160,14 +162,14 @@ class StoredMap:
 
     @classmethod
     def of_contents(cls, contents: FileContents, **options: Unpack[LoadOptions]) -> Self:
-        """Make a map of the contents of its file, with the options of `load`."""
+        """Create a map from the contents of its file, with the options of `load`."""
         source = contents.source
         if contents.kind != cls.KIND:
             name = MAP_NAMES[cls.KIND]
             command = next(info.hint for info in LOSS_INFO.values() if info.map == cls.KIND)
             raise MapFileError(
                 f"{source} is {MAP_NAMES[contents.kind]}, not {name}",
-                hint=f"xtok verify checks it, xtok inspect shows it; {command} makes {name}",
+                hint=f"use xtok verify or xtok inspect for it; {command} makes {name}",
             )
         with naming(source):
             loaded = cls._unpack(
@@ -182,7 +184,7 @@ class StoredMap:
 
     @classmethod
     def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
-        """Make a map of the contents of its file; check the digests, not the invariants."""
+        """Create a map from its file's contents. Checks digests, but not invariants."""
         if normalize or preserve_last is not None:
             raise MapFileError(
                 f"{contents.source} is {MAP_NAMES[cls.KIND]}, which has no weights",
@@ -191,22 +193,22 @@ class StoredMap:
             )
         loaded, is_whole = unpack(cls, contents.tensors, contents.header)
         if not is_whole:
-            raise InvariantError("digest", "its tensors changed after it was written")
+            raise InvariantError("digest", "its tensors were changed after it was written")
         return loaded
 
     def _at_width(self, side: str, width: int, name: str) -> Self:
         vocabulary: Vocabulary = getattr(self, side)
         if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
-            problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, expected {width}"
+            problem = f"has width {vocabulary.vocab_size} on the {side}'s side, expected {width}"
             hint = (
                 f"check that the map belongs to this pair: its models are {self.student.model_id} "
                 f"and {self.teacher.model_id}; or leave out {{option}}"
             )
         elif width < vocabulary.vocab_size:
-            problem = f"has the {side} id {vocabulary.vocab_size - 1}, expected a width of {width}"
-            hint = f"give the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
+            problem = f"has the {side} id {vocabulary.vocab_size - 1}, but the width is {width}"
+            hint = f"pass the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
         elif width > MAX_WIDTH:
-            problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+            problem, hint = f"cannot have width {width}", f"pass at most {MAX_WIDTH}: {{option}}"
         elif vocabulary.table is not None:
             return self
         else:
@@ -221,17 +223,17 @@ class StoredMap:
 def check_map_output(
     path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES, *, or_folder: bool = False
 ) -> Path:
-    """Check that a map can be written to a path, before any work; see `io.check_output`."""
+    """Check that a map can be written to a path; see `io.check_output`."""
     if is_on_hub(path):
         raise OutputError(
-            f"the output {path} is on the hub, and xtok writes local files only",
-            hint="write a local file, then share it: hf upload OWNER/NAME FILE",
+            f"the output {path} is on the hub, but xtok only writes local files",
+            hint="write a local file, then upload it: hf upload OWNER/NAME FILE",
         )
     return io.check_output(path, suffixes, or_folder=or_folder)
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table, next to `path`, would only replace one of the same pair."""
+    """Check that the teacher's table, next to `path`, replaces only a table of the same pair."""
     reverse = nemo_tables.reverse_path(path)
     if not reverse.exists():
         return
@@ -255,7 +257,7 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     from safetensors.numpy import save
 
     tensors, metadata = pack(any_map)
-    return bytes(save(tensors, {"xtok": metadata}))  # the order of several keys would be random
+    return bytes(save(tensors, {"xtok": metadata}))  # several keys have a random order
 
 
 def to_nemo(projection: ProjectionMap) -> bytes:
@@ -273,15 +275,15 @@ def sha256(any_map: StoredMap) -> str:
 
 
 def read(path: str | PathLike[str]) -> FileContents:
-    """Return the contents of a map's file, of any kind and in any format."""
+    """Read the contents of a map file of any kind and format."""
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):
         if is_pt:
             loaded = load_pt(contents, source)
             if nemo_tables.are_tables(loaded):
                 raise MapFileError(
-                    f"{source} contains a table for NeMo-RL, which xtok writes but does not read",
-                    hint="give the map as .safetensors; xtok events --for csd makes one",
+                    f"{source} contains a table for NeMo-RL, which xtok can write but not read",
+                    hint="pass the map as .safetensors, for example from xtok events --for csd",
                 )
             entries = nemo.read_pt(loaded, contents.stat().st_size)
             return _file_contents(source, entries.own, entries)
@@ -294,8 +296,8 @@ def read(path: str | PathLike[str]) -> FileContents:
             entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], stated)
             return _file_contents(source, None, entries)
     raise MapFileError(
-        f"{source} is a safetensors file, but not an xtok map; its tensors: "
-        f"{listed(map(repr, tensors), 5) or 'none'}",
+        f"{source} is a safetensors file, but not an xtok map; it contains the tensors "
+        f"{listed(map(repr, tensors), 5) or '(none)'}",
         hint=MAP_HINT,
     )
 
@@ -308,7 +310,7 @@ def _file_contents(
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
-    """Return both sides' `table_sha256` from a table for NeMo-RL's draft; None for another file.
+    """Return both sides' `table_sha256` from a table for NeMo-RL's draft; None for other files.
 
     The list is empty if another program wrote the table.
     """

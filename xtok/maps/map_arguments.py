@@ -1,4 +1,4 @@
-"""Map arguments of functions: a map or its path, checked against a pair."""
+"""Load map arguments of functions (a map or its path), and check them against a pair."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
     "events": EventMap,
     "spellings": SpellingMap,
 }
-"""The class of each kind of map file."""
+"""Class of each kind of map file."""
 
 
 def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyMap:
-    """Load a map of any kind, with the options of `ProjectionMap.load`; return a map unchanged.
+    """Load a map of any kind, with the options of `ProjectionMap.load`.
+
+    A map is returned unchanged.
 
     Raises:
         MapFileError: if the file is not a map, has another width, or does not support an option.
@@ -52,16 +54,17 @@ def bind_map(
     *,
     name: str = "the map",
 ) -> tuple[OptionalMap, Pair]:
-    """Check that a map belongs to a pair, and give both the same widths and tokens.
+    """Check that a map belongs to a pair, and make their widths and tokens equal.
 
     Args:
-        any_map: a map of any kind; None returns the pair unchanged.
-        pair: the pair, or tokenizers by side (`student`, `teacher`). Default: the map's.
+        any_map: a map of any kind. If None, the pair is returned unchanged.
+        pair: the pair, or tokenizers by side (`student`, `teacher`). Default: the map's
+            vocabularies.
         name: name of the map in errors.
 
     Returns:
-        the map, with the pair's tokens if it lacks them, and the pair, as wide as the map unless
-        the user set a width.
+        the map, with the pair's tokens if it contains none, and the pair, with the map's widths
+        unless the user set them.
     """
     if any_map is None:
         if not isinstance(pair, Pair):
@@ -77,14 +80,15 @@ def bind_maps(
     pair: Pair | None = None,
     names: Sequence[str] = (),
 ) -> tuple[list[M], Pair, list[str]]:
-    """Load one or several maps of one pair, check them as `bind_map` does, and name them.
+    """Load one or more maps of one pair, check them as in `bind_map`, and name them.
 
-    Default names are paths, or `map 1` and so on. `read` is `read_map`, or `of` of a map's class.
+    The default names are the paths, or `map 1`, `map 2`, … `read` is `read_map`, or the method `of`
+    of a map class.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
     if not sources:
-        raise ValueError("there is no map")
+        raise ValueError("no map was given")
     if names and len(names) != len(sources):
         raise ValueError(f"{len(sources)} maps, {len(names)} names")
     names = list(names) or [
@@ -128,7 +132,8 @@ def _at_map_widths(pair: Pair, any_map: mapfile.StoredMap) -> Pair:
 
 
 def _shared_width(map_side: Vocabulary, pair_side: Vocabulary) -> int:
-    # The user's width, or the map's if the tokens are equal, or the model config's
+    # The user's width, otherwise the map's width if the tokens are equal, otherwise the model
+    # config's
     if pair_side.width_source == "option":
         return pair_side.vocab_size
     if map_side.table is not None:
@@ -171,7 +176,7 @@ def _require_same(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
 
 
 def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
-    """Whether a map belongs to the reversed pair, from its teacher to its student."""
+    """Whether a map belongs to the swapped pair, from the teacher to the student."""
     rows, columns = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
     crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
@@ -179,7 +184,7 @@ def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return a note for each side without tokens if the map names another model."""
+    """Return a note for each side without tokens for which the map names another model."""
     notes = []
     for side in SIDES if any_map else ():
         map_side, pair_side = getattr(any_map, side), getattr(pair, side)

@@ -70,10 +70,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
-    """Return a file name with the two models and more parts."""
+    """Return a file name that consists of both models' names and further parts."""
     models = f"{_name_part(student_id) or 'student'}_to_{_name_part(teacher_id) or 'teacher'}"
     name = "_".join(filter(None, (models, *parts)))
-    if len(name.encode()) > 220:  # file systems allow 255 bytes; temporary files add a suffix
+    if len(name.encode()) > 220:  # file systems allow 255 bytes, and temporary files add a suffix
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{shorten_name(name, 210)}_{digest}"
     return f"{name}.safetensors"
@@ -88,7 +88,7 @@ def _name_part(text: str) -> str:
 
 
 def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return a part of a file name for each option that differs from its default."""
+    """Return one part of a file name for each option that differs from its default."""
     return [
         _word(name.replace("_", "-"), value)
         for name, value in options.items()
@@ -107,7 +107,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
-    """Return the part of a file name for the texts of a counted map; "" without texts."""
+    """Return the part of a file name that names the texts of a counted map; "" without texts."""
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""

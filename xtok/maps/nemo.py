@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _MAX_CELLS = 2**30
 
-# 1 - 2⁻²⁴, written for a weight of 1 that is not an exact pair
+# 1 - 2⁻²⁴, written instead of 1 if the two tokens are not an exact pair
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
 
-# Name of the tensor under `xtok` that lists the rows with a lowered first weight, int64
+# Name of the tensor under `xtok` that lists the rows whose first weight was lowered, int64
 _LOWERED = "lowered_rows"
 
 
@@ -38,16 +38,16 @@ def pt_bytes(
 ) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
-    `indices` (int64) and `likelihoods` (float32) are `[V_student, k]`, k = max(2, top_k), padded
-    with -1 and 0. A scale slot is in the last column; k is one more if a row without a slot also
-    has k entries. Without slots, `enable_scale_trick` is false.
+    `indices` (int64) and `likelihoods` (float32) are `[V_student, k]` with k = max(2, top_k),
+    padded with -1 and 0. Scale slots are in the last column. If a row without a slot also has k
+    entries, k is one larger. Without slots, `enable_scale_trick` is false.
 
-    NeMo-RL takes a weight of 1 for an exact pair, so any other weight of 1 is lowered to 1 - 2⁻²⁴;
-    `lowered_rows` lists these rows. It sizes the matrix by the last row with an id, so an empty
-    last row gets an id with weight 0. A map for P-KL, counted and without exact rows, gets no exact
-    pairs: NeMo-RL's draft 4177 then stops, instead of training on special tokens alone.
+    NeMo-RL treats a weight of 1 as an exact pair, so any other weight of 1 is lowered to 1 - 2⁻²⁴;
+    `lowered_rows` lists these rows. NeMo-RL infers the number of rows from the last row with an id,
+    so an empty last row gets an id with weight 0. A counted map without exact rows (for P-KL) gets
+    no exact pairs. NeMo-RL's draft 4177 then stops, instead of training on special tokens alone.
 
-    xtok reads the map from `tensors` and `metadata`, its arrays and JSON.
+    xtok itself reads the map from its arrays and JSON in `tensors` and `metadata`.
     """
     import torch
 
@@ -60,7 +60,7 @@ def pt_bytes(
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
     is_slot, column = slot_entries(s, slot), ranks(s)
-    # NeMo-RL takes the last column for slots, so other entries leave it free.
+    # NeMo-RL reads the last column as slots, so other entries must not use it.
     k += int(is_slot.any() and (column[~is_slot] == k - 1).any())
     column[is_slot] = k - 1
     indices = np.full((num_rows, k), -1, np.int64)
@@ -88,31 +88,31 @@ def pt_bytes(
     })  # fmt: skip
 
 
-# Reading: every layout as `PtEntries`, then put in order
+# Reading: convert every layout to `PtEntries`, then sort the entries
 
 
 class PtEntries(NamedTuple):
-    """Entries of a file in any layout, and its metadata."""
+    """Entries and metadata of a file in any layout."""
 
     edges: Edges  # copies, sorted by student id; ids int32, weights floating-point
-    is_last: NDArray[np.bool_]  # [nnz], entries that are the slot of their row, if it has a slot
+    is_last: NDArray[np.bool_]  # [nnz], entries in the position of a slot
     top_k: int | None = None  # number of columns in a padded layout
     has_order: bool = False  # whether the layout defines the order of a row's entries
-    shape: tuple[int | None, int | None] = (None, None)  # None: missing in the file
-    stated: Mapping[str, Any] = MappingProxyType({})  # names of models, presence of slots
+    shape: tuple[int | None, int | None] = (None, None)  # None if the file does not contain it
+    stated: Mapping[str, Any] = MappingProxyType({})  # names of the models, and whether slots exist
     without_id: int = 0  # number of weights without a teacher id
     own: tuple[Tensors, str] | None = None  # tensors and JSON text that xtok wrote
 
 
 def read_pt(loaded: Any, size: int) -> PtEntries:
-    """Read the contents of a `.pt` of `size` bytes, by xtok or by NeMo-RL's tools."""
+    """Read the contents of a `.pt` of `size` bytes that xtok or NeMo-RL's tools wrote."""
     entries = _read_entries(loaded, size)
     own = entries.stated.get("xtok")
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
 def read_trained(tensors: Tensors) -> PtEntries:
-    """Read the tensors of a map by xtok with trained weights."""
+    """Read the tensors of an xtok map with trained weights."""
     edges = Edges(*(tensors[name] for name in Edges._fields))
     s = edges.student_ids
     require_valid(
@@ -143,7 +143,7 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
     if isinstance(loaded, dict):
         contents = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
     raise ValueError(
-        f"it contains {contents}, expected indices and likelihoods, counts of pairs, or a matrix"
+        f"it contains {contents}, expected indices and likelihoods, pair counts, or a matrix"
     )
 
 
@@ -178,7 +178,7 @@ def read_padded(
 ) -> PtEntries:
     """Read `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
-    `stated` contains the other values of the file.
+    `stated` contains the other values in the file.
     """
     require_valid(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require_valid(indices.dtype.kind == "i", "the type of indices")
@@ -217,13 +217,13 @@ def _entries_by_row(edges: Edges) -> PtEntries:
 def repaired_tensors(
     entries: PtEntries, tensors: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
-    """Repair a map by xtok that another program edited; count the changes.
+    """Repair an xtok map that another program edited, and count the changes.
 
-    NeMo-RL's tools copy unknown keys, so row kinds and slots may belong to earlier rows.
+    NeMo-RL's tools copy unknown keys, so row kinds and slots may describe earlier rows.
     """
     s, _, w = entries.edges
     lowered = tensors.get(_LOWERED)
-    # Files of earlier versions have no list; they lowered only rows with a single entry.
+    # Earlier versions wrote no list, and lowered only rows with a single entry.
     was_1 = np.bincount(s, minlength=1)[s] == 1 if lowered is None else np.isin(s, lowered)
     weights = np.where(was_1 & (w == _BELOW_1), 1, w)
     entries = entries._replace(edges=entries.edges._replace(weights=weights))
@@ -231,7 +231,7 @@ def repaired_tensors(
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
     edges, slotted, counts = repaired(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
-    counts.pop("zero weights dropped", None)  # xtok wrote them to fill rows
+    counts.pop("zero weights dropped", None)  # xtok wrote these zeros as padding
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
     kind[~has_entries] = RowKind.EMPTY
@@ -246,7 +246,7 @@ def repaired_tensors(
 def foreign_fields(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
-    """Return the fields of another program's map, counts of repairs, and notes."""
+    """Return the fields of another program's map, the counts of repairs, and notes."""
     student, teacher = sides = [_side(index, entries) for index in (0, 1)]
     scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
@@ -290,6 +290,6 @@ def _side(index: int, entries: PtEntries) -> Vocabulary:
     require_valid(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
     stated = entries.stated
     model_id = str(stated.get(f"{side}_model_id") or stated.get(f"{old}_id") or "unknown")
-    model_id.encode()  # no lone surrogates
+    model_id.encode()  # rejects unpaired surrogates
     source = "ids" if width is None else "map"
     return Vocabulary(model_id=model_id, vocab_size=size, width_source=source)

@@ -1,6 +1,7 @@
-"""NeMo-RL's two tables for Common-Support Distillation: `subtoks` and `lengths` of each side.
+"""Write NeMo-RL's two tables for Common-Support Distillation (CSD).
 
-Its draft "v6", pull request 4177 at a84de17, reads them in `loss_functions.py`.
+Each table contains `subtoks` and `lengths` of one side. The `loss_functions.py` of NeMo-RL's draft
+"v6" (pull request 4177 at a84de17) reads them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from xtok.tokenizers.table import SIDES
 if TYPE_CHECKING:
     from xtok.tokenizers.table import Vocabulary
 
-N_MAX = 8  # maximum number of pieces in a row; the draft's default
+N_MAX = 8  # maximum number of pieces per row; the draft's default
 
 
 def are_tables(loaded: Any) -> bool:
-    """Whether the contents of a `.pt` file are one of the two tables."""
+    """Whether a `.pt` file contains one of the two tables."""
     return isinstance(loaded, dict) and {"subtoks", "lengths"} <= loaded.keys()
 
 
 def reverse_path(path: Path) -> Path:
-    """Return the path of the teacher's table, next to the student's.
+    """Return the path of the teacher's table, next to the student's table.
 
     >>> reverse_path(Path("pair.pt")).name
     'pair.reverse.pt'
@@ -38,11 +39,12 @@ def reverse_path(path: Path) -> Path:
 def to_tables(
     tensors: Tensors, metadata: str, student: Vocabulary, teacher: Vocabulary
 ) -> tuple[bytes, bytes]:
-    """Return the bytes of the student's table and of the teacher's.
+    """Return the bytes of the student's table and of the teacher's table.
 
-    `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1.
-    `lengths` is int64 `[V_src]`, 0 without a spelling. A longer spelling is cut but keeps its
-    length, so the draft skips its row; it would take N_MAX pieces for complete.
+    `subtoks` is int64 `[V_src, N_MAX]`, padded with -1; V_src is the tokenizer's largest id + 1.
+    `lengths` is int64 `[V_src]`, 0 for tokens without a spelling. A spelling with more than N_MAX
+    pieces is cut, but `lengths` contains its full length, so that the draft skips the row instead
+    of treating the cut spelling as complete.
     """
     import torch
 

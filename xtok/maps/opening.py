@@ -1,4 +1,4 @@
-"""Open a map file, local or on the hub, with errors that name the file."""
+"""Open a map file, local or on the hub. Errors name the file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, NDArray[Any]]
 
-_NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
+_NO_MAP_HINT = "pass the path of a .safetensors or .pt map, for example one that xtok build made"
 
-# Invariants that training can break; `normalize` restores them
+# Invariants that training can break and `normalize` restores
 _BROKEN_BY_TRAINING = ("weights", "order", "sums", "tensors")
 
 
 @contextmanager
 def naming(source: Path) -> Iterator[None]:
-    """Convert the exceptions of reading a damaged file to a `MapFileError` that names the file."""
+    """Convert exceptions about a damaged file to a `MapFileError` that names the file."""
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
@@ -51,7 +51,7 @@ _ON_HUB = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<fil
 
 
 def is_on_hub(path: str | PathLike[str]) -> bool:
-    """Whether a map's path is a location on the Hugging Face Hub, not a local file."""
+    """Whether a map's path is a location on the Hugging Face Hub."""
     return os.fspath(path).startswith("hf:")
 
 
@@ -61,8 +61,8 @@ def _fetch_map(source: Path) -> Path:
     parts = _ON_HUB.fullmatch(str(source))
     if parts is None:
         raise MapFileError(
-            f"{source} does not name a file of a repo on the hub",
-            hint="give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE",
+            f"{source} does not name a file in a repo on the hub",
+            hint="write it as hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE",
         )
     repo = ModelFiles(parts["repo"], revision=parts["revision"])
     repo.error = MapFileError
@@ -70,14 +70,14 @@ def _fetch_map(source: Path) -> Path:
     if path is None:
         raise MapFileError(
             f"{source}: the repo {repo} has no such file",
-            hint="check the file's name and the revision",
+            hint="check the file name and the revision",
         )
     return path
 
 
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the local path of a map, and whether it begins like a `.pt`."""
+    """Yield the local path of a map, and whether its first bytes are those of a `.pt` file."""
     path = _fetch_map(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:
@@ -88,12 +88,12 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             is_pt = is_zip or (source.suffix == ".pt" and not is_json)
             if not (is_pt or is_json or source.suffix == ".safetensors"):
                 raise MapFileError(
-                    f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP_HINT
+                    f"{source} is neither a .safetensors nor a .pt file", hint=_NO_MAP_HINT
                 )
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield path, is_pt
                 return
-            # The libraries cannot read pipes; torch.load reads any .safetensors as safetensors.
+            # The libraries cannot read pipes. torch.load reads any .safetensors as safetensors.
             with tempfile.NamedTemporaryFile() as copy:
                 copy.write(start)
                 shutil.copyfileobj(file, copy)
@@ -124,8 +124,8 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             parse_json(file.read(size))
-    except (*MALFORMED, SafetensorError) as error:  # dtypes missing in NumPy raise several kinds
-        message = f"{source} is not a whole safetensors file: {error}"
+    except (*MALFORMED, SafetensorError) as error:  # several exceptions for dtypes that NumPy lacks
+        message = f"{source} is not a complete safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT
         raise MapFileError(message, hint=hint) from error
     for tensor in tensors.values():
@@ -134,9 +134,9 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
 
 
 def load_pt(path: Path, source: Path) -> Any:
-    """Load a `.pt` file; errors name `source`.
+    """Load a `.pt` file. Errors name `source`.
 
-    Tensors are memory-mapped: a false size takes no memory.
+    Tensors are memory-mapped, so a false size allocates no memory.
     """
     import torch
 
@@ -147,39 +147,39 @@ def load_pt(path: Path, source: Path) -> Any:
                 raise ValueError("it is compressed, which torch.save does not do")
             if sum(m.file_size for m in members) > path.stat().st_size:
                 raise ValueError("its index declares more data than the file contains")
-            part = archive.testzip()  # PyTorch skips this check; it takes 4 ms of 41
-            require_valid(part is None, f"the checksum of its part {part}")
-        # Sparse tensors are checked later, after a comparison of their size with the file's.
+            part = archive.testzip()  # PyTorch skips this check, which takes 4 of 41 ms
+            require_valid(part is None, f"the checksum of its member {part}")
+        # Sparse tensors are checked later, after their size is compared with the file's.
         unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
         with unchecked, warnings.catch_warnings():
-            # PyTorch warns that CSR is beta; newer versions warn that the check takes time.
+            # PyTorch warns that CSR is beta. Newer versions also warn that the check takes time.
             warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except UnpicklingError as error:
-        # PyTorch's message recommends a way of loading that would run code from the file.
+        # PyTorch's message recommends weights_only=False, which would run code from the file.
         raise MapFileError(
             f"{source} is damaged, or contains objects that could run code",
             hint="save only tensors, numbers and strings, or a dict of counts "
-            "{(student_id, teacher_id): number}, or make it again",
+            "{(student_id, teacher_id): number}, or build the map again",
         ) from error
     except Exception as error:
-        raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
+        raise MapFileError(f"{source} is a damaged .pt file: {error}", hint=MAP_HINT) from error
 
 
-# The tensors of a `.pt` file, checked and converted; errors are a `ValueError`
+# Check and convert the tensors of a `.pt` file; errors are a `ValueError`
 
 
 def torch_bytes(contents: Mapping[str, Any]) -> bytes:
     """Return the bytes of a `.pt` file."""
     import torch
 
-    buffer = io.BytesIO()  # torch.save would write a file's name into the archive
+    buffer = io.BytesIO()  # given a path, torch.save would store the file name in the archive
     torch.save(contents, buffer)
     return buffer.getvalue()
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Return a dense tensor without gradient, at most as large as its file; bfloat16 as float32."""
+    """Return a dense, detached tensor that fits into its file; bfloat16 becomes float32."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
@@ -201,7 +201,7 @@ def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray
     for name, tensor in arrays.items():
         try:
             array = strided(tensor, size).resolve_neg().numpy()
-        except (TypeError, RuntimeError) as error:  # dtypes missing in NumPy
+        except (TypeError, RuntimeError) as error:  # dtypes that NumPy lacks
             raise ValueError(f"the type of {name} is not valid") from error
-        tensors[name] = array.copy()  # the map outlives the file
+        tensors[name] = array.copy()  # a copy, because the map outlives the file
     return tensors, metadata

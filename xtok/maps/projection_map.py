@@ -1,4 +1,4 @@
-"""`ProjectionMap`: a sparse matrix `[V_student, V_teacher]`, its invariants and row operations."""
+"""`ProjectionMap`: a sparse matrix `[V_student, V_teacher]` with invariants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowEntry:
-    """One entry of a row; `token` is escaped text or a control token's name."""
+    """One entry of a row. `token` is escaped text, or the name of a control token."""
 
     teacher_id: int
     token: str | None
@@ -48,7 +48,7 @@ class RowEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row, heaviest entry first, a slot last."""
+    """One row of a map, sorted by descending weight, with the slot last."""
 
     student_id: int
     token: str | None
@@ -75,10 +75,10 @@ class ProjectionMap(StoredMap):
     teacher_ids: NDArray[np.int32]  # int32 [nnz]
     weights: NDArray[np.float32]  # float32 [nnz], > 0
     row_kind: NDArray[np.uint8]  # [V_student], values of `RowKind`
-    scale_slot: NDArray[np.uint8] | None  # [V_student], 1 if the row's last entry is the slot
-    method: str  # origin of the edges; see the guide to the file format
+    scale_slot: NDArray[np.uint8] | None  # [V_student], 1 if the row's last entry is a slot
+    method: str  # origin of the edges; documented in the file-format guide
     top_k: int  # maximum number of entries in a row
-    recipe: Recipe | None = None  # the inputs of `build`; None after any change
+    recipe: Recipe | None = None  # the inputs of `build`; None after any other change
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
@@ -86,7 +86,7 @@ class ProjectionMap(StoredMap):
 
     @property
     def nnz(self) -> int:
-        """Number of entries."""
+        """Number of entries in the map."""
         return len(self.weights)
 
     @property
@@ -111,12 +111,12 @@ class ProjectionMap(StoredMap):
 
     @property
     def is_slot(self) -> NDArray[np.bool_]:
-        """Entries that are scale slots, bool `[nnz]`."""
+        """Mask of the entries that are scale slots, bool `[nnz]`."""
         return slot_entries(self.student_ids, self.scale_slot)
 
     @property
     def heaviest_teacher_ids(self) -> NDArray[np.int32]:
-        """Teacher id of each row's heaviest entry except the slot, int32 `[V_student]`, or −1."""
+        """Teacher id of each row's heaviest entry, except slots, int32 `[V_student]`, or −1."""
         heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
         rows, indices = np.unique(entries.student_ids, return_index=True)
@@ -128,15 +128,15 @@ class ProjectionMap(StoredMap):
         if isinstance(student_id, str | bytes):
             student_id = self._emitted_id(student_id)
         if not 0 <= student_id < self.shape[0]:
-            raise IndexError(f"student id {student_id} is not in 0..{self.shape[0] - 1}")
+            raise IndexError(f"student id {student_id} is outside 0..{self.shape[0] - 1}")
         ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # avoids a copy
         start, end = np.searchsorted(self.student_ids, ends)
         return self.teacher_ids[start:end], self.weights[start:end]
 
     def __getitem__(self, token: str | bytes | int) -> Row:
-        """Return the row of a student token: its text, its bytes, or an id.
+        """Return the row of a student token, given as text, bytes or an id.
 
-        Of several ids with the same bytes, it is the id that the tokenizer emits.
+        If several ids have the same bytes, the row belongs to the id that the tokenizer emits.
 
         >>> xtok.build("bytes", "bytes")["a"].entries
         (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
@@ -170,7 +170,7 @@ class ProjectionMap(StoredMap):
         return self.student.ids_of(token)
 
     def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> Self:
-        """Add a step to the history and remove the recipe."""
+        """Return a copy with an additional history step and without the recipe."""
         history = (*self.history, history_step(stage, options, **details))
         return replace(self, history=history, recipe=None)
 
@@ -184,7 +184,7 @@ class ProjectionMap(StoredMap):
         return replace(changed, row_kind=np.pad(self.row_kind, (0, num_new)), scale_slot=slot)
 
     def require_widths(self) -> None:
-        """Raise an `XtokError` if a width is only the largest id + 1."""
+        """Raise an `XtokError` if a width was only inferred from the largest id."""
         for side in SIDES:
             vocabulary: Vocabulary = getattr(self, side)
             if vocabulary.width_source == "ids":
@@ -220,7 +220,7 @@ class ProjectionMap(StoredMap):
         return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
 
     def with_slots(self, preserve_last: bool) -> Self:
-        """Turn the last column into scale slots, or scale slots into entries."""
+        """Convert the last column to scale slots, or scale slots to ordinary entries."""
         if preserve_last == self.enable_scale_trick:
             return self
         edges, slot = self.edges, None
@@ -228,11 +228,11 @@ class ProjectionMap(StoredMap):
             full = (self.entries_per_row == self.top_k) & (self.top_k > 1)
             slot = full.astype(np.uint8)
             counts = {"rows with a scale slot in the last column": int(full.sum())}
-            note = "the entries of the last column are scale slots; a cut keeps them"
+            note = "the entries of the last column are now scale slots, which cutting keeps"
         else:
             edges = in_map_order(edges, np.zeros(self.nnz, np.bool_))
             counts = {"scale slots turned into entries": int(self.is_slot.sum())}
-            note = "the scale slots are now ordinary entries; a cut may drop them"
+            note = "the scale slots are now ordinary entries, which cutting may drop"
         reports = (*self.reports, StageReport("import", counts, (note,)))
         result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
         return result.after("import", {"preserve_last": preserve_last})
@@ -240,18 +240,18 @@ class ProjectionMap(StoredMap):
     # In a file
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of the file that `save` writes."""
+        """Return the new contents of the file."""
         return [to_nemo(self)] if path.suffix == ".pt" else super()._encode_files(path)
 
     def header(self) -> dict[str, Any]:
-        """Return the entries of the file's JSON that only projection maps have."""
+        """Return the JSON entries that only files of projection maps contain."""
         names = ("method", "top_k", "enable_scale_trick", "recipe")
         fields = {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields that only projection maps have, except arrays that they require."""
+        """Return the fields that only projection maps have, except required arrays."""
         if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
             raise ValueError("scale_slot and enable_scale_trick contradict each other")
         top_k, recipe = header["top_k"], header.get("recipe")
@@ -262,7 +262,7 @@ class ProjectionMap(StoredMap):
 
     @classmethod
     def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
-        """Make a map of the contents of its file; check the digests, not the invariants."""
+        """Create a map from its file's contents. Checks digests, but not invariants."""
         _, _, tensors, header, entries = contents
         if entries is not None and not header:
             loaded = cls._import(entries, preserve_last)
@@ -272,8 +272,8 @@ class ProjectionMap(StoredMap):
             loaded = cls._repair(nemo.read_trained(tensors), tensors, header, normalize=True)
         else:
             loaded, is_whole = unpack(cls, tensors, header)
-            if not is_whole:  # training changes only the weights of projection maps
-                raise InvariantError("tensors", "its tensors changed after it was written")
+            if not is_whole:  # training can change only the weights of a projection map
+                raise InvariantError("tensors", "its tensors were changed after it was written")
         if preserve_last is None:
             return loaded
         loaded.check()
@@ -300,19 +300,19 @@ class ProjectionMap(StoredMap):
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
-    """Return a token as reports show it; None if the map has no tokens."""
+    """Return a token in the form for reports; None if the map contains no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
-# Each check takes few passes over the entries, and no more memory than the entries themselves.
+# Each check needs few passes over the entries, and at most the memory of the entries.
 
 
 def _check_shapes(m: ProjectionMap) -> None:
     num_rows, _ = m.shape
     require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
-    require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
+    require(m.row_kind.shape == (num_rows,), f"row_kind does not have shape [{num_rows}]")
     if m.scale_slot is not None:
-        require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
+        require(m.scale_slot.shape == (num_rows,), f"scale_slot does not have shape [{num_rows}]")
 
 
 def _check_ids(m: ProjectionMap) -> None:
@@ -322,9 +322,9 @@ def _check_ids(m: ProjectionMap) -> None:
 
 
 def _check_weights(m: ProjectionMap) -> None:
-    lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN comes through
-    require(np.isfinite(lowest) and np.isfinite(highest), "weights are not all finite")
-    require(lowest > 0, "weights are not all > 0")
+    lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN if any is NaN
+    require(np.isfinite(lowest) and np.isfinite(highest), "some weights are not finite")
+    require(lowest > 0, "some weights are not above 0")
 
 
 def _check_kinds(m: ProjectionMap) -> None:
@@ -334,16 +334,16 @@ def _check_kinds(m: ProjectionMap) -> None:
     filled[m.student_ids[starts]] = True
     require(
         (filled == (m.row_kind != RowKind.EMPTY)).all(),
-        "row_kind does not mark exactly the empty rows as empty",
+        "row_kind and the entries disagree about which rows are empty",
     )
     sizes = np.diff(starts, append=m.nnz)
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
         require(filled[m.scale_slot == 1].all(), "an empty row has a scale slot")
         is_alone = m.scale_slot[m.student_ids[starts[sizes == 1]]] == 1
-        require(not is_alone.any(), "a row has only its scale slot")
+        require(not is_alone.any(), "a row contains only its scale slot")
     longest = int(sizes.max(initial=0))
-    require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
+    require(m.top_k >= longest, f"a row has more entries than top_k={m.top_k}")
 
 
 def _check_order(m: ProjectionMap) -> None:
@@ -352,8 +352,8 @@ def _check_order(m: ProjectionMap) -> None:
     wrong = out_of_order(m.edges, m.is_slot)
     if wrong.any():
         row = int(m.student_ids[np.argmax(wrong)])
-        raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    require(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
+        raise ValueError(f"row {row} is not sorted by descending weight, then teacher id")
+    require(num_duplicates(m.edges) == 0, "a row contains a teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:
@@ -365,7 +365,7 @@ def _check_sums(m: ProjectionMap) -> None:
     if is_off.any():
         index = int(np.argmax(is_off))
         row = int(m.student_ids[starts[index]])
-        raise ValueError(f"row {row} sums to {sums[index]:.6g}, not 1")
+        raise ValueError(f"row {row} sums to {sums[index]:.6g}, expected 1")
 
 
 ProjectionMap.INVARIANTS = {
@@ -380,4 +380,4 @@ ProjectionMap.INVARIANTS = {
 
 def _require_in(values: NDArray[Any], bound: int, name: str) -> None:
     is_within = not len(values) or (int(values.min()) >= 0 and int(values.max()) < bound)
-    require(is_within, f"{name} are not all in 0..{bound - 1}")
+    require(is_within, f"{name} contains values outside 0..{bound - 1}")

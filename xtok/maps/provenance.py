@@ -1,4 +1,4 @@
-"""Provenance of a map: making it of edges, its recipe, and whether its weights were counted."""
+"""Provenance of a map: its recipe, and whether its weights were counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
 from xtok.tokenizers.table import SIDES
 
-# Minimum weight of a row's heaviest entry for H-KL to compare its two tokens (NeMo-RL)
+# H-KL compares two tokens if the row's heaviest entry has at least this weight (NeMo-RL).
 H_KL_THRESHOLD = 0.6
 
 _IN_WORDS = {
@@ -29,7 +29,7 @@ _IN_WORDS = {
     "initial_sha256": "it was counted with another initial map",
 }
 
-# Making
+# Creating maps
 
 
 def map_from_edges(
@@ -39,7 +39,7 @@ def map_from_edges(
     before: ProjectionMap | None = None,
     **fields: Any,
 ) -> ProjectionMap:
-    """Make a map: round weights to float32, sort each row, and put its slot last.
+    """Create a map: round weights to float32, and sort each row with its slot last.
 
     `scale_slot`, uint8 `[V_student]`, is 1 if the row's last edge is its slot. `before` provides
     missing fields.
@@ -50,7 +50,7 @@ def map_from_edges(
         final = np.zeros(len(scale_slot), np.int64)
         np.maximum.at(final, edges.student_ids, np.arange(len(last)))
         last[final[scale_slot == 1]] = True
-    keep = edges.weights > 0  # a piece's weight may be too small for float32
+    keep = edges.weights > 0  # a piece's weight may underflow to 0 in float32
     if not keep.all():
         edges, last = edges.take(keep), last[keep]
     edges = in_map_order(edges, last)
@@ -71,7 +71,7 @@ def map_from_rows(
     method: str,
     earlier: ProjectionMap | None = None,
 ) -> ProjectionMap:
-    """Make a map of unsorted edges: add up duplicates, normalize, cut, and add scale slots.
+    """Create a map from unsorted edges: add up duplicates, normalize, cut, and add scale slots.
 
     `kind` is uint8 `[V_student]`.
     """
@@ -105,9 +105,9 @@ def make_recipe(
     field: str = "text",
     initial: ProjectionMap | None = None,
 ) -> Recipe:
-    """Return the recipe of the map that `build` makes.
+    """Return the recipe of a map by `build`.
 
-    `texts` are the files to count on, in order; `initial` is the map to smooth towards.
+    `texts` are the files to count on, in order. `initial` is the map to smooth towards.
     """
     digests = [text.sha256 for text in texts]
     options = asdict(config.for_text() if digests else config)
@@ -119,13 +119,13 @@ def make_recipe(
 
 
 def stage_recipe(config: MultitokenConfig) -> Recipe:
-    """Return the recipe of a map by `multitoken`, as a `build` that stops there."""
+    """Return the recipe of a map by `multitoken`, which is the first stage of `build`."""
     shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
     return make_recipe(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
 
 
 def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
-    """Return the map's recipe with these options of `build`; None if `build` has another order."""
+    """Return the map's recipe with these options; None if `build` has another order of stages."""
     recipe = projection.recipe
     if recipe is None or "sort-cut" in projection.stages:
         return None
@@ -133,29 +133,29 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
 
 
 def differing(earlier: Recipe, request: Recipe) -> list[str]:
-    """Return the names of the requested values that a recipe lacks or contains differently."""
+    """Return the names of the requested values that a recipe lacks or that differ in it."""
     return [name for name, value in request.items() if earlier.get(name) != value]
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
-    """Return why a map is not the map of this pair and recipe; None if it is."""
+    """Return why a map does not belong to this pair and recipe, or None if it does."""
     for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
         old_side = getattr(existing, side)
         if old_side.vocab_size != new_side.vocab_size:
-            return f"its {side} is {old_side.vocab_size} wide, not {new_side.vocab_size}"
+            return f"its {side} has width {old_side.vocab_size}, not {new_side.vocab_size}"
         if old_side.table is None or old_side.table.sha256() != table.sha256():
             return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
         if old_side.definition_sha256 is None:
-            return f"an earlier version made it, without the definition of its {side}"
+            return f"an earlier version wrote it without the definition of its {side}"
         if old_side.definition_sha256 != new_side.definition_sha256:
-            return f"the definition of its {side} {old_side.model_id} changed, but not the tokens"
+            return f"the tokenizer definition of its {side} {old_side.model_id} has changed"
     earlier = existing.recipe if isinstance(existing, ProjectionMap) else None
     return None if earlier == recipe else _recipe_difference(earlier, recipe)
 
 
 def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
     if earlier is None or recipe is None:
-        return "it contains no recipe: an earlier version or another command made it"
+        return "it contains no recipe, because an earlier version or another command made it"
     old, new = earlier.get("options", {}), recipe["options"]
     if isinstance(old, dict) and (names := differing(old, new)):
         return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
@@ -167,7 +167,7 @@ def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
 
 
 def p_kl_problems(projection: ProjectionMap) -> list[str]:
-    """Return reasons why a map's rows are not the probabilities that P-KL needs."""
+    """Return the reasons why a map's rows are not the probabilities that P-KL needs."""
     slots, exact = projection.weights[projection.is_slot], exact_rows(projection)
     problems = []
     if len(slots):
@@ -176,8 +176,8 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
         )
     if exact:
         problems.append(
-            f"{plural(exact, 'exact row')} put all weight on one token, though the teacher may "
-            "begin a longer one there"
+            f"{plural(exact, 'exact row')} put all weight on one token, although the teacher may "
+            "use a longer token there"
         )
     if is_counted(projection) is False:
         problems.append("weights were not counted")
@@ -185,7 +185,7 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
 
 
 def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows; if the map contains tokens, of tokens with bytes only."""
+    """Return the number of exact rows, without special tokens if the map contains tokens."""
     is_exact = projection.row_kind == RowKind.EXACT
     if projection.student.table is not None:
         is_exact = is_exact & (projection.student.table.lengths > 0)
@@ -193,7 +193,7 @@ def exact_rows(projection: ProjectionMap) -> int:
 
 
 def is_counted(projection: ProjectionMap) -> bool | None:
-    """Whether a map's weights were counted on text; None if the map has no history."""
+    """Whether a map's weights were counted on text. None if the map has no history."""
     if (projection.row_kind == RowKind.COUNTED).any():
         return True
     stages = {step["stage"] for step in projection.history}

@@ -1,4 +1,4 @@
-"""Records beside a map's arrays: kinds of rows, steps of the history, reports of the stages."""
+"""Row kinds, history steps and stage reports of a map."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ _IN_WORDS = {kind: kind.name.lower() for kind in RowKind} | {
 
 @dataclass(frozen=True)
 class StageReport:
-    """Results of one stage: counts by name, and sentences for the user."""
+    """Results of one stage: counts by name, and notes for the user."""
 
     stage: str
     counts: Mapping[str, float]
-    notes: tuple[str, ...] = ()  # one sentence for each thing that the stage left out
+    notes: tuple[str, ...] = ()  # sentences about omitted tokens or text
     failures: tuple[str, ...] = ()  # tokens that could not be decoded or spelled
 
 
-# The inputs that determine a map, except its pair and the version of xtok, as JSON values
+# The inputs that determine a map (except its pair and xtok's version), as JSON values
 Recipe: TypeAlias = Mapping[str, Any]
 
 
 class InvariantError(ValueError):
-    """A map breaks the invariant of its class that `invariant` names."""
+    """Error for a map that violates the invariant with the name `invariant`."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        super().__init__(invariant, message)  # both, so that other processes can raise it
+        super().__init__(invariant, message)  # both, for pickling
         self.invariant, self.message = invariant, message
 
     def __str__(self) -> str:
@@ -70,12 +70,12 @@ def require(holds: object, message: str) -> None:
 
 
 def require_valid(holds: object, part: str) -> None:
-    """Raise a `ValueError` unless the condition holds: the part of a file is not valid."""
+    """Raise a `ValueError` about an invalid part of a file unless the condition holds."""
     require(holds, f"{part} is not valid")
 
 
 def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
-    """Return the history entry of a stage; it records the version of xtok."""
+    """Return the history entry of a stage, with the version of xtok."""
     return {"stage": stage, "options": options, **details, "xtok_version": __version__}
 
 
@@ -86,7 +86,7 @@ def stage_report(
     failures: Sequence[str] = (),
     counts: Mapping[str, float] | None = None,
 ) -> StageReport:
-    """Return the report of a stage, with the number of rows of each kind first."""
+    """Return the report of a stage. Its first counts are the rows of each kind."""
     per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
@@ -98,13 +98,13 @@ def require_complete(any_map: StoredMap) -> None:
     if failures:
         raise XtokError(
             "; ".join(failures),
-            hint="leave out {option} to continue; the rows and columns of these tokens stay empty",
+            hint="omit {option} to continue; the rows and columns of these tokens then stay empty",
             parameter="strict",
         )
 
 
 def map_notes(pair: Pair, projection: ProjectionMap, ignored: Collection[int]) -> list[str]:
-    """Return notes on a map's tokenizers, scale slots and empty rows, except `ignored` rows."""
+    """Return notes about a map's tokenizers, scale slots and empty rows (except `ignored` rows)."""
     table, kind = require_table(projection.student), projection.row_kind
     text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
     special = [i for i in table.control_names if not kind[i] and i not in ignored]
@@ -124,8 +124,8 @@ def _slot_notes(projection: ProjectionMap) -> list[str]:
     lacking = (projection.scale_slot == 0) & ~np.isin(projection.row_kind, needs_none)
     if lacking.any():
         notes.append(
-            f"{plural(int(lacking.sum()), 'row')} without a scale slot: the teacher has no unused "
-            "or special id for it"
+            f"{plural(int(lacking.sum()), 'row')} without a scale slot, because the teacher has no "
+            "unused or special id for it"
         )
     ids, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
     if len(ids):

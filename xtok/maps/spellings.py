@@ -1,4 +1,4 @@
-"""`SpellingMap`: each token of two vocabularies, spelled in the other side's tokens."""
+"""`SpellingMap`: the spelling of each token in the other vocabulary's tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ UNUSED = "unused"  # reason for ids beyond the tokenizer's largest id
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpellingMap(StoredMap):
-    """Spellings of each side's tokens in the other side's tokens, byte for byte.
+    """The spelling of each side's tokens in the other side's tokens, byte for byte.
 
-    Two tokens with the same bytes or role are *shared*, one to one. Of several ids with the same
-    bytes, only the id that the tokenizer emits has a spelling. Common-Support Distillation (arXiv
-    2610.28895) takes as events the shared tokens, and the tokens with equal spellings except for
+    Two tokens with the same bytes or role are *shared*, one to one. If several ids have the same
+    bytes, only the id that the tokenizer emits has a spelling. The events of Common-Support
+    Distillation (arXiv 2610.28895) are the shared tokens, and tokens whose spellings differ only in
     the last piece.
     """
 
@@ -36,7 +36,7 @@ class SpellingMap(StoredMap):
     }
 
     student_pieces: NDArray[np.int32]  # [total], teacher ids of all spellings, concatenated
-    student_counts: NDArray[np.int32]  # [V_student], pieces per token: 1 shared, 0 no spelling
+    student_counts: NDArray[np.int32]  # [V_student], number of pieces: 1 if shared, 0 if none
     teacher_pieces: NDArray[np.int32]  # [total], student ids
     teacher_counts: NDArray[np.int32]  # [V_teacher]
 
@@ -58,7 +58,7 @@ class SpellingMap(StoredMap):
         return ids, partners[ids]
 
     def left_out(self, side: str) -> dict[str, Ids]:
-        """Return the ids of a side, `student` or `teacher`, without a spelling, by reason."""
+        """Return the ids without a spelling on a side (`student` or `teacher`), by reason."""
         table, is_empty = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
         canonical[table.emitted_ids] = True
@@ -66,16 +66,16 @@ class SpellingMap(StoredMap):
         return {
             "another id has the same bytes": np.flatnonzero(is_empty & has_bytes & ~canonical),
             "cannot be spelled": np.flatnonzero(is_empty & canonical),
-            "special, without a partner": np.flatnonzero(is_empty & ~has_bytes & ~unused),
+            "special, without counterpart": np.flatnonzero(is_empty & ~has_bytes & ~unused),
             UNUSED: np.flatnonzero(is_empty & unused),
         }
 
     def files(self, path: Path) -> list[Path]:
-        """Return the files that `save` writes for a path: two tables for a `.pt`."""
+        """Return the files that `save` writes for a path. For a `.pt`, these are two tables."""
         return [path, nemo_tables.reverse_path(path)] if path.suffix == ".pt" else [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of each of these files."""
+        """Return the new contents of each of these files."""
         if path.suffix != ".pt":
             return super()._encode_files(path)
         check_reverse(path, self.student.model_id, self.teacher.model_id)
@@ -89,14 +89,14 @@ def _table(m: SpellingMap, side: str) -> TokenTable:
 def _check_spellings(m: SpellingMap) -> None:
     for side, other, width in zip(SIDES, SIDES[::-1], m.shape, strict=True):
         pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
-        require(counts.shape == (width,), f"{side}_counts is not of shape [{width}]")
-        require((counts >= 0).all(), f"{side}_counts has a negative count")
+        require(counts.shape == (width,), f"{side}_counts does not have shape [{width}]")
+        require((counts >= 0).all(), f"{side}_counts contains a negative count")
         total = int(counts.sum(dtype=np.int64))
-        sizes = f"{side}_pieces has {len(pieces)} pieces, {side}_counts {total}"
+        sizes = f"{side}_pieces has {len(pieces)} pieces, but {side}_counts adds up to {total}"
         require(pieces.shape == (total,), sizes)
         columns: int = getattr(m, other).vocab_size
         is_within = not total or 0 <= pieces.min() <= pieces.max() < columns
-        require(is_within, f"{side}_pieces is not all in 0..{columns - 1}")
+        require(is_within, f"{side}_pieces has values outside 0..{columns - 1}")
 
 
 def _check_shared(m: SpellingMap) -> None:
@@ -131,7 +131,7 @@ def _check_bytes(m: SpellingMap) -> None:
             wrong = np.repeat(ids, table.lengths[ids])[differs]
         if len(wrong) or (other_table.lengths[pieces] == 0).any():
             example = f": {wrong[0]}" if len(wrong) else ""
-            raise ValueError(f"a token of the {side} is not spelled by its bytes{example}")
+            raise ValueError(f"a token of the {side} has a spelling with other bytes{example}")
 
 
 def _token_bytes(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
-"""Validation of predictions from files, servers, `serve`, collators and `project_logprobs`.
+"""Validate predictions from files, servers, `serve`, collators and `project_logprobs`.
 
-Values that no model can produce are errors, unless a file or a server uses them for "unknown".
+A value that no model can produce is an error, unless the format uses this value for "unknown".
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from xtok.predictions.topk import TopK, document_starts, keep_candidates, masses, segment_ids
 
 IMPOSSIBLE = -1e3
-"""Finite log-probabilities below this are padding, or a server's value for −∞ or unknown: −9999
-(vLLM), −99999 (Tinker), −1e4 (DistillKit). A float32 softmax cannot go below about −104."""
+"""Finite log-probabilities below this limit mean padding, −∞ or unknown: −9999 (vLLM),
+−99999 (Tinker), −1e4 (DistillKit). A float32 softmax cannot go below about −104."""
 
 STAND_IN = -9999.0
 """Value for null in JSON, which SGLang writes for −∞."""
@@ -34,10 +34,10 @@ _SHIFTED_HINT = "store the prediction of token i, from the tokens before it, in 
 # Minimum evidence for rejecting a cache, in nats. A correct cache is rejected in at most 4 of 10⁸
 # cases: the probability that a wrong distribution fits better by 17 nats is at most exp(-17).
 _EVIDENCE = 17.0
-_EVIDENCE_PER_ROW = 5.5  # so that at least four rows decide
-_EVIDENCE_OF_ALL = 12.0  # for the test of all documents together, which runs once
+_EVIDENCE_PER_ROW = 5.5  # maximum evidence of one row, so that at least four rows decide
+_EVIDENCE_OF_ALL = 12.0  # for the single test of all documents together
 
-_MIN_TAIL = 1e-4  # least probability that the rest of a row is assumed to have
+_MIN_TAIL = 1e-4  # minimum probability assumed for the rest of a row
 _MIN_ROWS = 16
 _MIN_CANDIDATES = 4
 _MAX_SLOPE = 1.2
@@ -49,17 +49,19 @@ in 30 tokens; their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (top
 
 
 class PredictionError(ValueError):
-    """An impossible prediction of a token, or of a whole document, with the hint that fixes it."""
+    """An impossible prediction of a token or a whole document, and the hint with the fix."""
 
     def __init__(
         self, row: int, problem: str, hint: str = TRUE_HINT, *, is_document: bool = False
     ) -> None:
         self.row, self.problem, self.hint, self.is_document = row, problem, hint, is_document
-        super().__init__(f"the predictions of token {row}: {problem}; {hint}")
+        super().__init__(f"the predictions of token {row} are invalid: {problem}; {hint}")
 
 
 def exceeds(values: Any, limit: Any) -> Any:
-    """Return a mask of values above a limit, up to the rounding of half precision. NaN is not.
+    """Return a mask of values above a limit, up to the rounding of half precision.
+
+    NaN is never above the limit.
 
     >>> exceeds(np.array([-0.5, 0.004, 0.5, np.nan]), 0).tolist()
     [False, False, True, False]
@@ -68,7 +70,7 @@ def exceeds(values: Any, limit: Any) -> Any:
 
 
 def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the finite log-probabilities that stand for padding or unknown values.
+    """Return a mask of the finite log-probabilities that mean "padding" or "unknown".
 
     >>> is_stand_in(np.array([-0.5, -9999.0, -np.inf, np.nan])).tolist()
     [False, True, False, False]
@@ -77,7 +79,7 @@ def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
-    """Replace stand-ins, and 0.0 for a first token, in realized log-probabilities with NaN.
+    """Replace "unknown" values, and 0.0 for a first token, in realized log-probabilities with NaN.
 
     >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
@@ -88,12 +90,12 @@ def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
 
 
 def without_null(logprobs: Iterable[Any]) -> list[Any]:
-    """Replace null, JSON's −∞, in log-probabilities with the stand-in."""
+    """Replace null (−∞ in JSON) in log-probabilities with a number that means "unknown"."""
     return [STAND_IN if value is None else value for value in logprobs]
 
 
 def without_padding(topk: TopK) -> TopK:
-    """Remove candidates that are padding. NaN, which is an error, is kept."""
+    """Remove padding from the candidates. NaN is kept, because it is an error."""
     return keep_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
@@ -106,30 +108,30 @@ def checked(
     is_projected: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate predictions; return them without padding, sorted, and with all rests filled in.
+    """Validate predictions, and return them sorted, without padding, and with all rests filled in.
 
-    Rules, up to rounding:
+    The following must hold, up to rounding:
 
     - Log-probabilities are at most 0. Candidates and rest sum to 1, or to less without a rest.
     - Candidates are ids of the vocabulary, and unique in a row.
-    - No other token is likelier than the last candidate: rest ≤ (V − K) · p_K. Over several rows,
-      the rest continues the tail of the candidates.
+    - No other token is more likely than the last candidate: rest ≤ (V − K) · p_K. Over several
+      rows, the rest must match the extrapolated tail of the candidates.
     - The first token of a text has no prediction, and row i predicts token i of its document.
 
     Args:
-        topk: the unchecked predictions. Missing `realized_logprob` are filled in.
+        topk: the unchecked predictions. Missing values of `realized_logprob` are filled in.
         width: V, the largest id + 1.
         begins: whether documents start with the first token of a text.
-        is_answer: whether one response of a server contains all values, so that the realized token
-            is a candidate with the same value.
-        is_projected: whether `project` wrote the predictions, so that the rest includes unknown
+        is_answer: whether all values come from one response of a server. The realized token must
+            then be a candidate with the same value.
+        is_projected: whether `project` wrote the predictions. The rest then includes unknown
             probability, and a realized token has its share of the chunk.
-        vocabulary: name of the vocabulary for errors.
+        vocabulary: name of the vocabulary in errors.
 
     Raises:
         PredictionError: for the first violation.
     """
-    is_listed = ~np.isnan(_lookup(topk, 0))  # even with an impossible value
+    is_listed = ~np.isnan(_lookup(topk, 0))  # also if its value is impossible
     firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
     realized = own_logprobs(topk.realized_logprob, firsts)
     topk = without_padding(topk)._replace(realized_logprob=realized)
@@ -150,7 +152,7 @@ def checked(
     _require(
         topk.valid & exceeds(with_own, 1),
         lambda n: (
-            f"its candidates and its realized token sum to {with_own[n]:.4g}, expected at most 1"
+            f"the candidates and the realized token sum to {with_own[n]:.4g}, expected at most 1"
         ),
     )
     topk = _without_first_rows(topk, firsts)
@@ -169,7 +171,7 @@ def _require(
     *,
     is_document: bool = False,
 ) -> None:
-    """Raise an error for the first wrong entry, which is in row `rows[entry]`."""
+    """Raise an error for the first wrong entry; `rows[entry]` is its row."""
     if is_wrong.any():
         index = int(np.argmax(is_wrong))
         row = index if rows is None else int(rows[index])
@@ -232,20 +234,20 @@ def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) ->
 
 
 def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
-    """Compare the rest of each row with its last candidate and, per document, with the tail."""
-    # Without the realized token, because servers add it regardless of its rank.
+    """Compare each row's rest with its last candidate, and each document's rests with the tail."""
+    # Exclude the realized token, because servers add it regardless of its rank.
     others = keep_candidates(topk, topk.ids != topk.token_ids[segment_ids(topk.starts)])
     rows = np.flatnonzero(others.valid)
     starts, size, left = others.starts[rows], np.diff(others.starts)[rows], left[rows]
     half = np.maximum(1, size // 2)
     least, middle = (others.logprobs[starts + n - 1].astype(np.float64) for n in (size, half))
     unlisted = np.maximum(0, width - np.diff(topk.starts)[rows])
-    hint = f"{TRUE_HINT}, of the best candidates; not logits, and not logarithms to another base"
+    hint = f"{TRUE_HINT} for the best candidates, not logits or logarithms to another base"
     _require(
         exceeds(left, unlisted * np.exp(least * (1 - RELATIVE_ROUNDING))),
         lambda n: (
             f"its candidates sum to {1 - left[n]:.4g}, but {unlisted[n]:,} other tokens of at most "
-            f"{np.exp(least[n]):.2g} each (as the last candidate) cannot add up to the rest"
+            f"{np.exp(least[n]):.2g} each (the last candidate's share) cannot add up to the rest"
         ),
         hint,
         rows,
@@ -279,8 +281,8 @@ def _check_realized(
 ) -> None:
     """Check that the realized token of each row has the log-probability of its candidate.
 
-    In a server's response, it is a candidate of each row. In files, programs round differently, so
-    only documents with at least half of such rows count.
+    In a server's response, the realized token is a candidate of each row. In files, programs round
+    differently, so only documents with the same value in at least half of their rows are checked.
     """
     allowed = STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
     differs = np.abs(topk.realized_logprob - listed) > allowed
@@ -303,10 +305,10 @@ def _check_realized(
 
 
 def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
-    """Check that rows predict their own tokens, with one likelihood-ratio test per alternative.
+    """Check with likelihood-ratio tests that rows predict their own tokens.
 
-    The alternatives: the rows predict the next tokens, the previous tokens, or, for all documents
-    together, unrelated tokens, so that a uniform distribution fits better.
+    There is one test per alternative: the rows predict the next tokens, or the previous tokens, or
+    (for all documents together) unrelated tokens, so that a uniform distribution fits better.
     """
     rows = np.flatnonzero(topk.valid)
     left, counts = left[rows], np.diff(topk.starts)[rows]
@@ -316,7 +318,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the log-probabilities of shifted tokens, and the shares of rows that list them."""
+        """Return shifted tokens' log-probabilities, and the share of rows that list them."""
         listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
@@ -331,7 +333,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
             (evidence(logprobs - realized) >= _EVIDENCE) & (2 * share >= expected),
             lambda n, share=share, other=other: (  # type: ignore[misc]
                 f"its rows are shifted by one: {share[n]:.0%} of them list the {other} token, but "
-                f"only {own_share[n]:.0%} their own token"
+                f"only {own_share[n]:.0%} list their own token"
             ),
             _SHIFTED_HINT,
             _first_rows(topk),
@@ -342,9 +344,9 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     if also_chance and fits_chance and 3 * own_share[-1] < expected[-1]:
         raise PredictionError(
             0,
-            f"only {own_share[-1]:.0%} of its rows list their own token, expected "
-            f"{expected[-1]:.0%} from their probabilities; the rows belong to other tokens",
-            "store the predictions of these tokens, from the model that made the ids",
+            f"only {own_share[-1]:.0%} of its rows list their own token, but their probabilities "
+            f"predict {expected[-1]:.0%}; the rows belong to other tokens",
+            "store the predictions for these tokens, from the model that made the ids",
             is_document=True,
         )
 
@@ -357,14 +359,14 @@ def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> N
 
 
 def _first_rows(topk: TopK) -> NDArray[np.int64]:
-    """Return the row in errors for each entry of `_by_document`."""
+    """Return the row number in errors for each entry of `_by_document`."""
     return np.append(topk.bounds[:-1], 0)
 
 
 def _lookup(topk: TopK, shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability of the token `shift` positions later; NaN if not listed."""
+    """Return each row's log-probability of the token `shift` positions later, NaN if not listed."""
     size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
-    index = np.clip(np.arange(size) + shift, -1, size)  # -1 and `size` are outside
+    index = np.clip(np.arange(size) + shift, -1, size)  # positions -1 and `size` do not exist
     document = np.append(segment_ids(topk.bounds), -1)
     tokens = np.where(document[index] == document[:-1], np.append(topk.token_ids, -1)[index], -1)
     logprobs = np.full(size, np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""Predictions as flat arrays, for many documents, and functions to select and join them."""
+"""Predictions of many documents as flat arrays; select and concatenate them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xtok._lib.ragged import offsets_of
 class TopK(NamedTuple):
     """Predictions for concatenated documents. Row i predicts token i from the tokens before it.
 
-    Log-probabilities are natural, and not renormalized over the candidates.
+    Log-probabilities are natural logarithms, and are not renormalized over the candidates.
     """
 
     token_ids: NDArray[np.int32]  # [N]
     bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
-    # [N + 1]; row i has the candidates ids[starts[i]:starts[i + 1]], none if there is no prediction
+    # [N + 1]; the candidates of row i are ids[starts[i]:starts[i + 1]], empty without a prediction
     starts: NDArray[np.int64]
     ids: NDArray[np.int32]  # [nnz], unique in a row, best first, ties by the lower id
     logprobs: NDArray[np.float32]  # [nnz]
     rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf if they sum to 1;
-    # NaN if unknown: the source renormalized the candidates, or there is no prediction
+    # NaN if there is no prediction, or the source renormalized the candidates
     realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
 
     @property
@@ -41,7 +41,7 @@ def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def candidate_indices(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts of selected rows (−1: an empty row) and the indices of their candidates."""
+    """Return the starts of selected rows and the indices of their candidates; row −1 is empty."""
     sizes = np.append(np.diff(starts), 0)[rows]
     chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
@@ -50,7 +50,7 @@ def candidate_indices(
 def take_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
-    """Return predictions for other documents, built from these rows (−1: no prediction)."""
+    """Build predictions for other documents from these rows; row −1 has no prediction."""
     starts, index = candidate_indices(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
@@ -60,7 +60,7 @@ def take_rows(
 
 
 def keep_candidates(topk: TopK, is_kept: NDArray[np.bool_]) -> TopK:
-    """Keep only the candidates of this mask."""
+    """Keep only the candidates for which `kept` is True."""
     starts = offsets_of(is_kept)[topk.starts]
     return topk._replace(starts=starts, ids=topk.ids[is_kept], logprobs=topk.logprobs[is_kept])
 
@@ -71,7 +71,7 @@ def document_starts(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def cut_to_width(topk: TopK, width: int) -> TopK:
-    """Move the candidates with ids beyond a width to the rest."""
+    """Move candidates with ids beyond a width to the rest."""
     is_kept = topk.ids < width
     if is_kept.all():
         return topk
@@ -85,7 +85,7 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the sum of each row's probabilities, without the rest."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(segment_ids(topk.starts), probabilities, len(topk.token_ids))
-    return sums.astype(np.float64)  # without rows, bincount returns integers
+    return sums.astype(np.float64)  # bincount returns integers if there are no rows
 
 
 def joined(topks: Sequence[TopK]) -> TopK:

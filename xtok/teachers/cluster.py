@@ -1,4 +1,4 @@
-"""A projection on a Ray cluster, a task per shard: the same parts, byte for byte."""
+"""Run a projection on a Ray cluster, with one task per shard and byte-identical parts."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from xtok.teachers.translator import Translator
 from xtok.tokenizers import absolute, load_pair, load_tokenizer
 
 WAITING_PER_CORE = 4
-"""Shards per core of the cluster that are submitted at a time."""
+"""Number of shards per core of the cluster that are submitted at a time."""
 
 MAX_RETRIES = 16
-"""Number of times that a task is run again after the loss of its node or process."""
+"""Maximum number of retries of a task after the loss of its node or process."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds to wait for a TCP connection. Ray itself would retry for minutes without output."""
+"""Seconds to wait for a TCP connection. Otherwise, Ray retries for minutes without output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A Ray cluster, and the tokenizers that its nodes load.
 
-    A tokenizer is a repo id, or a folder or file that every node has under this path.
+    A tokenizer is a repo id, or a folder or file that exists under this path on all nodes.
     """
 
     student: str
     teacher: str
-    address: str | None = "auto"  # as `ray.init` takes it
+    address: str | None = "auto"  # address for `ray.init`
     offline: bool = False
     trust_remote_code: bool = False
 
     def absolute(self) -> Cluster:
-        """Make the paths of existing files absolute: workers run in a different folder."""
+        """Make the paths of existing files absolute, because workers run in a different folder."""
         return replace(self, student=absolute(self.student), teacher=absolute(self.teacher))
 
 
@@ -50,7 +50,7 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 
     Raises:
         XtokError: if Ray or the cluster is missing, a node lacks a file or has different packages
-            or tokenizers, or work is lost; and for the errors of projecting.
+            or tokenizers, or work is lost; also for errors of the projection.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
@@ -76,10 +76,10 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 
 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
-    """Return the function that a node runs: `_make_part`, if its packages are the same as here.
+    """Return the function for nodes, which calls `_make_part` if the node has the same packages.
 
     Ray pickles a nested function by value, so it also runs on a node without xtok. The job is a
-    reference within a list, which Ray does not unpickle before the versions are compared.
+    reference in a list, so that Ray unpickles it only after the versions are compared.
     """
 
     def checked_part(shared: list[Any], shard: int) -> Any:
@@ -135,13 +135,13 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def fetch_result(ray: Any, reference: Any) -> Any:
-    """Return the value of a task; raise an error of the node's system, or of the cluster."""
+    """Return the value of a task. Raises errors of the node's system and of the cluster."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, OSError | MemoryError):
             raise error.cause from None
-        raise  # a bug: user errors are return values
+        raise  # a bug, because user errors are return values
     except ray.exceptions.RayError as error:
         problem = f"the cluster lost a part of the work: {_first_line(error)}"
         hint = "run the command again to resume; ray status lists the running nodes"
@@ -169,7 +169,7 @@ _translators: dict[tuple[str, Cluster], Translator] = {}
 
 
 def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
-    """Load the tokenizers once per process and job; require the same definitions as in the job."""
+    """Load the tokenizers once per process and job, and check their definitions against the job."""
     key = job.digest, cluster
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core

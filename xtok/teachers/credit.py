@@ -1,4 +1,4 @@
-"""Credit: the shares of student tokens in the log-probability of a chunk."""
+"""Credit: divide the log-probability of a chunk among its student tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
 
 
-@np.errstate(all="ignore")  # tokens without a log-probability are NaN
+@np.errstate(all="ignore")  # NaN for tokens without a log-probability
 def chunk_sums(number: NDArray[np.int64], logprobs: NDArray[Any], size: int) -> NDArray[np.float64]:
     """Return the sum of log-probabilities per chunk `[size]`, rounded to float32."""
     return np.bincount(number, logprobs, size).astype(np.float32).astype(np.float64)
@@ -62,14 +62,14 @@ def prefix_weights(
     return weights
 
 
-@np.errstate(all="ignore")  # chunks without a sum are NaN
+@np.errstate(all="ignore")  # NaN for chunks without a sum
 def shares(
     sums: NDArray[np.float64],
     number: NDArray[np.int64],
     tokens: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float32]:
-    """Divide each chunk's sum among its tokens by weight; equally, if all weights are 0.
+    """Divide each chunk's sum among its tokens by weight, or equally if all weights are 0.
 
     A share is the difference of two rounded cumulative shares, in units of the last bit of the
     float32 sum. The shares are thus exact in float32 and add up to the sum.
@@ -85,9 +85,9 @@ def shares(
     weights = np.where(total[number] == 0, 1.0, weights)
     total = np.bincount(number, weights, len(sums))
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
-    whole = (sums == 0) | ~np.isfinite(sums)  # every token gets the whole sum
+    whole = (sums == 0) | ~np.isfinite(sums)  # each token gets the whole sum
     so_far, sum_so_far = np.zeros_like(sums), np.zeros_like(sums)
-    rank = ranks(number[tokens])  # position within the chunk
+    rank = ranks(number[tokens])  # position of the token in its chunk
     in_turn = tokens[np.argsort(rank, kind="stable")]
     for turn in np.split(in_turn, np.cumsum(np.bincount(rank))[:-1]):
         chunk = number[turn]

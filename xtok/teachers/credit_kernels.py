@@ -1,4 +1,4 @@
-"""Numba kernels of credit: the probability that a teacher continues with certain bytes.
+"""Numba kernels that compute the probability that a teacher continues with certain bytes.
 
 The kernels are serial, release the GIL, and do not check their arguments.
 """
@@ -15,9 +15,9 @@ from xtok.alignment.kernels import CONTROL
 def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type: ignore[no-untyped-def]
     """Set the weights of student tokens to −log of the probability of their bytes.
 
-    A row of K = 64 candidates takes 0.3 µs. `by_bytes` are the teacher's ids in the order of their
-    symbols. `chunks` contains the positions of the student's tokens and the bounds of the chunks in
-    them, then the same for the teacher. `sums` are the log-probabilities of the chunks.
+    A row with K = 64 candidates takes 0.3 µs. `by_bytes` are the teacher's ids, sorted by their
+    symbols. `chunks` contains the positions of the student's tokens and the bounds of the chunks
+    among them, then the same for the teacher. `sums` are the log-probabilities of the chunks.
     """
     s_positions, s_bounds, t_positions, t_bounds = chunks
     for c in range(len(s_bounds) - 1):
@@ -30,7 +30,7 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
             continue
         before = 0.0
         for j in range(len(ours) - 1):
-            # The whole chunk is one continuation of its first bytes: a lower bound.
+            # The whole chunk is one continuation of its first bytes, which gives a lower bound.
             now = min(before, max(np.log(reached[j]), sums[c]))
             weights[ours[j]] = before - now
             before = now
@@ -64,7 +64,7 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         rest = 0.0 if np.isnan(rest) else rest
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
-        for k in range(first, stop + 1):  # the last: the token itself, unless it is a candidate
+        for k in range(first, stop + 1):  # last, the token itself, unless it is a candidate
             i, p = own, p_own
             if k < stop:
                 i = predictions.ids[k]
@@ -102,7 +102,7 @@ def _shared_symbols(t, i, text):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _bound(t, by_bytes, prefix, behind):  # type: ignore[no-untyped-def]
-    """Return the first token in `by_bytes` that starts with a prefix, or the first after these."""
+    """Return the index in `by_bytes` of the first token with a prefix, or behind the last."""
     low, high = np.int64(0), np.int64(len(by_bytes))
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A teacher's log-probabilities on a student's tokens, for on-policy distillation."""
+"""Divide a teacher's log-probabilities among a student's tokens, for on-policy distillation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
 SHOWN_AROUND = 24
-"""Characters in an error before and after the first difference of two texts."""
+"""Number of characters that errors print before and after the first difference of two texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class StudentCredit:
-    """Credit in proportion to the student's log-probabilities, in the form of its ids."""
+    """Credit in proportion to the student's log-probabilities, in the shape of its ids."""
 
-    logprobs: Any  # None or NaN for tokens that were not scored, as for the teacher
+    logprobs: Any  # None or NaN for tokens without a score, as for the teacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ Credit: TypeAlias = Literal["uniform"] | StudentCredit | PrefixCredit
 class ProjectedLogprobs:
     """A teacher's log-probabilities of the student's tokens, in the shape of the student's ids."""
 
-    logprobs: Any  # float32 [S] or [B, S], or a list of such; 0 where not valid
-    valid: Any  # bool, tokens with a share of a log-probability
+    logprobs: Any  # float32 [S] or [B, S], or a list of [S]; 0 where not valid
+    valid: Any  # bool, whether a token has a share of a log-probability
 
 
 def project_logprobs(
@@ -76,16 +76,16 @@ def project_logprobs(
         aligner: aligner of the two tokenizers.
         student_ids: the student's text, S tokens.
         teacher_ids: the same text as scored by the teacher, T tokens.
-        teacher_logprobs: in the form of `teacher_ids`; entry t is log p(token t | tokens before).
+        teacher_logprobs: in the shape of `teacher_ids`; entry t is log p(token t | tokens before).
             None or NaN (not scored) is allowed for the first token and outside `response_mask`.
-            Their chunks are not valid; neither are chunks with −9999.0 (servers return it for −∞).
-        credit: `"uniform"` (equal shares), or `StudentCredit` or `PrefixCredit` with their values.
-        attention_masks: of the student's and the teacher's batch, 0 for padding. By default, tokens
-            of the pad role are padding.
-        response_mask: in the form of `student_ids`, True for tokens that can be valid. A chunk with
-            another token is not valid.
-        partial: skip chunks where the texts differ, instead of raising an error. It is never an
-            error if one text is longer, or contains U+FFFD for bytes that are not UTF-8.
+            Chunks that contain such tokens or −9999.0 (which servers return for −∞) are not valid.
+        credit: `"uniform"` (equal shares), or a `StudentCredit` or `PrefixCredit` with its values.
+        attention_masks: the masks of the student's and the teacher's batch, 0 for padding. By
+            default, tokens with the role pad are padding.
+        response_mask: in the shape of `student_ids`, True for tokens that can be valid. A chunk
+            that contains any other token is not valid.
+        partial: skip chunks where the texts differ, instead of raising an error. Even without it, a
+            longer text on one side is not an error, nor is U+FFFD for bytes that are not UTF-8.
 
     Raises:
         XtokError: if the texts differ.
@@ -98,7 +98,7 @@ def project_logprobs(
     teacher = Sequences(aligner.teacher, teacher_ids, attention_masks[1])
     alignment = aligner.align_sequences(student, teacher)
     ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
-    shared = np.append(alignment.is_correct, False)  # the last number stands for no chunk
+    shared = np.append(alignment.is_correct, False)  # the last number means "no chunk"
     if not partial:
         is_outside = ~shared[ours_in], ~shared[theirs_in]
         _require_one_text((student, teacher), aligner, is_outside)
@@ -204,9 +204,9 @@ def _require_one_text(
 
 
 def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
-    """Return the common prefix of two texts and both remainders; None if one is a prefix.
+    """Return the common prefix of two texts and both remainders, or None if one is a prefix.
 
-    Bytes that are not UTF-8 count as U+FFFD. A truncated character at the end is ignored.
+    Bytes that are not UTF-8 are treated as U+FFFD. A truncated character at the end is ignored.
     """
     decoder = codecs.getincrementaldecoder("utf-8")
     texts = [decoder("replace").decode(text) for text in (ours, theirs)]

@@ -1,9 +1,9 @@
-"""The parts of a projection: one per shard of the caches, kept until the output exists.
+"""Write the parts of a projection, one per shard, which exist until the output is complete.
 
-A part consists of a header, Arrow streams with some rows each, and a digest. The columns of the
-streams may differ. The last stream has no rows, only the part's totals. The digest covers the job,
-the shard's number and all bytes, so parts of other jobs and damaged parts are never used. Parquet
-is unsuitable: its first rows determine its columns, and it has no checksum.
+A part consists of a header, Arrow streams with some rows each, and a digest. The streams can have
+different columns. The last stream contains no rows, but the part's totals. The digest covers the
+job, the shard's number and all bytes, so parts of other jobs and damaged parts are never used.
+Parts are not Parquet, because its first rows determine its columns, and it has no checksum.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from xtok.tokenizers.table import TokenTable
 _TOTALS = b"xtok.totals"
 _PLAN = "job.json"
 _PART = b"xtok part\n"
-"""Header of a part. Files without it are never deleted or replaced."""
+"""Header of a part. Files without this header are never deleted or replaced."""
 _TEMPORARY = r"\.(job\.json|\d{6}\.part)\.[0-9a-f]{12}\.tmp"
 _LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 
 @dataclass
 class Totals:
-    """Counts and sums over the texts read and projected."""
+    """Counts and sums over the texts that were read and projected."""
 
     documents: int = 0
     teacher_tokens: int = 0
     student_tokens: int = 0
-    first_tokens: int = 0  # student tokens at the start of a text
-    targets: int = 0  # student tokens with a prediction
-    rests: int = 0  # predictions with a known rest
-    rest: float = 0.0  # sum of these rests
-    bits: float = 0.0  # of the text, according to the teacher
-    num_bytes: int = 0  # length of this text
-    bounded: int = 0  # teacher tokens that are not candidates; `bits` has a lower bound for them
+    first_tokens: int = 0  # number of student tokens at the start of a text
+    targets: int = 0  # number of student tokens with a prediction
+    rests: int = 0  # number of predictions with a known rest
+    rest: float = 0.0  # sum of the known rests
+    bits: float = 0.0  # bits of the text according to the teacher
+    num_bytes: int = 0  # bytes of this text
+    bounded: int = 0  # teacher tokens that are not candidates; lower bound in `bits`
 
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
@@ -75,13 +75,13 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectJob:
-    """The input of a projection. The same job gives the same parts on every machine."""
+    """The input of a projection. The same job gives the same parts on all machines."""
 
-    recipe: Recipe  # everything that determines the parts; see `parts_recipe`
+    recipe: Recipe  # all data that determines the parts; see `parts_recipe`
     shards: tuple[tuple[Cache, Shard], ...]
     back_map: ProjectionMap
     config: ProjectConfig
-    folder: Path  # of the parts
+    folder: Path  # folder of the parts
 
     @functools.cached_property
     def digest(self) -> str:
@@ -90,17 +90,17 @@ class ProjectJob:
 
     @property
     def size(self) -> int:
-        """Bytes to read."""
+        """Number of bytes to read."""
         return sum(shard.size for _, shard in self.shards)
 
     def part(self, shard: int) -> tuple[Path, str]:
-        """Return the path of a shard's part, and the text that its digest covers besides."""
+        """Return the path of a shard's part, and the additional text that its digest covers."""
         return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
         """Make paths absolute, and replace template files with their source.
 
-        Workers run in a different folder.
+        This is required because workers run in a different folder.
         """
         shards = [
             (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
@@ -117,7 +117,7 @@ class ProjectJob:
 def parts_recipe(
     pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
-    """Return everything that determines the parts of a job, as JSON values.
+    """Return all data that determines the parts of a job, as JSON values.
 
     Raises:
         XtokError: if a file or a template cannot be read.
@@ -139,7 +139,7 @@ def parts_recipe(
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the installed libraries that determine token ids."""
+    """Return the versions of the installed libraries that affect token ids."""
     versions = {}
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -161,11 +161,11 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Allow one run at a time to make the parts of an output, and delete them at the end.
+    """Hold a lock while one run makes the parts of an output, and delete the parts at the end.
 
     Raises:
-        XtokError: if another run makes the same output, or the folder contains parts of a different
-            job, or a file of another program with the name of a part.
+        XtokError: if another run makes the same output, or if the folder contains parts of a
+            different job or another program's file with the name of a part.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -194,7 +194,7 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
 
 
 def _require_own_files(job: ProjectJob) -> Recipe | None:
-    """Check that no other program's file has a name of the job's files; return the kept recipe."""
+    """Check that no file of another program has a name of the job's files; return the recipe."""
     plan = job.folder / _PLAN
     sealed = read_sealed(plan, _PLAN)
     own_files = {*_parts_in(job.folder), *([plan] if sealed else [])}
@@ -209,7 +209,7 @@ def _parts_in(folder: Path) -> list[Path]:
     parts = []
     for path in folder.glob(f"{'[0-9]' * 6}.part"):
         with suppress(OSError), path.open("rb") as file:
-            if file.read(len(_PART)) in (_PART, b""):  # empty after a crash of the machine
+            if file.read(len(_PART)) in (_PART, b""):  # empty after a system crash
                 parts.append(path)
     return parts
 
@@ -223,14 +223,14 @@ def _remove(folder: Path) -> None:
 class PartSummary:
     """The union of the columns of a part's tables, and its totals."""
 
-    schema: Any  # of pyarrow
+    schema: Any  # a pyarrow schema
     totals: Totals
 
 
 def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
-    """Make the part of a shard, unless it exists; `advance` takes bytes read and tokens made."""
+    """Make the part of a shard, unless it exists; `advance` gets the bytes read and tokens made."""
     if (summary := read_summary(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
         return summary
@@ -258,7 +258,7 @@ def make_part(
 
 
 def read_summary(job: ProjectJob, shard: int) -> PartSummary | None:
-    """Return the summary of a shard's part; None if it is missing, damaged or of another job."""
+    """Return the summary of a shard's part, or None if the part cannot be used."""
     last = deque(_streams(job, shard), maxlen=1)
     if not last:
         return None
@@ -274,13 +274,13 @@ def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
     """
     tables = _streams(job, shard)
     if (first := next(tables, None)) is None:
-        hint = "run the command again: it rebuilds this part and keeps the others"
+        hint = "run the command again, which rebuilds this part and keeps the other parts"
         raise XtokError(f"the part {job.part(shard)[0]} changed after it was written", hint=hint)
-    yield from filter(len, chain([first], tables))  # the last has only the totals
+    yield from filter(len, chain([first], tables))  # the last stream contains only the totals
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield the tables of a part, the summary last; nothing if it is damaged or of another job."""
+    """Yield the tables of a part, then its summary; nothing if the part cannot be used."""
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
         if file is None:
@@ -316,7 +316,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 
 
 def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
-    """Count predictions, and the text's bits according to the teacher.
+    """Count the predictions, and compute the text's bits according to the teacher.
 
     The rest bounds the probability of a token that is not a candidate.
     """

@@ -1,4 +1,4 @@
-"""`project`: files of a teacher's predictions to a file of predictions for a student."""
+"""`project`: convert files of a teacher's predictions to predictions for a student."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ if TYPE_CHECKING:
     from xtok.teachers.cluster import Cluster
 
 _FIRST_LOOK = 1 << 16
-"""Candidates of each file that are checked before any work."""
+"""Number of candidates of each file that are checked before any work."""
 
 CANDIDATES_PER_GROUP = 1 << 20
-"""Candidates per row group of an output with rows of fixed width. Writing one takes about 40 MB."""
+"""Candidates per row group, if rows have a fixed width. Writing a row group takes about 40 MB."""
 
 MAX_LIST_LENGTH = (1 << 31) - 1
 """Maximum length of an Arrow list."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
-"""Dictionaries of ids and log-probabilities do not shrink the file and double the writing time."""
+"""Columns with dictionaries. For ids and log-probabilities, dictionaries double the writing time
+without shrinking the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projected:
-    """Report of `project`: the output file and statistics of its predictions."""
+    """Report of `project`: the output file, and statistics of its predictions."""
 
     paths: tuple[str, ...]
     student: str
@@ -63,11 +64,11 @@ class Projected:
     documents: int
     teacher_tokens: int
     student_tokens: int
-    first_tokens: int  # student tokens at the start of a text, which cannot be predicted
-    targets: int  # student tokens with a prediction
+    first_tokens: int  # number of student tokens at the start of a text, which cannot be predicted
+    targets: int  # number of student tokens with a prediction
     mean_rest: float | None  # None if the teacher's candidates were renormalized
-    teacher_bits_per_byte: float | None  # of the text
-    teacher_is_bound: bool  # whether this value is a lower bound: some tokens are not candidates
+    teacher_bits_per_byte: float | None  # bits per byte of the text
+    teacher_is_bound: bool  # whether it is a lower bound, as some tokens are not candidates
     notes: tuple[str, ...] = ()
 
     @property
@@ -98,21 +99,21 @@ def project(
     progress: Progress = silent,
     note: Note = silent_note,
 ) -> Projected:
-    """Convert stored predictions of a teacher into predictions for a student, on the same text.
+    """Convert a teacher's stored predictions to predictions for a student on the same text.
 
-    Parts are kept in `OUTPUT.checkpoint`; after an interruption, the same call resumes from them
-    and writes the same bytes. Memory does not depend on the size of the files.
+    Parts are stored in `OUTPUT.checkpoint`. After an interruption, the same call resumes from these
+    parts and writes the same bytes. The required memory does not depend on the size of the files.
 
     Args:
-        teacher_topk: a path or glob, or several: Parquet or JSON lines, also compressed.
+        teacher_topk: one or more paths or globs of Parquet or JSON lines, also compressed.
         pair: the student and the teacher (the model of the ids), with their tokenizers.
         output: path ending in `.parquet`, or in `.jsonl` for the format `vllm`.
-        config: the options; defaults if None.
+        config: the options; None uses the defaults.
         back_map: a map from the teacher (rows) to the student (columns), or its path. Default: a
-            map with the options `xtok.config.BACK_MAP`, built once and kept in the cache.
-        cluster: a Ray cluster that does the work; this process if None.
+            map with the options `xtok.config.BACK_MAP`, which is built once and cached.
+        cluster: a Ray cluster that does the work; None uses this process.
         progress: called for the files, and for the map if it is built.
-        note: called with a sentence on assumptions, on the map, and on resumed work.
+        note: called with sentences about assumptions, the map and resumed work.
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
@@ -120,7 +121,7 @@ def project(
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    if back_map is None:  # building a map takes longer than reading the first rows
+    if back_map is None:  # before building a map, which takes longer than reading the first rows
         open_caches(paths, pair, config)
     pair, projection = bind_back_map(pair, back_map, note, progress)
     with ExitStack() as resources:
@@ -187,11 +188,11 @@ def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 def open_caches(
     paths: Sequence[Path], pair: Pair, config: ProjectConfig, note: Note = silent_note
 ) -> tuple[Cache, ...]:
-    """Open caches and check their first rows. Files without rows are left out.
+    """Open caches and check their first rows. Files without rows are omitted.
 
     Raises:
-        XtokError: if a file is not a cache of this teacher, the files do not go together, or the
-            output format cannot hold a column.
+        XtokError: if a file is not a cache of this teacher, the files are not compatible, or the
+            output format does not support a column.
     """
     opened, columns = [], []
     for path in paths:
@@ -223,7 +224,7 @@ def _check_digest(cache: Cache, pair: Pair) -> None:
     if digest == student.sha256():
         raise _swap_error(cache.path, pair)
     owner = cache.footer.get("tokenizer", "another tokenizer")
-    problem = f"its ids belong to {owner}, which has other tokens than {pair.teacher.model_id}"
+    problem = f"its ids belong to {owner}, whose tokens differ from {pair.teacher.model_id}"
     hint = "pass the model that made these predictions as the teacher"
     raise cache_error(cache.path, problem, hint)
 
@@ -283,14 +284,14 @@ def _check_json(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _is_json(kind: Any) -> bool:
-    if kind.num_fields:  # of a struct, or the values of a list
+    if kind.num_fields:  # fields of a struct, or values of a list
         return all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
     names = "null", "bool", "int", "uint", "halffloat", "float", "double", "string", "large_string"
     return str(kind).startswith(names)
 
 
 def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
-    """Yield the output piece by piece: tables, or lines of the format `vllm`."""
+    """Yield the output in pieces: tables, or lines in the format `vllm`."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
     pad_id = meaningless[0] if meaningless else 0
     student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
@@ -343,10 +344,10 @@ def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
 def _compression_config(
     target: Path, pair: Pair, config: ProjectConfig, note: Note
 ) -> Iterator[None]:
-    """Write DistillKit's config, which all outputs of a folder share, at the start of a run.
+    """Write DistillKit's config, which all outputs in a folder share, at the start of a run.
 
-    A run that fails removes its config, unless another run has finished its output since. A run
-    that is still in progress writes the config again at its end.
+    If a run fails, it removes the config, unless another run has finished its output in the
+    meantime. A run that is still in progress writes the config again at its end.
 
     Raises:
         XtokError: if the folder contains the config of other predictions.
@@ -355,7 +356,7 @@ def _compression_config(
     content = distillkit.config_for(pair.student.vocab_size, config.top_k).encode()
 
     def hold() -> bool:
-        """Write the config if it is missing; return whether it was."""
+        """Write the config if it is missing, and return whether it was missing."""
         with locked(path, timeout=WAIT, note=note):
             if not path.exists():
                 write(path, [content])

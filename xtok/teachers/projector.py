@@ -1,4 +1,4 @@
-"""Projection of a teacher's predictions from its own tokens to the student's tokens."""
+"""Project a teacher's predictions from its own tokens to the student's tokens."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _MAX_STEMS = 1 << 23
 class TokenPositions(NamedTuple):
     """Positions of student tokens in teacher tokens, and the chunks of both sides' tokens."""
 
-    position: NDArray[np.int64]  # [S], the teacher token at the first byte, −1 if the texts differ
-    inside: NDArray[np.int64]  # [S], the offset of this byte in the teacher token
-    is_aligned: NDArray[np.bool_]  # [S], a student token starts where this teacher token starts
+    position: NDArray[np.int64]  # [S], teacher token at the first byte, −1 if the texts differ
+    inside: NDArray[np.int64]  # [S], offset of this byte in the teacher token
+    is_aligned: NDArray[np.bool_]  # [S], whether both tokens start at the same byte
     ours_in: NDArray[np.int64]  # [S], chunk
     theirs_in: NDArray[np.int64]  # [T], chunk
-    num_chunks: int  # the last stands for no chunk
+    num_chunks: int  # number of chunks, and the number that means "no chunk"
 
 
 class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
     - If both sides start a token at the same byte, the map converts the teacher's candidates. The
-      realized teacher token follows the text instead: the student spells its bytes together with
-      each candidate of the next row, as long as a longer student token can match.
-    - If a student token starts inside a teacher token, the candidates that start with the text's
-      bytes up to there contribute their remaining bytes, as the student spells them there.
+      realized teacher token is not converted by the map. Instead, the student spells its bytes
+      together with each candidate of the next row, as long as a longer student token can match.
+    - If a student token starts inside a teacher token, only candidates that start with the text's
+      bytes up to this point contribute. The student spells their remaining bytes.
 
     Example, with longer teacher tokens (left) and longer student tokens (right). `position` is the
     teacher token in which a student token starts, `inside` the offset in bytes:
@@ -58,19 +58,20 @@ class Projector:
         position   0 0  1              0    2
         inside     0 1  0              0    0
 
-    Left, at `01`: of the candidates for `201`, `201` adds `01`, `20` adds `0`, and the continuation
-    of `2` is unknown. Right, at `201`: the map converts the candidate `3`; `2` is combined with
-    each candidate for `01`.
+    On the left, at `01`, the candidate `201` adds `01`, the candidate `20` adds `0`, and the
+    continuation of the candidate `2` is unknown. On the right, at `201`, the map converts the
+    candidate `3`, and `2` is combined with each candidate for `01`.
 
     Cut candidates, unspellable candidates and unknown continuations belong to the rest. A projector
-    caches spellings, so it becomes faster with use. It allows one call at a time.
+    caches spellings, so it becomes faster with use. Only one call at a time is allowed.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher (rows) to the student (columns), without scale slots; see
+        back_map: a map from the teacher (rows) to the student (columns), without scale slots; see
             `xtok.config.BACK_MAP`.
-        num_threads: one per available core if None. The result does not depend on it.
-        along_path: if False, the map also converts the realized token.
+        num_threads: the number of threads; None uses one per available core. The result does not
+            depend on it.
+        along_path: whether the realized token follows the text. If False, the map also converts it.
 
     Raises:
         ValueError: if the map has other widths than the pair, or scale slots.
@@ -113,7 +114,7 @@ class Projector:
     ) -> TopK:
         """Project predictions onto the student's tokens of the same documents.
 
-        A row is valid if the student token starts within a chunk of equal bytes, and the teacher
+        A row is valid if the student token starts in a chunk with equal bytes, and the teacher
         token at its first byte has a prediction.
 
         Args:
@@ -123,7 +124,8 @@ class Projector:
             top_k: maximum number of candidates per row. Cut candidates belong to the rest.
 
         Returns:
-            Predictions. `realized_logprob` is the token's share of its chunk, see `prefix_weights`.
+            the predictions. `realized_logprob` is the token's share of its chunk; see
+            `prefix_weights`.
 
         Raises:
             ValueError: if an id is outside its vocabulary, or the numbers of documents differ.
@@ -166,7 +168,7 @@ class Projector:
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         is_shared = np.append(alignment.is_correct, False)
         s, t = np.flatnonzero(is_shared[ours_in]), np.flatnonzero(is_shared[theirs_in])
-        # Both sides have the same symbols in these chunks, so their positions are comparable.
+        # Both sides have the same symbols in these chunks, so their offsets can be compared.
         s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
         begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
@@ -220,11 +222,11 @@ class Projector:
         self.prefixes = _no_prefixes(_LEAST_ROOM)
 
     def learn(self, keys: NDArray[np.int64]) -> None:
-        """Add stems; see `PrefixTable`.
+        """Add stems to the `PrefixTable`.
 
         A token after a stem changes the stem's first student token only if a student token can span
-        the seam, or if the pre-tokenizer can split the stem differently. Only then are both
-        spelled.
+        both, or if the pre-tokenizer can split the stem differently. Both are spelled only in these
+        cases.
         """
         size = self._size + len(keys)
         self._make_room(size)
@@ -233,9 +235,9 @@ class Projector:
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
         token = keys & (1 << ID_BITS) - 1
-        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
+        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # omitted bytes, or a stem's number + 1
         bytes_left = other[is_root]
-        # The stem before each key's token: empty (-1) for a root key, or an earlier stem.
+        # The stem before each key's token: an earlier stem, or -1 for a root key.
         numbers, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
         spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
         stem_index[is_root] = len(spelled) + np.arange(len(bytes_left))
@@ -285,7 +287,7 @@ class Projector:
 
     def _stem_bytes(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
-        parts: list[bytes] = []  # in reverse order
+        parts: list[bytes] = []  # collected in reverse order
         while True:
             key = int(self.prefixes.keys[stem])
             token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
@@ -302,11 +304,12 @@ class Projector:
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
         r"""Return the student's first token of each text, given the bytes before it.
 
-        The bytes before can change it: many tokenizers have a token `(a`, but split it after a `\`.
-        If no token starts at the text, it is spelled without these bytes.
+        The preceding bytes can change the token. For example, many tokenizers have a token `(a`,
+        but split it after a `\`. If no token starts at the text, it is spelled without the
+        preceding bytes.
 
         Returns:
-            Token ids (−1: unspellable), and whether a token starts at the text or it is
+            token ids (−1: unspellable), and whether a token starts at the text or it is
             unspellable.
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
@@ -347,7 +350,7 @@ def _spellings(student: TokenTable) -> kernels.StudentTokens:
 
 
 def may_split(stem: bytes) -> bool:
-    """Return whether the following bytes can change how a pre-tokenizer splits this stem."""
+    """Whether the following bytes can change how a pre-tokenizer splits this stem."""
     [text, *more] = utf8_runs(stem)
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
@@ -372,18 +375,19 @@ def _arrays(
 
 
 def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Find the teacher tokens with a student spelling that can depend on the next token.
+    """Find the teacher tokens whose student spelling can depend on the next token.
 
     Returns:
-        These tokens, bool `[V_teacher]`; and pairs of bytes (last, first) across which a student
-        token can continue, bool `[256, 256]`.
+        a mask of these tokens, bool `[V_teacher]`, and of the pairs of bytes (last, first) across
+        which a student token can continue, bool `[256, 256]`.
     """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
-    # First bytes of tokens have no preceding byte. Empty last tokens point past the end, hence %.
+    # The first byte of a token has no preceding byte. `%`, because empty last tokens point past the
+    # end.
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
     joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
-    # A letter, or a part of one, can extend a word and so change the split.
+    # A letter, or a part of a letter, can extend a word and so change the split.
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]

@@ -1,4 +1,4 @@
-"""Numba kernels that project predictions, row by row, on flat arrays.
+"""Numba kernels that project predictions row by row on flat arrays.
 
 The kernels are serial, release the GIL, and do not check their arguments.
 """
@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 from xtok._lib.kernels import inner_kernel, kernel
 from xtok.predictions.topk import TopK
 
-ROOT = 62  # bit of a root key in `PrefixTable`: the remainder of one token
-ID_BITS = 24  # bits of an id in a key, enough for `MAX_WIDTH`
-NEGLIGIBLE = 2.0**-24  # smaller parts of a map row belong to the rest: half a float32 step at 1
+ROOT = 62  # bit that marks a root key in `PrefixTable` (the remainder of one token)
+ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
+NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row belong to the rest
 
 RESPLIT_RATE = 0.01
-"""Rate at which a student splits a token in a text at a byte where it does not split it alone.
-
-Measured: SmolLM2, Llama 3 and Qwen split 0.4 to 3 % of such bytes in Gemma 3's tokens, in manual
-pages in four languages and in Python.
+"""Assumed rate at which a student splits a token of a text at a byte at which it does not split
+the token alone. Measured: in Gemma 3's tokens, SmolLM2, Llama 3 and Qwen split at 0.4 to 3 % of
+these bytes (manual pages in four languages, and Python).
 """
 CLOSE_RATIO = 1 + 2.0**-9
-"""Probabilities with a larger ratio differ in their float32 logarithms, for up to 2**13 nats."""
+"""Minimum ratio of probabilities that still differ as float32 logarithms, up to 2**13 nats."""
 _HASH = np.uint64(0xCBF29CE484222325)
-BUCKETS = 1024  # of probabilities; the lowest bucket holds all below 2**-64
+BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all values below 2**-64
 
 
 class TeacherTokens(NamedTuple):
@@ -34,23 +33,23 @@ class TeacherTokens(NamedTuple):
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
-    is_text: NDArray[np.bool_]  # [V_teacher], the token has bytes
-    ends_text: NDArray[np.bool_]  # [V_teacher], control token: a student token ends before it
-    is_open: NDArray[np.bool_]  # [V_teacher], the following token can change the student's split
+    is_text: NDArray[np.bool_]  # [V_teacher], whether the token has bytes
+    ends_text: NDArray[np.bool_]  # [V_teacher], whether it is a control token
+    is_open: NDArray[np.bool_]  # [V_teacher], whether the next token can change its split
     row_bounds: NDArray[np.int64]  # [V_teacher + 1], rows of the map
-    columns: NDArray[np.int32]  # [2 * nnz], the student id of entry k at 2 * k
-    weights: NDArray[np.float32]  # [2 * nnz], the same memory, the weight of entry k at 2 * k + 1
+    columns: NDArray[np.int32]  # [2 * nnz], student id of entry k at 2 * k
+    weights: NDArray[np.float32]  # [2 * nnz], same memory, weight of entry k at 2 * k + 1
     joined: NDArray[np.bool_]  # [256, 256], pairs of bytes that a student token can span
     num_texts: int  # number of tokens with bytes
 
 
 class StudentTokens(NamedTuple):
-    """A student's tokens, in the order of their bytes, and as a set."""
+    """A student's tokens, sorted by their bytes, and as a set."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_student + 1]
-    order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
-    hashes: NDArray[np.uint64]  # [2**n], hashes of the bytes; 0 if free
+    order: NDArray[np.int32]  # ids sorted by their bytes, which are unique
+    hashes: NDArray[np.uint64]  # [2**n], hash table of the bytes; 0 if free
 
 
 class PrefixTable(NamedTuple):
@@ -68,23 +67,23 @@ class PrefixTable(NamedTuple):
 
     slots: NDArray[np.int32]  # [2**n], hash table (open addressing): key → stem, −1 if free
     keys: NDArray[np.int64]  # [stems]
-    first: NDArray[np.int32]  # [stems], the student's first token of the stem, or −1 without one
-    # [stems], destination if the following token is unknown: a token, or `-2 - t` for map row t
+    first: NDArray[np.int32]  # [stems], first student token of the stem, or −1
+    # [stems], destination if the next token is unknown: a token, or `-2 - t` for map row t
     token_or_row: NDArray[np.int32]
-    may_grow: NDArray[np.bool_]  # [stems], a longer student token starts with the stem
-    is_boundary: NDArray[np.bool_]  # [stems], a student token starts at the stem in its token
-    num_same_start: NDArray[np.int32]  # [stems], teacher tokens that start with the bytes before it
+    may_grow: NDArray[np.bool_]  # [stems], whether a longer student token starts with the stem
+    is_boundary: NDArray[np.bool_]  # [stems], whether a student token starts at the stem
+    num_same_start: NDArray[np.int32]  # [stems], teacher tokens that start with the bytes before
 
 
 class RowBlock(NamedTuple):
-    """A block of student rows: their positions, and up to `top_k` projected candidates of each."""
+    """A block of student rows, with their positions and up to `top_k` projected candidates."""
 
-    position: NDArray[np.int64]  # [rows], the teacher token at the first byte of the student token
-    inside: NDArray[np.int64]  # [rows], the offset of this byte in the teacher token
-    is_aligned: NDArray[np.bool_]  # [rows], a student token starts where this teacher token starts
+    position: NDArray[np.int64]  # [rows], teacher token at the first byte of the student token
+    inside: NDArray[np.int64]  # [rows], offset of this byte in the teacher token
+    is_aligned: NDArray[np.bool_]  # [rows], whether both tokens start at the same byte
     last: NDArray[np.int64]  # [rows], end of the teacher's document
-    realized: NDArray[np.int32]  # [rows], the student token
-    size: NDArray[np.int64]  # [rows], number of candidates; −1 if the row is not done
+    realized: NDArray[np.int32]  # [rows], student token
+    size: NDArray[np.int64]  # [rows], number of candidates; −1 if the row is unfinished
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
     rest: NDArray[np.float32]  # [rows], log-probability of the rest
@@ -92,7 +91,7 @@ class RowBlock(NamedTuple):
 
 
 class ProjectorArrays(NamedTuple):
-    """The input of `project_rows`, and the rows to fill in."""
+    """The input of `project_rows`, and the rows that it fills in."""
 
     teacher: TeacherTokens
     predictions: TopK
@@ -101,7 +100,7 @@ class ProjectorArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of a thread: the student tokens of one row, and their order."""
+    """Working memory of a thread: the student tokens of one row, and their order."""
 
     mass: NDArray[np.float64]  # [V_student], probability of each token; zeros before and after
     tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability
@@ -109,13 +108,13 @@ class Scratch(NamedTuple):
     kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
     order: NDArray[np.int32]  # [V_student + 1], the same, sorted
     starts: NDArray[np.int64]  # [BUCKETS], of the buckets in `order`; zeros before and after
-    missing: NDArray[np.int64]  # number of keys without a stem, then these keys
+    missing: NDArray[np.int64]  # number of keys that have no stem, then these keys
 
 
 class Parts(NamedTuple):
-    """Parts of a row's probability, in arrays that are longer than their number."""
+    """Parts of a row's probability, in arrays with room for more parts."""
 
-    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t) or the rest (-1)
+    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t), the rest (-1)
     mass: NDArray[np.float64]
 
 
@@ -131,7 +130,7 @@ def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _looked_up(slots, keys, key, missing):  # type: ignore[no-untyped-def]
-    """Return a key's stem; −1 for a missing key, which is added to `missing`."""
+    """Return the stem of a key. If the key is missing, add it to `missing` and return −1."""
     e = slots[_slot(slots, keys, key)]
     if e < 0:
         missing[0] += 1
@@ -181,7 +180,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
         text = both[stem_begins[stem_of[n]] : size]
         size = len(text)
         low, high = 0, len(order)
-        while low < high:  # find the first token after those that start with these bytes
+        while low < high:  # find the first token after the tokens that start with these bytes
             middle = (low + high) // 2
             a, b = offsets[order[middle]], offsets[order[middle] + 1]
             same = _shared(data, a, b, text)
@@ -189,7 +188,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
                 high = middle
             else:
                 low = middle + 1
-        last = order[low - 1]  # the last token (-1) if none starts with these bytes
+        last = order[low - 1]  # the last token (-1) if no token starts with these bytes
         a, b = offsets[last], offsets[last + 1]
         may_grow[n] = b - a > size and _shared(data, a, b, text) == size
 
@@ -210,7 +209,7 @@ def _hashed(key, byte):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
-    """Insert the hashes of byte strings into a table with enough free slots."""
+    """Insert the hashes of byte strings into a table that has enough free slots."""
     for n in range(len(offsets) - 1):
         key = _HASH
         for i in range(offsets[n], offsets[n + 1]):
@@ -220,7 +219,7 @@ def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _hash_slot(hashes, key):  # type: ignore[no-untyped-def]
-    """Return the slot of a hash, or the free slot for it."""
+    """Return the slot of a hash, or a free slot for it."""
     mask = np.uint64(len(hashes) - 1)
     slot = key & mask
     while hashes[slot] != 0 and hashes[slot] != key:
@@ -230,10 +229,11 @@ def _hash_slot(hashes, key):  # type: ignore[no-untyped-def]
 
 @kernel
 def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-untyped-def]
-    """Project the rows `todo` until `missing` is full. A row that lacks a stem is left undone.
+    """Project the rows `todo` until `missing` is full. Rows that lack a stem stay unfinished.
 
-    A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes the
-    same time again (`scripts/benchmark.py serving`). Keys can be repeated in `scratch.missing`.
+    A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes
+    about as long again (`scripts/benchmark.py serving`). Keys can occur several times in
+    `scratch.missing`.
     """
     _, predictions, _, rows = arrays
     mass, tokens, values, _, _, _, missing = scratch
@@ -254,7 +254,7 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
         if is_full or missing[0] > before:
             continue
         scale = 1.0
-        if u > 0:  # condition on the bytes of the text before this row
+        if u > 0:  # condition on the text's bytes before this row
             total = rest + parts.mass[:count].sum()
             scale = 1.0 / total if total > 0.0 else 0.0
             rest *= scale
@@ -273,16 +273,16 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
 
 @inner_kernel
 def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
-    """Assign the candidates of a row to destinations, except the realized token.
+    """Assign the candidates of a row, except the realized token, to destinations.
 
-    A candidate costs an exponential, and inside a token a comparison and a lookup. The rest is
-    spread evenly over the tokens that are not candidates; inside a token, those that start like the
-    text count.
+    A candidate costs an exponential, and inside a token also a comparison and a lookup. The rest is
+    spread evenly over the tokens that are not candidates; inside a token, over those that start
+    like the text.
 
     Returns:
-        The number of parts, the probability of the realized token, and the rest.
+        the number of parts, the probability of the realized token, and the rest.
     """
-    # Local variables: access through the tuple would count references within loops.
+    # Local variables, because access through the tuple would count references within loops.
     teacher, predictions, stems, rows = arrays
     goes_to, part = parts
     j, u, is_aligned = rows.position[x], rows.inside[x], rows.is_aligned[x]
@@ -318,7 +318,7 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
             continue
         goes_to[count] = -2 - c
         if u > 0:
-            goes_to[count] = -1  # the candidate ends here: its continuation is unknown
+            goes_to[count] = -1  # the candidate ends here, so its continuation is unknown
             if offsets[c + 1] - offsets[c] > u:
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
                 e = _looked_up(slots, keys, key, missing)
@@ -337,18 +337,19 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return the probability that the student splits before a stem as it did in the text."""
+    """Return the probability that the student splits before a stem, as in the text."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel
 def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-untyped-def]
-    """Follow the realized tokens, and add the parts of each next row, until no token can grow.
+    """Follow the realized tokens, and add the parts of each next row until no token can grow.
 
-    A step costs one lookup, and another for each candidate with a seam that a student token spans.
+    A step costs one lookup, and another lookup for each candidate that a student token can extend
+    into.
 
     Returns:
-        The enlarged parts, their number, whether all rests are known, and whether `missing` is
+        the enlarged parts, their number, whether all rests are known, and whether `missing` is
         full.
     """
     teacher, predictions, stems, rows = arrays
@@ -410,10 +411,10 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
 
 @inner_kernel
 def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
-    """Add up parts per student token; return the number of `tokens`, and the rest."""
+    """Add up the parts of each student token; return the number of `tokens`, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
     goes_to, part = parts
-    count = np.uint64(0)  # unsigned, so Numba generates no code for negative indices
+    count = np.uint64(0)  # unsigned, so that Numba generates no code for negative indices
     for n in range(size):
         s, p = goes_to[n], part[n] * scale
         if s >= 0:
@@ -441,7 +442,7 @@ def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no
 
 @inner_kernel
 def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
-    """Write the first `size` tokens of the order; return the rest with all other tokens."""
+    """Write the first `size` tokens in order; return the rest, which includes all other tokens."""
     _, tokens, values, _, order, _, _ = scratch
     for n in range(size):
         rows.ids[x, n] = tokens[order[n]]
@@ -454,7 +455,7 @@ def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _room(parts, count, more):  # type: ignore[no-untyped-def]
-    """Return parts with room for more than the first `count`."""
+    """Return the first `count` parts in arrays with room for `more`."""
     size = count + more
     if size <= len(parts.mass):
         return parts
@@ -484,10 +485,10 @@ def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def
 
 @inner_kernel
 def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
-    """Sort the `top_k` heaviest tokens into `order`, ties by the lower id; return their number.
+    """Sort the `top_k` heaviest tokens into `order`, ties by id, and return their number.
 
-    A bucket sort (16 buckets per octave) takes 1 µs for the best 64 of 64 to 800 tokens, a heap 3
-    to 11 µs, a full sort 2 to 38 µs.
+    For the best 64 of 64 to 800 tokens, a bucket sort (16 buckets per octave) takes 1 µs, a heap 3
+    to 11 µs, and a full sort 2 to 38 µs.
     """
     _, tokens, values, kept, order, starts, _ = scratch
     bits = values.view(np.int64)
@@ -519,7 +520,7 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
 def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
     """Return the bucket below the smallest of the `top_k` largest values.
 
-    After rounding, values in this bucket can be equal to the smallest value.
+    After rounding, values in this bucket can equal the smallest value.
     """
     lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
     while above - lowest > 1:
@@ -536,7 +537,7 @@ def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _is_better(tokens, values, a, b):  # type: ignore[no-untyped-def]
-    """Return whether a is likelier than b after rounding, or as likely with a lower id."""
+    """Whether a is more likely than b after rounding, or equally likely with a lower id."""
     p, q = values[a], values[b]
     is_close = p < CLOSE_RATIO * q and q < CLOSE_RATIO * p
     if is_close and (p == q or _rounded(p) == _rounded(q)):

@@ -1,4 +1,4 @@
-"""Rows of a cache: their texts in the student's tokens, and the projected predictions."""
+"""Convert rows of a cache: encode their texts for the student, and project the predictions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
-_MOST_CHATS = 100  # rendered in advance, for their notes
+_MOST_CHATS = 100  # number of rows to render in advance, for their notes
 _WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded from the ids"
 
 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
-    """Convert checked rows of a teacher into rows of the student.
+    """Convert checked rows of a teacher to rows of the student.
 
-    The student's template renders `messages`, the student's library encodes `text`;
-    `student_messages` and `student_text` replace them for a student that reads less. Rows without
+    The student's template renders `messages`, and the student's library encodes `text`. For a
+    student that reads less, `student_messages` and `student_text` replace them. Rows without
     messages and text are decoded from their ids, as conversations or as bytes.
 
     Raises:
@@ -76,7 +76,7 @@ def _shared_texts(translator: Translator, rows: Documents) -> list[SharedText]:
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, location: object
 ) -> slice | None:
-    """Return the ids of the text, without control tokens around it; None if it contains some.
+    """Return the ids of the text without control tokens around it, or None if it contains some.
 
     Raises:
         XtokError: if the ids do not spell the text, and the teacher's library encodes it otherwise.
@@ -87,11 +87,11 @@ def _text_in(
     indices = np.flatnonzero(~is_control)
     inner = slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(len(ids), 0)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
-        for expected in (data, b" " + data):  # some libraries put a space before the text
+        for expected in (data, b" " + data):  # some libraries add a space before the text
             end = int(np.searchsorted(ends, start + len(expected)))
             if end >= inner.stop and b"".join(spelled[begin:end]) == expected:
                 return None if is_control[begin:end].any() else slice(begin, end)
-    [encoded] = translator.teacher.encode_batch([text])  # the library may change the text
+    [encoded] = translator.teacher.encode_batch([text])  # the library can change the text
     for begin in range(inner.start + 1):
         span = slice(begin, begin + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
@@ -105,17 +105,17 @@ def _text_in(
 def _by_text(
     pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, *, is_end: bool
 ) -> SharedText:
-    """Align a text, and surround it with the counterparts of the teacher's control tokens.
+    """Align a text, and add the counterparts of the control tokens around the teacher's text.
 
-    If the student reads only the end of the text (`is_end`), alignment starts at the first byte of
-    this end where tokens of both sides start.
+    If the student reads only the end of the text (`is_end`), the alignment starts at the first byte
+    of this end at which tokens of both sides start.
     """
     roles = pair.reversed.equal_roles
     begin, end = (
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
-    bos = pair.tables[0].roles.get("bos", ())  # once, however often the teacher has read it
+    bos = pair.tables[0].roles.get("bos", ())  # once, even if the teacher read it twice
     begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
     student = np.array([*begin, *student_ids, *end], np.int32)
     if not is_end:
@@ -150,10 +150,10 @@ def _narrow(
     positions: NDArray[np.int64],
     is_shared: NDArray[np.bool_],
 ) -> None:
-    """Remove the student tokens from a mask that start at a token outside the teacher's, in place.
+    """Remove student tokens from a mask, in place, if the teacher's mask lacks their token.
 
-    Tokens without a teacher position, as those that only the student's template writes, follow the
-    preceding token of their turn.
+    Tokens without a teacher position, such as tokens that only the student's template writes, are
+    treated like the preceding token of their turn.
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, stop in pairwise(turns.tolist()):
@@ -164,7 +164,7 @@ def _narrow(
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
-    """Yield notes on the first rows: missing BOS tokens, and notes on rendered conversations."""
+    """Yield notes about the first rows: bos tokens, and notes about rendered conversations."""
     teacher, topk = pair.tokenizers[1], rows.topk
     starts = document_starts(topk.bounds)
     firsts = topk.token_ids[starts]
@@ -189,7 +189,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
 
 
 Sides = tuple[ChatRecord, ChatRecord]
-"""A conversation in the versions of the student and the teacher."""
+"""A conversation in the student's version and in the teacher's version."""
 
 
 def _check_student_text(part: str, text: str | None, location: object) -> None:

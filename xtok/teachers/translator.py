@@ -1,4 +1,4 @@
-"""Texts in the tokens of both sides, and the teacher's predictions on the student's tokens.
+"""Convert texts to the tokens of both sides, and project the teacher's predictions.
 
 `stored_texts.py` (files) and `serving/` (servers) provide the texts and predictions.
 """
@@ -31,16 +31,16 @@ from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 
 Templates = tuple[str | Path | None, str | Path | None]
-"""Chat templates of the student and the teacher, as `conversation.render` takes them."""
+"""Chat templates of the student and the teacher, as in `conversation.render`."""
 
 
 def bind_back_map(
     pair: Pair, back_map: MapLike | None, note: Note, progress: Progress = silent
 ) -> tuple[Pair, ProjectionMap]:
-    """Return a pair with the widths of its map from teacher to student, and the map.
+    """Return the map from teacher to student, and the pair with the map's widths.
 
-    None builds the map, or loads it from the cache. The map loses its scale slots, which correspond
-    to no token.
+    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed from
+    the map, because they correspond to no token.
 
     Raises:
         XtokError: if the map belongs to a different pair.
@@ -54,7 +54,7 @@ def bind_back_map(
     except XtokError as error:
         sides = f"{projection.student.model_id} → {projection.teacher.model_id}"
         expected = f"{pair.teacher.model_id} → {pair.student.model_id}"
-        problem = f"the map leads from {sides}, expected {expected} (teacher → student)"
+        problem = f"the map is for {sides}, expected {expected} (teacher → student)"
         if sides == expected:
             problem = error.message
         hint = "omit {option}, or build the map from the teacher to the student"
@@ -67,7 +67,7 @@ def bind_back_map(
 
 
 def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionMap:
-    from xtok.building.build import build, get_map  # a given map does not need them
+    from xtok.building.build import build, get_map  # not needed if a map is given
 
     notes = list[str]()
 
@@ -78,7 +78,7 @@ def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionM
     try:
         cached = get_map(pair.reversed, config=BACK_MAP, progress=progress, note=record)
     except OutputError as error:
-        note(f"the map from the teacher to the student is not kept: {error}")
+        note(f"the map from the teacher to the student is not cached: {error}")
         return build(pair.reversed, config=BACK_MAP, progress=progress)
     if not notes:
         note("built the map from the teacher to the student; later runs reuse it")
@@ -88,13 +88,13 @@ def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionM
 class SharedText(NamedTuple):
     """A text in the student's tokens and in the teacher's tokens."""
 
-    ids: NDArray[np.int32]  # [S], the student's ids
-    spelled: NDArray[np.int32]  # [P], the same, with tokens that the teacher lacks as their names
+    ids: NDArray[np.int32]  # [S], student ids
+    spelled: NDArray[np.int32]  # [P], the same; names replace tokens that the teacher lacks
     begins: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
     teacher_ids: NDArray[np.int32]  # [T]
-    spans: list[tuple[slice, slice]]  # spans of equal bytes in `spelled` and `teacher_ids`
-    mask: NDArray[np.bool_] | None = None  # [S], the assistant's tokens; None: no conversation
-    alone: slice = slice(0, 0)  # span of `teacher_ids`: a system text that only the teacher reads
+    spans: list[tuple[slice, slice]]  # spans with equal bytes in `spelled` and `teacher_ids`
+    mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None if no conversation
+    alone: slice = slice(0, 0)  # span in `teacher_ids` of a text for the teacher only
 
     @classmethod
     def of(
@@ -104,7 +104,7 @@ class SharedText(NamedTuple):
         spans: list[tuple[slice, slice]] | None = None,
         mask: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """Return a text without renamed tokens. Without spans, all bytes are equal."""
+        """Create a text without renamed tokens. Without `spans`, all bytes are equal."""
         array = np.asarray(ids, np.int32)
         whole = slice(0, len(array)), slice(0, len(teacher_ids))
         begins = np.arange(len(array) + 1)
@@ -114,14 +114,14 @@ class SharedText(NamedTuple):
 class Translator:
     """Converts texts to the tokens of both sides, and projects the teacher's predictions on them.
 
-    Like `Projector`, it caches spellings, and allows one call of `project` at a time.
+    Like `Projector`, it caches spellings and allows only one call of `project` at a time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher (rows) to the student (columns), as `Projector` takes it.
+        back_map: a map from the teacher (rows) to the student (columns), as in `Projector`.
         templates: chat templates of both sides.
-        chat: recover conversations from ids if both sides have a chat template.
-        num_threads: one per available core if None.
+        chat: whether to recover conversations from ids, if both sides have a chat template.
+        num_threads: the number of threads; None uses one per available core.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Translator:
 
     @functools.cached_property
     def pieces_per_token(self) -> float:
-        """Average number of teacher tokens per student token, over the student's vocabulary."""
+        """Average number of teacher tokens per student token in the student's vocabulary."""
         tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
         sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
         return max(1.0, sum(sizes) / max(1, len(sizes)))
@@ -165,9 +165,9 @@ class Translator:
     # Texts
 
     def from_teacher_ids(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
-        """Return the texts of the teacher's ids, decoded as conversations or as bytes.
+        """Return the texts of sequences of teacher ids, decoded as conversations or as bytes.
 
-        The student's conversation ends with the last words that both templates write.
+        The student's conversation ends with the last text that both templates write.
         """
         chats = [self._conversation(ids.tolist(), 1) for ids in sequences]
         rest = [ids for ids, chat in zip(sequences, chats, strict=True) if chat is None]
@@ -175,14 +175,14 @@ class Translator:
         return [chat or next(spelled) for chat in chats]
 
     def from_student_ids(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
-        """Return the text of the student's ids, as the teacher reads it.
+        """Return the text of student ids in the form that the teacher reads.
 
-        The teacher's chat template renders ids that are certainly a conversation. All other ids are
-        spelled byte for byte; equal tokenizers keep them.
+        If the ids are certainly a conversation, the teacher's chat template renders it. Otherwise,
+        the ids are spelled byte for byte, or kept if the tokenizers are equal.
 
         Args:
             ids: the student's ids.
-            teacher_system: text for the teacher alone. It replaces the system text of a
+            teacher_system: a system text for the teacher only. It replaces the system text of a
                 conversation, and precedes other texts.
 
         Raises:
@@ -200,8 +200,8 @@ class Translator:
         """Return the conversation that the ids of one side encode, in both sides' templates.
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
-        omits or changes words of the assistant, or for ids of the student the ends of its turns.
-        Also returns None for ids of the student that the teacher's template would not change.
+        omits or changes words of the assistant (or, for student ids, the ends of its turns). Also
+        returns None for student ids that the teacher's template would not change.
         """
         if not self._reads_chats or (source == 0 and self._writes_alike and not system):
             return None
@@ -212,7 +212,7 @@ class Translator:
             return None
         try:
             other, alone = self._other_side(conversation, 1 - source, system)
-        except XtokError:  # the template does not support a role or tools
+        except XtokError:  # the template does not support a role or does not support tools
             if system:
                 raise
             return None
@@ -223,7 +223,7 @@ class Translator:
             return None
         our_last, their_last = spans[-1]
         our_end, their_end = len(student.ids), len(teacher.ids)
-        if source == 0 and our_last.stop == our_end:  # the student needs no later predictions
+        if source == 0 and our_last.stop == our_end:  # the student does not need later predictions
             their_end = their_last.stop
         if source == 1 and this.bounds[-1] < len(this.text.encode()):  # truncated
             our_end = our_last.stop
@@ -234,9 +234,10 @@ class Translator:
     def _shared_spans(
         self, sides: tuple[Conversation, Conversation], source: Literal[0, 1]
     ) -> list[tuple[slice, slice]]:
-        """Return the spans that both sides write alike.
+        """Return the spans that are equal on both sides.
 
-        Returns none if the bytes of one differ, or if the source has an answer outside of them.
+        The result is empty if the bytes of a span differ, or if the source has an answer outside
+        the spans.
         """
         spans = written_alike(*sides, self._roles)
         is_target = sides[source].assistant_mask.copy()
@@ -269,10 +270,10 @@ class Translator:
         return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
-        """Spell the student's ids byte for byte, after a context for the teacher alone.
+        """Spell student ids byte for byte, after a context for the teacher only.
 
-        The teacher's sequence starts with its bos token. Without one, its end-of-document token
-        replaces the student's bos token, or the first student token is spelled separately, so that
+        The teacher's sequence starts with its bos token. If it has none, its end-of-document token
+        replaces the student's bos token, or the first student token is spelled separately. Thus,
         all later tokens are predicted.
         """
         parts = [self._as_text(i) for i in ids]
@@ -317,12 +318,13 @@ class Translator:
         return positions
 
     def project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
-        """Return predictions of the tokens of `spelled`, one document per text.
+        """Return predictions for the tokens of `spelled`, one document per text.
 
-        First rows are empty, because a student has no logits before its first token.
+        The first row of each document is empty, because a student has no logits before its first
+        token.
 
         Args:
-            texts: in the tokens of both sides.
+            texts: texts in the tokens of both sides.
             predictions: the teacher's checked predictions of the `teacher_ids` of each text.
             top_k: maximum number of candidates per row.
         """
@@ -332,14 +334,15 @@ class Translator:
         return take_rows(topk, rows, topk.token_ids, topk.bounds)
 
     def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
-        """Return predictions of a text's tokens that give each token a log-probability.
+        """Return predictions for a text in which each token has a log-probability.
 
         Unlike `project`, this includes tokens that only one side's template writes, so the sum over
-        a whole text is the teacher's. Only the first token has no value.
+        a whole text equals the teacher's sum. Only the first token has no value.
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
-        # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
+        # Token i consists of `begins[i]:begins[i + 1]` in `spelled`, which is empty if its name is
+        # empty.
         parts = segment_ids(text.begins)
         rows = np.where(np.diff(text.begins) > 0, text.begins[:-1], -1)
         rows[0] = -1
@@ -367,7 +370,7 @@ def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
 def _in_spans(
     texts: Sequence[SharedText], side: Literal[0, 1], flat: FlatIds
 ) -> tuple[NDArray[np.int64], FlatIds]:
-    """Return the positions of a side's tokens that are in spans, and these spans as documents."""
+    """Return the positions of one side's tokens in spans, and the spans as documents."""
     ranges = [
         np.arange(begin + span[side].start, begin + span[side].stop)
         for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
@@ -384,7 +387,7 @@ def _concat(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[A
 def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: TopK) -> None:
     """Divide the log-probability of teacher tokens between the spans equally, in place.
 
-    `logprobs` has a value for each token of `spelled`. Tokens that only the student's template
+    `logprobs` contains a value for each token of `spelled`. Tokens that only the student's template
     writes get 0.
     """
     theirs = predictions.realized_logprob.copy()
@@ -397,7 +400,7 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
 
 
 def _at_most_one(topk: TopK) -> TopK:
-    """Scale the other candidates so that each row sums to at most 1 with its own token."""
+    """Scale the other candidates so that each row, with its own token, sums to at most 1."""
     row_ids = segment_ids(topk.starts)
     p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_ids])
     others = 1 - np.bincount(row_ids, p, len(topk.token_ids))

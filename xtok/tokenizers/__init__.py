@@ -1,4 +1,4 @@
-"""Tokenizers of every kind as one `Tokenizer`: exact bytes, exact spelling."""
+"""Load tokenizers of all kinds as a `Tokenizer`, with exact bytes and exact spelling."""
 
 from xtok.tokenizers._backend import Backend as Backend
 from xtok.tokenizers._tokenizer import Encoding as Encoding

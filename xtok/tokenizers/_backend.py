@@ -1,4 +1,4 @@
-"""Interface of a tokenizer library, and the configs next to its files."""
+"""Common interface of tokenizer libraries, and readers of the configs next to their files."""
 
 from __future__ import annotations
 
@@ -23,69 +23,70 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 GENERATION_CONFIG, MODEL = "generation_config.json", "its model"  # other sources of roles
 
 Roles = Mapping[str, Mapping[int, str]]
-"""Role to {id: source of the declaration}, the library's own ids first."""
+"""Role → {id: source of the declaration}. The library's own ids come first."""
 
 TextChange = tuple[str, str]
-"""A component of a tokenizer, and its change to a text before tokenization."""
+"""A component of a tokenizer, and how it changes a text before tokenization."""
 
 
 class Backend(ABC):
-    """Interface of a tokenizer library; `Tokenizer` checks that its results are exact."""
+    """Interface of a tokenizer library. `Tokenizer` checks that its results are exact."""
 
     name: str
-    notes: tuple[str, ...] = ()  # for the user, about loading
+    notes: tuple[str, ...] = ()  # notes for the user about loading
     recognizes_names: bool = False  # whether the library recognizes added tokens in a text
     drops_text: bool = False  # whether the library silently drops text that has no token
-    # Whether the ids cover all of a text, including spaces next to added tokens.
+    # Whether the ids cover the whole text, including spaces next to added tokens.
     keeps_text: bool = True
-    text_changes: Sequence[TextChange] = ()  # components that change a text, with their changes
+    text_changes: Sequence[TextChange] = ()  # components that change a text, and their changes
     other: tuple[str, Callable[[], Backend]] | None = None
-    """Name and loader of the alternative for the same folder: its file alone, or AutoTokenizer."""
+    """Name and loader of an alternative reader of the folder: its file alone, or AutoTokenizer."""
 
     @abstractmethod
     def entries(self) -> Iterable[TokenEntry]:
-        """Return every id of the tokenizer once, in any order."""
+        """Return each id of the tokenizer once, in any order."""
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode parts of a longer text: no dummy prefix, control tokens as text."""
+        """Encode parts of a longer text, without dummy prefix and with control tokens as text."""
 
     def definition(self) -> Iterable[bytes]:
-        """Return everything that affects the ids of a text, except tokens and roles."""
+        """Return all data that affects the ids of a text, except tokens and roles."""
         return ()
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's merges to any bytes; None if it merges characters."""
+        """Apply the model's merges to arbitrary bytes; None if the model merges characters."""
         return None
 
     text_tokens: Mapping[str, int] = {}
-    """Added tokens of type text, if the library does not recognize them in a text."""
+    """Added text tokens that the library does not recognize in a text."""
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode the beginnings of texts; whole texts if the library recognizes added tokens."""
+        """Encode beginnings of texts, or whole texts if the library recognizes added tokens."""
         return self.encode_texts(texts)
 
     def ids_before(self) -> Sequence[int]:
-        """Return the ids that the library adds before a text, if it declares them."""
+        """Return the ids that the library declares to add before a text."""
         return ()
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         """Return the bytes `(start, end)` of each token of `encode_starts`.
 
-        Of `encode_texts` with `at_start=False`. Empty if the library never changes text.
+        With `at_start=False`, these are the tokens of `encode_texts`. The result is empty if the
+        library never changes text.
         """
         return ()
 
     def declared_roles(self) -> Roles:
-        """Return the declared roles; a role declared as null maps to no ids."""
+        """Return the declared roles. A role that is declared as null has no ids."""
         return {}
 
     def library(self) -> Any:
-        """Return the Transformers tokenizer of the same folder; None for a file."""
+        """Return the Transformers tokenizer of the same folder, or None for a single file."""
         return self.other[1]().library() if self.other else None
 
     def special_names(self) -> Mapping[str, str]:
-        """Return the variables of chat templates for special tokens, such as `image_token`."""
+        """Return the special tokens that are variables of chat templates, such as `image_token`."""
         return {}
 
     def chat_templates(self) -> Mapping[str, str]:
@@ -100,13 +101,13 @@ def damaged(
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library panicked; such an error is not an `Exception`."""
+    """Whether an error is a panic of a Rust library, which is not an `Exception`."""
     return type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def no_panic(model: str) -> Iterator[None]:
-    """Turn a panic or an unreadable file into a `TokenizerError`."""
+    """Convert a panic or an error about an unreadable file to a `TokenizerError`."""
     try:
         yield
     except OSError as error:
@@ -124,18 +125,18 @@ def no_panic(model: str) -> Iterator[None]:
 
 
 class AddedNames:
-    """Names of added tokens that are recognized in a text, the longest first."""
+    """Recognizes the names of added tokens in a text, longest names first."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         longest_first = sorted(map(re.escape, ids), key=len, reverse=True)
         self.ids, self._pattern = ids, re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
     def split(self, text: str) -> list[str]:
-        """Return the parts of a text, in turn text (at even indices) and names."""
+        """Split a text into parts: text at even indices, and names at odd indices."""
         return self._pattern.split(text)
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Return the ids of the names in a text, and of the text between them by `encode`."""
+        """Encode a text: look up the names in it, and call `encode` for the text between them."""
         if not self._pattern.search(text):
             return encode(text)
         parts = enumerate(self.split(text))
@@ -143,15 +144,16 @@ class AddedNames:
         return [*chain.from_iterable(ids)]
 
 
-# Config sections of the text model, and keys of the width; the width of the logits comes first.
+# Config sections of the text model, and keys for the width, starting with the width of the logits.
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _WIDTHS = ("padded_vocab_size", "vocab_size")
 
 
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
-    """Return the width of a model's logits and its source; None without a config.json.
+    """Return the width of a model's logits and its source, or None without a config.json.
 
-    The file comes first, so models of a custom type need no code; then the default of the type.
+    The value in the file takes precedence, so models of a custom type need no code. Otherwise, the
+    default of the model type is used.
     """
     if files.find("config.json") is None:
         return None
@@ -177,7 +179,7 @@ def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
 
 
 def json_flag(entry: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Return a boolean of a JSON object; `ValueError` for other values such as "false"."""
+    """Return a boolean of a JSON object. Raises a `ValueError` for values such as "false"."""
     value = entry.get(name, default)
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, expected true or false")
@@ -188,7 +190,7 @@ def eos_ids(files: ModelFiles) -> list[int]:
     """Return the eos ids of a model's generation config."""
     eos: Any = files.json(GENERATION_CONFIG).get("eos_token_id")
     ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(i) is int for i in ids):  # true is no id
+    if not all(type(i) is int for i in ids):  # True is not an id
         path = files.find(GENERATION_CONFIG)
         raise TokenizerError(
             f"{path}: eos_token_id is {eos!r}, expected token ids", hint="fix or delete it"
@@ -197,7 +199,7 @@ def eos_ids(files: ModelFiles) -> list[int]:
 
 
 def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return a model's chat templates by name; files take precedence over its config."""
+    """Return a model's chat templates by name. Template files take precedence over the config."""
     paths = {"default": files.find("chat_template.jinja")}
     extra_paths = files.within("additional_chat_templates")
     paths |= {path.stem: path for path in extra_paths if path.suffix == ".jinja"}

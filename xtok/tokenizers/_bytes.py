@@ -11,7 +11,7 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):
-    """`bytes`: id i is byte i."""
+    """The tokenizer `bytes`, in which id i is byte i."""
 
     name = "bytes"
 
@@ -19,7 +19,7 @@ class BytesBackend(Backend):
         if argument:
             raise TokenizerError(
                 f"bytes:{argument} is not a tokenizer: bytes takes no argument",
-                hint="give bytes; for more than 256 ids, add {option}",
+                hint="use bytes; for more than 256 ids, add {option}",
                 parameter="vocab_size",
             )
 
@@ -34,9 +34,9 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """`null` or `null:SIZE`: ids without text, to test training code.
+    """The tokenizer `null` or `null:SIZE`, whose ids have no text, for testing training code.
 
-    It encodes numbers, as in "5 17 3"; the largest id is the eos.
+    It encodes numbers, such as "5 17 3". The largest id is the eos.
     """
 
     name, recognizes_names = "null", True
@@ -46,7 +46,7 @@ class NullBackend(Backend):
         if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
                 f"null:{argument} is not a tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
-                hint="give a number, as in null:32000; null means null:131072",
+                hint="use a number, as in null:32000; null means null:131072",
             )
 
     def entries(self) -> Iterable[TokenEntry]:
@@ -64,7 +64,7 @@ class NullBackend(Backend):
             if not all(0 <= i < self._size for i in ids):
                 raise TokenizerError(
                     f"null cannot encode {text[:40]!r}, expected ids below {self._size}",
-                    hint="give numbers, as in '5 17 3'",
+                    hint="pass numbers, as in '5 17 3'",
                 )
         return rows
 
@@ -74,5 +74,5 @@ class NullBackend(Backend):
 
 
 def _number(word: str) -> int:
-    """Return the number in a word; −1 if it is not a number or too large."""
+    """Parse a number; return −1 if it is not a number or is too large."""
     return int(word) if re.fullmatch("[0-9]{1,9}", word) else -1

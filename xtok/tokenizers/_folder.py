@@ -1,4 +1,4 @@
-"""Configs next to a rank file: added tokens, roles and chat templates."""
+"""Read the configs next to a rank file: added tokens, roles and chat templates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
 )
-"""File names of such tokenizers, in order of preference; patterns apply to local folders only."""
+"""File names of tokenizers without a tokenizer.json, most preferred first.
+
+Patterns apply only to local folders."""
 
 
 def _contents(tokens: Any) -> Iterator[str]:
-    """Yield the text of special tokens, listed as strings or as objects with flags."""
+    """Yield the texts of special tokens, which are strings or objects with flags."""
     for token in tokens if isinstance(tokens, list) else []:
         name = token.get("content") if isinstance(token, dict) else token
         if isinstance(name, str):
@@ -54,7 +56,7 @@ def _added_tokens(
 
 
 def add_configs(backend: RankBackend, files: ModelFiles) -> None:
-    """Add the tokens, roles and chat templates in the configs of a folder to its rank file."""
+    """Add tokens, roles and chat templates from a folder's configs to its rank file."""
     config = files.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= files.json("special_tokens_map.json")
@@ -78,7 +80,7 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
     ids = {entry.content.decode("utf-8", "replace"): entry.id for entry in all_entries}
     for role in SPECIAL_NAMES:
         if (key := f"{role}_token") in config:
-            names = _contents([config[key]])  # names without an id are text
+            names = _contents([config[key]])  # a name without an id is ordinary text
             backend.roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
     backend.added |= added | control
     backend.text_tokens = {**backend.text_tokens, **text}

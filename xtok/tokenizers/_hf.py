@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 Spec = dict[str, Any]
-"""JSON of one component of a tokenizer.json: its `type` and options."""
+"""JSON of one component in a tokenizer.json, with its `type` and options."""
 
 
 _TEXTS_AT_ONCE = 4096
@@ -28,10 +28,10 @@ class HuggingFaceBackend(Backend):
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        model: its name in errors.
+        model: the name of the model in errors.
 
     Raises:
-        TokenizerError: if its tokens are not byte strings.
+        TokenizerError: if the tokens are not byte strings.
     """
 
     name, recognizes_names = "hf", True
@@ -41,7 +41,7 @@ class HuggingFaceBackend(Backend):
         if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
             self.notes = (
                 f"{model} has a dropout of {dropout:g}, so its library returns random ids; xtok "
-                "reads it without dropout",
+                "disables the dropout",
             )
             tokenizer = copy.deepcopy(tokenizer)  # leave the caller's tokenizer unchanged
             tokenizer.backend_tokenizer.model.dropout = None
@@ -75,7 +75,7 @@ class HuggingFaceBackend(Backend):
                 kind, content = TokenType.CONTROL, added.content.encode()
             elif self._byte_fallback and display in _BYTE_TOKENS:
                 kind, content = TokenType.BYTE, _BYTE_TOKENS[display]
-            elif added is not None and self._byte_level:  # it stores added tokens as text
+            elif added is not None and self._byte_level:  # the decoder treats added tokens as text
                 kind, content = TokenType.USER_DEFINED, added.content.encode()
             else:
                 kind = TokenType.NORMAL if added is None else TokenType.USER_DEFINED
@@ -83,25 +83,25 @@ class HuggingFaceBackend(Backend):
             yield TokenEntry(i, kind, content, display.encode())
 
     def definition(self) -> Iterable[bytes]:
-        # The library writes the model in one order, whatever the order of the file: 70 of the
-        # 600 ms for loading DeepSeek's 128,000 tokens.
+        # The library serializes the model in a fixed order, regardless of the file. This takes 70
+        # of the 600 ms for loading DeepSeek's 128,000 tokens.
         rust = self._hf.backend_tokenizer
         parts = [_spec(part) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)]
         added = sorted((i, repr(token)) for i, token in self._added.items())
-        around = rust.encode("").ids  # the ids from the post-processor
+        around = rust.encode("").ids  # ids from the post-processor
         options = [*parts, added, around, getattr(self._hf, "split_special_tokens", False)]
         head, name, vocab = rust.model.__getstate__().partition(b'"vocab":')
-        head = head.replace(b'""', b"null")  # "" and null both mean no prefix or suffix
+        head = head.replace(b'""', b"null")  # both mean no prefix or suffix
         return [json.dumps(options, sort_keys=True).encode(), head + name, vocab]
 
     def _unknown_id(self) -> int | None:
-        """Return the id of unknown text, if the model has such an id."""
+        """Return the id for unknown text, if the model has one."""
         name, kind = getattr(self._rust.model, "unk_token", None), type(self._rust.model).__name__
         unknown: int | None = None if name is None else self._rust.token_to_id(name)
         if kind == "Unigram":
             unknown = json.loads(self._rust.to_str())["model"].get("unk_id")
         elif name is None and kind == "BPE" and self._byte_fallback:
-            # LlamaTokenizer of Transformers 5 declares the token, but builds a model without it.
+            # LlamaTokenizer in Transformers 5 declares the token, but builds a model without it.
             unknown = getattr(self._hf, "unk_token_id", None)
         return unknown
 
@@ -110,7 +110,7 @@ class HuggingFaceBackend(Backend):
         ids = {r: getattr(self._hf, name) for r, name in names.items() if hasattr(self._hf, name)}
         roles = {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
         if not roles.get("unk") and (unknown := self._unknown_id()) is not None:
-            roles["unk"] = {unknown: MODEL}  # the library emits it even if it is undeclared
+            roles["unk"] = {unknown: MODEL}  # the library emits this id even if it is undeclared
         return roles
 
     def library(self) -> Any:
@@ -122,7 +122,7 @@ class HuggingFaceBackend(Backend):
         return dict(self._hf.special_tokens_map)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        # The library's results are many times as large as the ids.
+        # Encode in batches, because the library's results are many times as large as the ids.
         starts = range(0, len(texts), _TEXTS_AT_ONCE)
         return [ids for i in starts for ids in self._encode(texts[i : i + _TEXTS_AT_ONCE])]
 
@@ -130,7 +130,7 @@ class HuggingFaceBackend(Backend):
         try:
             batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
-            # The library raises a bare Exception for text that has no token.
+            # The library raises a plain Exception for text without a token.
             if type(error) is not Exception:
                 raise
             return [ids for text in texts for ids in self._encode([text])] if texts[1:] else [[]]
@@ -142,12 +142,12 @@ class HuggingFaceBackend(Backend):
         try:
             text = data.decode()
             pieces = [piece for piece, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
-        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
+        except (AttributeError, UnicodeDecodeError):  # there is no pre-tokenizer or no text
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode like `apply_chat_template`, including the tokenizer's prefix."""
+        """Encode texts like `apply_chat_template`, including the tokenizer's prefix."""
         return [list(ids) for ids in self._call(list(texts))["input_ids"]] if texts else []
 
     def _drops_text(self) -> bool:
@@ -192,7 +192,7 @@ class HuggingFaceBackend(Backend):
 
 
 def _spec(component: Any) -> Spec:
-    """Return the JSON of a component; None becomes an empty sequence."""
+    """Return the JSON of a component. None becomes an empty sequence."""
     return {"type": "Sequence"} if component is None else dict(json.loads(component.__getstate__()))
 
 
@@ -211,7 +211,7 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return a copy for the middle of a text: no prefix, no padding, a shared model."""
+    """Return a copy for the middle of a text, without prefix and padding. It shares the model."""
     from tokenizers import Tokenizer as RustTokenizer
 
     within = RustTokenizer(rust.model)
@@ -236,19 +236,19 @@ def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
         if len(names) > 1:
             yield (
                 f"{model} has added tokens that are equal after normalization: "
-                f"{listed(sorted(map(repr, names)))}; its library uses one of them at random "
+                f"{listed(sorted(map(repr, names)))}; its library selects one of them at random "
                 "each time it is loaded"
             )
 
 
 def _stripping(rust: RustTokenizer) -> list[str]:
-    """Return the added text tokens that absorb spaces next to them."""
+    """Return the added text tokens that absorb adjacent spaces."""
     added = rust.get_added_tokens_decoder().values()
     return sorted(t.content for t in added if not t.special and (t.lstrip or t.rstrip))
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
-    """Return a component without its effect on the start of a text; None if nothing remains."""
+    """Remove a component's effect on the start of a text; return None if nothing remains."""
     if spec["type"] == "Prepend" or _is_at_start(spec):
         return None
     never = {"prepend_scheme": "never", "add_prefix_space": False}
@@ -261,12 +261,12 @@ def _without_prefix(spec: Spec) -> Spec | None:
 
 
 def _is_at_start(spec: Spec) -> bool:
-    """Whether it replaces the start of a text, like the dummy prefix of SentencePiece."""
+    """Whether a component replaces the start of a text, like SentencePiece's dummy prefix."""
     pattern: str = spec.get("pattern", {}).get("Regex", "") if spec["type"] == "Replace" else ""
     return pattern.startswith(r"\A")
 
 
-_MAX_GROWTH = 100  # normalizers in use stay below 10, such as `…` → `...`
+_MAX_GROWTH = 100  # published normalizers stay below 10, for example `…` → `...`
 
 
 def _check_growth(rust: RustTokenizer, model: str) -> None:
@@ -275,7 +275,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
         for spec in components(component):
             if spec["type"] == "Replace":
                 old, new = spec["pattern"].get("String"), len(spec["content"])
-                # A regular expression may match "" between any two characters.
+                # A regular expression can match "" between any two characters.
                 growth *= max(1, new / len(old)) if old else 1 + new
         if growth > _MAX_GROWTH:
             problem = f"the replacements of {model} can make a text {growth:.0f} times longer"
@@ -283,7 +283,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
-    """Return a function from a display string to its bytes in the middle of a text."""
+    """Return a function that converts a display string to its bytes in the middle of a text."""
     if not components:
         raise TokenizerError(
             f"{model} has no decoder, so the bytes of its tokens are unknown",
@@ -291,7 +291,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
         )
     decode_token: Callable[[str], bytes] | None = None
     replacements: list[tuple[str, str]] = []
-    is_joined = False  # the following components receive the whole text as one token
+    is_joined = False  # all following components receive the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _find_replacement(component, is_joined)
         whole_token_rule = None if decode_token or replacements else _WHOLE_TOKEN_RULES.get(kind)
@@ -316,12 +316,12 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
 
 
 def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
-    """Return the string that a component replaces in each token and its replacement, else ""."""
+    """Return the string that a component replaces in each token, and its replacement, or ""."""
     old = new = ""
     if component["type"] == "Metaspace" and (
         not is_joined or component.get("prepend_scheme") == "never"
     ):
-        old, new = component["replacement"], " "  # except in the first token
+        old, new = component["replacement"], " "  # applies to all tokens except the first
     elif component["type"] == "Replace":
         old, new = component["pattern"].get("String", ""), component["content"]
     return ("", "") if is_joined and len(old) > 1 else (old, new)
@@ -342,8 +342,8 @@ def _word_piece(component: Spec) -> Callable[[str], bytes]:
 
 
 def _falls_back(model: Any) -> bool:
-    """Whether a model writes unknown text as byte tokens, regardless of its decoder."""
-    if type(model).__name__ == "Unigram":  # Python has no access to its options
+    """Whether a model encodes unknown text as byte tokens, regardless of its decoder."""
+    if type(model).__name__ == "Unigram":  # its options are not accessible from Python
         return bool(model.__getstate__().endswith(b'"byte_fallback":true}'))
     return bool(getattr(model, "byte_fallback", False))
 
@@ -355,7 +355,7 @@ def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
     problem = ""
     if suffix:
         problem = f"marks the end of words with {suffix!r} (end_of_word_suffix)"
-    elif prefix != prefixes and type(model).__name__ != "WordLevel":  # its tokens are whole words
+    elif prefix != prefixes and type(model).__name__ != "WordLevel":  # all tokens are whole words
         problem = f"marks the inside of words with {prefix!r} (continuing_subword_prefix), but "
         problem += f"its decoder removes {prefixes!r}"
     if problem:
@@ -387,7 +387,7 @@ _DROPPING = {
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Yield the components that change a text, unless the decoder reverts the change."""
+    """Yield the components that change a text, unless the decoder reverts their change."""
     yield from _normalizations(rust, decoder)
     if names := _stripping(rust):
         yield "added tokens", f"drops whitespace next to {listed(map(repr, names))}"
@@ -423,19 +423,19 @@ _BYTE_TOKENS = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """Return byte to display character (`bytes_to_unicode` of GPT-2's encoder)."""
+    """Return the display character of each byte (`bytes_to_unicode` in GPT-2's encoder)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: byte for byte in printable} | {b: 256 + i for i, b in enumerate(hidden)}
 
 
 _TO_DISPLAY = _byte_level_alphabet()
-# Other characters below 256 map outside Latin-1, so that encoding them fails.
+# Other characters below 256 are mapped outside Latin-1, so that encoding them fails.
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
 
 
 def byte_level_bytes(display: str) -> bytes:
-    """Return the bytes of a display string; any other string is returned as UTF-8."""
+    """Return the bytes of a display string, or the UTF-8 bytes of any other string."""
     try:
         return display.translate(_FROM_DISPLAY).encode("latin-1")
     except UnicodeEncodeError:

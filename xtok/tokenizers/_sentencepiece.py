@@ -1,4 +1,4 @@
-"""SentencePiece `.model` files."""
+"""Read SentencePiece `.model` files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SPACE = "▁"
 
 
 class SentencePieceBackend(Backend):
-    """A SentencePiece model, without the dummy prefix and stripping.
+    """A SentencePiece model without dummy prefix and without stripping.
 
     Raises:
-        RuntimeError: if the library refuses the model.
+        RuntimeError: if the library rejects the model.
         ValueError: if a piece is not UTF-8, or contains U+0000.
     """
 
@@ -33,21 +33,21 @@ class SentencePieceBackend(Backend):
         from sentencepiece import SentencePieceProcessor
 
         for index, piece in enumerate(proto.pieces):
-            if not isinstance(piece.piece, str):  # protobuf returns bytes
+            if not isinstance(piece.piece, str):  # protobuf returns bytes in this case
                 raise ValueError(f"piece {index}: {piece.piece!r} is not UTF-8")
             if "\0" in piece.piece:
                 raise ValueError(f"piece {index}: {piece.piece!r} contains U+0000")
         self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
         self.text_changes = tuple(_text_changes(proto.normalizer_spec))
-        # Inside a text there is no dummy prefix, and every space counts.
+        # In the middle of a text, there is no dummy prefix, and all spaces are significant.
         proto.normalizer_spec.add_dummy_prefix = False
         proto.normalizer_spec.remove_extra_whitespaces = False
         self._processor.LoadFromSerializedProto(proto.SerializeToString())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SentencePieceBackend:
-        """Read a serialized ModelProto; `DecodeError` for other data."""
+        """Read a serialized ModelProto. Raises a `DecodeError` for other data."""
         from sentencepiece import sentencepiece_model_pb2
 
         return cls(sentencepiece_model_pb2.ModelProto.FromString(data))
@@ -66,11 +66,11 @@ class SentencePieceBackend(Backend):
                 hint="give a .model, .tiktoken or tekken.json file, or a Hugging Face folder",
             ) from error
 
-    def __reduce__(self) -> tuple[object, ...]:  # pickle cannot find the proto's class by name
+    def __reduce__(self) -> tuple[object, ...]:  # pickle cannot find the class by name
         return SentencePieceBackend.from_bytes, (self._data,)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """Return ids with the types in the file; `▁` in a piece becomes a space."""
+        """Return the ids with the types in the file. `▁` in a piece becomes a space."""
         for i, piece in enumerate(self._proto.pieces):
             kind, display = TokenType(piece.type), piece.piece
             content = display.replace(_SPACE, " ").encode()

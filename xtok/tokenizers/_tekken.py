@@ -1,4 +1,4 @@
-"""Byte ranks in JSON, after a block of special tokens: `tekken.json`, Megatron's `vocab.json`."""
+"""Read byte ranks from JSON: `tekken.json`, and Megatron's `vocab.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN, RankBackend, bad_pattern, require_single_bytes
 from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType
 
-# Special tokens missing from files before version 7: tokens/tokenizers/tekken.py of
+# Special tokens that files before version 7 lack, from tokens/tokenizers/tekken.py of
 # mistral-common 1.13.1.
 _FIRST_SPECIAL_TOKENS = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
@@ -30,7 +30,7 @@ _TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
 
 
 def is_tekken(path: Path) -> bool:
-    """Whether a JSON file has tekken tokens (`token_bytes`), whatever the order of its keys."""
+    """Whether a JSON file contains tekken tokens (`token_bytes`), in any order of keys."""
     data = path.read_bytes()
     return _TOKEN.search(data) is not None or _START.match(data) is not None
 
@@ -59,7 +59,7 @@ def _number(names: str) -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
-    """Return the listed tokens; tokens missing from the list are named by their numbers."""
+    """Return the special tokens. Tokens that the list lacks are named by their numbers."""
     entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
@@ -86,8 +86,8 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[b
     return ranks
 
 
-# Megatron: a list of byte tokens, without pattern and special tokens. The values of
-# `--tiktoken-pattern`, and the special tokens, which come first, are from
+# A Megatron vocabulary is a list of byte tokens, without pattern and special tokens. The values of
+# `--tiktoken-pattern`, and the special tokens (which come first), are from
 # megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -104,7 +104,7 @@ def is_megatron(head: bytes) -> bool:
 
 
 def load_megatron(path: Path, pattern: str | None) -> RankBackend:
-    """Load a `vocab.json`, with Megatron's special tokens before its tokens."""
+    """Load a `vocab.json`, and put Megatron's special tokens before its tokens."""
     if pattern is None:
         raise TokenizerError(
             f"{path} is a Megatron vocabulary without a split pattern",

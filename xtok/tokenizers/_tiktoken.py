@@ -1,4 +1,7 @@
-"""tiktoken rank files: one `base64(bytes) rank` per line, without pattern and special tokens."""
+"""Read tiktoken rank files, which contain a line `base64(bytes) rank` per token.
+
+Rank files contain no split pattern and no special tokens.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """The parts of a tokenizer that a rank file lacks."""
+    """The parts of a tokenizer that a rank file does not contain."""
 
-    pattern: str  # splits text before merging
-    control: Mapping[str, int] = {}  # special tokens, name to id
-    text: Mapping[str, int] = {}  # added tokens that are not special
-    roles: Mapping[str, str] = {}  # role to names
+    pattern: str  # regular expression that splits text before merging
+    control: Mapping[str, int] = {}  # special tokens: name → id
+    text: Mapping[str, int] = {}  # added tokens that are not special: name → id
+    roles: Mapping[str, str] = {}  # role → names
 
 
 def _number(start: int, names: str) -> dict[str, int]:
@@ -36,7 +39,7 @@ def _number(start: int, names: str) -> dict[str, int]:
 
 
 def _llama_4_names() -> str:
-    """Return the 2,048 special tokens after the ranks; `{2:6}` means 2, 3, 4, 5."""
+    """Return the names of the 2,048 special tokens after the ranks; `{2:6}` means 2, 3, 4, 5."""
     short = (
         "begin_of_text end_of_text fim_prefix fim_middle fim_suffix header_start header_end eom "
         "eot step text_post_train_{0:6} python_start python_end finetune_right_pad "
@@ -67,8 +70,8 @@ O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The pattern in published tekken files, and of Transformers' `fix_mistral_regex`: no contractions,
-# and single digits.
+# The pattern in published tekken files and of `fix_mistral_regex` in Transformers, without
+# contractions and with single digits.
 TEKKEN_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _LLAMA_3 = Family(
     pattern=LLAMA_3_PATTERN,
@@ -103,7 +106,7 @@ _QWEN = Family(
         "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
         "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>",
     ),
-    # The generation config of Qwen/Qwen3-8B; the eos of its base model comes first.
+    # From the generation config of Qwen/Qwen3-8B; the eos of its base model comes first.
     roles={"eos": "<|endoftext|> <|im_end|>", "pad": "<|endoftext|>"},
 )
 _CL100K = Family(
@@ -125,34 +128,35 @@ FAMILIES = {
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _CL100K,
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _O200K,
 }
-"""Families by the sha256 of their rank file."""
+"""Tokenizer families by the sha256 of their rank file."""
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Whether a file with this head lists base64 ranks; one valid line is enough."""
+    """Whether a file with this beginning is a rank file. One valid line is enough."""
     return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
 
-_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has 8 digits
+_MAX_DIGITS = 9  # digits of a rank (MAX_WIDTH has 8)
 
 
 def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
     try:
         word, digits = line.split()
         token = b"" if word == b"=" else base64.b64decode(word, validate=True)
-    except ValueError:  # binascii.Error is one, too
+    except ValueError:  # includes binascii.Error
         return None
     is_rank = digits.isdigit() and len(digits) <= _MAX_DIGITS and int(digits) < MAX_WIDTH
     return (token, int(digits)) if is_rank else None
 
 
 def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
-    """Parse a rank file's contents into bytes to rank.
+    """Parse the contents of a rank file to a dict from bytes to rank.
 
-    tiktoken's own loader caches by path, so it returns old contents of a changed file.
+    tiktoken's own loader is not used, because it caches by path and would return old contents of a
+    changed file.
 
     Raises:
-        TokenizerError: if a line is malformed or repeats another.
+        TokenizerError: if a line is malformed or repeats another line.
     """
     ranks: dict[bytes, int] = {}
     ids_seen: set[int] = set()
@@ -163,7 +167,7 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
         if parsed is None:
             raise damaged(f"{source}, line {number}: expected a base64 token and a rank")
         token, rank = parsed
-        if not token:  # Whisper's multilingual.tiktoken ends with an empty token
+        if not token:  # multilingual.tiktoken of Whisper ends with an empty token
             continue
         if token in ranks or rank in ids_seen:
             raise damaged(f"{source}, line {number}: repeats a token or a rank")
@@ -174,14 +178,14 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
 
 
 def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
-    """Check that every byte is a token, which merging by rank requires."""
+    """Check that each byte is a token, which merging by rank requires."""
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise damaged(f"{source} lacks {len(missing)} of the 256 single bytes")
 
 
 def _attempt(encoding: Encoding, text: str) -> list[int] | None:
-    """Return the ids of a text; None if the library raises a `ValueError` or panics."""
+    """Return the ids of a text, or None if the library raises a `ValueError` or panics."""
     try:
         return encoding.encode_ordinary(text)
     except BaseException as error:
@@ -191,25 +195,25 @@ def _attempt(encoding: Encoding, text: str) -> list[int] | None:
 
 
 _SAMPLE_TEXT = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
-"""Characters that a split pattern must match; otherwise it drops text."""
+"""Characters that a split pattern must match, because it would drop text otherwise."""
 
 
 class RankBackend(Backend):
-    """Bytes merged by rank, with the `tiktoken` library.
+    """A tokenizer that merges bytes by rank, with the library `tiktoken`.
 
     Args:
-        name: the kind of file.
-        ranks: token to id; the lowest id merges first.
-        pattern: splits text before merging.
-        added: the tokens without a rank.
-        roles: role to the names of added tokens.
-        text: name to id of added tokens that are recognized in any text.
+        name: the kind of the file.
+        ranks: token → id. The lowest id is merged first.
+        pattern: the regular expression that splits text before merging.
+        added: tokens without a rank.
+        roles: role → names of added tokens.
+        text: name → id of added tokens that are recognized in any text.
 
     Raises:
-        ValueError: if the pattern does not split text.
+        ValueError: if the pattern cannot split text.
     """
 
-    files: ModelFiles | None = None  # the folder of the file
+    files: ModelFiles | None = None  # folder of the file
 
     def __init__(
         self,
@@ -223,7 +227,7 @@ class RankBackend(Backend):
         from tiktoken import Encoding
 
         self.name, self._ranks, self._split_pattern = name, ranks, pattern
-        # `add_configs` adds the contents of configs in the folder of the file to these attributes.
+        # `add_configs` adds the contents of the configs in the file's folder to these attributes.
         self.text_tokens = dict(text or {})
         self.added = {entry.id: entry for entry in added}
         ids = {entry.content.decode(): entry.id for entry in added}
@@ -242,7 +246,7 @@ class RankBackend(Backend):
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
-        """Created on first use: its copies of the ranks use most of the memory."""
+        """The library's encoding, created at first use because it copies all ranks."""
         return self._make_encoding(mergeable_ranks=self._ranks)
 
     @functools.cached_property
@@ -265,14 +269,15 @@ class RankBackend(Backend):
         return chat_templates(self.files) if self.files else {}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        # `encode_batch` starts a thread per text: thirty times slower for a vocabulary.
+        # `encode_batch` starts one thread per text, which is thirty times slower for a vocabulary.
         return [self._text.encode(text, self._encode) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a text; split it into halves if the library fails.
+        """Encode a text. If the library fails, split the text into halves.
 
-        It fails on a million consecutive spaces: its regular expressions backtrack at most a
-        million times. Tokens next to a cut may differ from the tokens of the whole text.
+        For example, the library fails on a million consecutive spaces, because its regular
+        expressions backtrack at most a million times. Tokens next to a cut can differ from the
+        tokens of the whole text.
         """
         ids = _attempt(self._encoding, text)
         if ids is not None:
@@ -299,10 +304,10 @@ class RankBackend(Backend):
 
 
 def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
-    """Load a rank file of a known family, or with a split pattern.
+    """Load a rank file of a known family, or with a given split pattern.
 
     Raises:
-        TokenizerError: for an unknown family, a malformed file or an invalid pattern.
+        TokenizerError: if the family is unknown, the file is malformed or the pattern is invalid.
     """
     data = path.read_bytes()
     family = FAMILIES.get(hashlib.sha256(data).hexdigest())

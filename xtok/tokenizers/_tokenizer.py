@@ -1,4 +1,4 @@
-"""`Tokenizer`, the public interface: exact bytes, exact spelling, the library's ids."""
+"""`Tokenizer`: the public interface, with exact bytes, exact spelling and the library's ids."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from xtok.tokenizers.table import (
 
 
 class Encoding(NamedTuple):
-    """The ids of a text, int32 `[T]`, and their spans in it.
+    """The ids of a text, int32 `[T]`, and their spans in the text.
 
     Token i covers bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8, int64 `[T + 1]`.
-    `num_changed` counts the bytes that the library changed before it encoded them.
+    `num_changed` is the number of bytes that the library changed before encoding.
     """
 
     ids: NDArray[np.int32]
@@ -57,11 +57,12 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
-    `vocabulary` holds the token `table` and its source, `undecodable` the text ids without bytes,
-    `location` the folder, file or repo, `name` the argument of `load_tokenizer`, and `notes` the
-    remarks about loading. `text_changes` lists the components that change a text before
-    tokenization, each with its change; `drops_text` is True if the library silently drops text that
-    has no token, and `keeps_text` if its ids cover all of a text, except changes of its normalizer.
+    `vocabulary` contains the token `table` and its source, `undecodable` the text ids without
+    bytes, `location` the folder, file or repo, `name` the argument of `load_tokenizer`, and `notes`
+    the notes about loading. `text_changes` lists the components that change a text before
+    tokenization, with their changes. `drops_text` is True if the library silently drops text that
+    has no token. `keeps_text` is True if its ids cover the whole text, except for changes by its
+    normalizer.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Tokenizer:
         self.undecodable = tuple(i for i in decoded.undecodable if i < width)
         num_ids = max((i + 1 for i in decoded.ids if i < width), default=0)
         table = decoded.table(width)
-        del decoded  # free its memory for the table
+        del decoded  # frees memory for the table
         self.table = replace(table, roles=find_roles(table, self.declared))
         self._tokens = self.table.tokens()
         if preferred := self._emitted_duplicates():
@@ -123,26 +124,26 @@ class Tokenizer:
         return f"Tokenizer({vocab.model_id!r}, {vocab.backend}, {vocab.vocab_size} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
-        """Return the tokenizer with another width of the logits.
+        """Return the tokenizer with a different width of the logits.
 
         Raises:
-            TokenizerError: if the width excludes more than a few of its ids.
+            TokenizerError: if the width excludes more than a few ids.
         """
         fields = self._backend, self._model_id, self._files, self.location, self.name
         return Tokenizer(*fields, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Return the name and result of another loader of the folder, or None without another.
+        """Load the same folder with another reader; return its name and the tokenizer, or None.
 
-        It is the folder's file alone if Transformers loaded the folder; AutoTokenizer if another
-        library read the file.
+        If Transformers loaded the folder, the other reader uses only the folder's file. If another
+        library read the file, it is AutoTokenizer.
         """
         if (other := self._backend.other) is None:
             return None
         return other[0], Tokenizer(other[1](), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
-        """Return the table in a form of `Decoded`, with ignored ids as UNUSED."""
+        """Return the table in a token form of `Decoded`, with ignored ids as UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
         decoded = Decoded(self._backend.entries(), form=form, ignore=ignore)
@@ -151,7 +152,7 @@ class Tokenizer:
     def segment(self, token: bytes | str) -> list[int]:
         """Spell bytes exactly, as in the middle of a text, without the normalizer.
 
-        Tries the library's encoder, the model's merges on bytes, byte tokens, and greedy longest
+        It tries the library's encoder, the model's merges on bytes, byte tokens, and greedy longest
         match, until the tokens concatenate to the same bytes.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
@@ -172,7 +173,7 @@ class Tokenizer:
         return ids
 
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Spell many byte strings; None for strings that the vocabulary cannot spell."""
+        """Spell many byte strings. The result is None for strings that cannot be spelled."""
         result: list[list[int] | None] = [None] * len(pieces)
         ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
             self._by_library,
@@ -192,15 +193,17 @@ class Tokenizer:
         return result
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text like the model's own library, with normalizer, prefix and control tokens.
+        """Encode a text like the model's own library.
 
-        Nothing is added around the text. If a library recognizes no control tokens, xtok does.
+        This includes normalizer, prefix and control tokens in the text, but adds no tokens around
+        the text. If the library does not recognize control tokens, xtok does.
 
         >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
         [0, 1, 2, 3]
 
         Raises:
-            TokenizerError: if the library refuses the text, or it has half of a surrogate pair.
+            TokenizerError: if the library rejects the text, or the text contains an unpaired
+                surrogate.
         """
         [ids] = self.encode_batch([text])
         data, tokens = text.encode(), self.table.named_tokens
@@ -215,7 +218,7 @@ class Tokenizer:
         """Return the ids of many texts, as in `encode`.
 
         Raises:
-            TokenizerError: as `encode`, and if a token has no row in the model.
+            TokenizerError: as in `encode`, and if a token has no row in the model.
         """
         _require_utf8(texts)
         text_parts = [self._added.split(text) for text in texts]
@@ -234,9 +237,9 @@ class Tokenizer:
         for text, ids in zip(texts, rows, strict=True):
             for i in filter(self._without_row.__contains__, ids):
                 raise TokenizerError(
-                    f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, but "
+                    f"the text {text[:40]!r} contains the token {self._shown_without_row(i)}, but "
                     f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
-                    hint="remove the token from the text: the model cannot read it",
+                    hint="remove the token from the text, because the model cannot read it",
                 )
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -251,9 +254,10 @@ class Tokenizer:
             return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the library's ids for parts of a longer text, including its changes to the text.
+        """Return the library's ids for parts of a longer text, including the library's changes.
 
-        Control tokens become plain text. Raises a `TokenizerError` for half of a surrogate pair.
+        Control tokens are treated as plain text. Raises a `TokenizerError` for an unpaired
+        surrogate.
         """
         _require_utf8(texts)
         with no_panic(self._model_id):
@@ -261,25 +265,25 @@ class Tokenizer:
         return [self._respell(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Like `library_ids`, as int32 arrays."""
+        """Return the same as `library_ids`, as int32 arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.library_ids(texts)]
 
     def _respell(self, ids: list[int]) -> list[int]:
-        """Spell tokens without a row in the model with other tokens, or drop them."""
+        """Replace tokens without a row in the model by other tokens, or drop them."""
         if self._without_row.keys().isdisjoint(ids):
             return ids
         tokens = self._without_row
         parts = [(self._longest_match(tokens[i]) or []) if i in tokens else [i] for i in ids]
         return [i for part in parts for i in part]
 
-    # Cached, because a backend may read files or query the hub.
+    # Cached, because a backend can read files or query the hub.
 
     @functools.cached_property
     def declared(self) -> Roles:
-        """The declared bos, eos, pad, unk, cls, sep and mask: role to {id: source}.
+        """The declared bos, eos, pad, unk, cls, sep and mask, as role → {id: source}.
 
-        The tokenizer's own eos precedes the other eos ids of `generation_config.json`. A role
-        declared as null has no ids; an undeclared role is missing.
+        The tokenizer's own eos precedes other eos ids from `generation_config.json`. A role that is
+        declared as null has no ids. An undeclared role is missing.
         """
         roles = dict(self._backend.declared_roles())
         if eos := eos_ids(self._files) if self._files else []:
@@ -289,23 +293,23 @@ class Tokenizer:
 
     @functools.cached_property
     def library(self) -> Any:
-        """The Transformers tokenizer of the same folder; None if Transformers cannot load it."""
+        """The Transformers tokenizer of the same folder, or None if Transformers cannot load it."""
         with suppress(TokenizerError):
             return self._backend.library()
         return None
 
     @functools.cached_property
     def bos_id(self) -> int | None:
-        """The declared BOS token that the library adds before a text; else None."""
+        """The declared bos token that the library adds before a text, or None."""
         with no_panic(self._model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
 
     @functools.cached_property
     def definition_sha256(self) -> str:
-        """A digest of all that affects ids: tokens, merges, flags, normalizer, split pattern.
+        """Digest of all data that affects ids: tokens, merges, flags, normalizer, split pattern.
 
-        It does not depend on the order of JSON keys.
+        The digest does not depend on the order of JSON keys.
         """
         roles = {role: list(ids) for role, ids in self.declared.items()}
         facts = [self.vocabulary.backend, self.table.sha256(), roles]
@@ -316,7 +320,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The special tokens in chat templates by key, such as `bos_token`."""
+        """The special tokens for chat templates by key, such as `bos_token`."""
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
@@ -344,7 +348,7 @@ class Tokenizer:
         tokens = self._tokens
         try:
             parts = [tokens[i] for i in ids]
-        except IndexError:  # an id that the vocabulary lacks
+        except IndexError:  # the vocabulary lacks this id
             return False
         return b"" not in parts and b"".join(parts) == data
 
@@ -388,7 +392,7 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the emitted ids that differ from `canonical`."""
+        """Return the ids that the tokenizer emits, if they differ from `canonical`."""
         canonical = self.table.canonical_ids()
         if len(self.table.text_ids) == len(canonical):
             return ()
@@ -401,30 +405,30 @@ class Tokenizer:
 
 
 def _require_utf8(texts: Sequence[str]) -> None:
-    """Refuse half of a surrogate pair: JSON can contain it, but libraries fail on it."""
+    """Reject unpaired surrogates, which JSON can contain but tokenizer libraries cannot encode."""
     for index, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = text[error.start]
             raise TokenizerError(
-                f"text {index}, {text[:40]!a}: {half!a} is half of a surrogate pair, expected "
+                f"text {index}, {text[:40]!a}, contains the unpaired surrogate {half!a}, expected "
                 "valid Unicode",
-                hint="write the whole pair or the character",
+                hint="write both surrogates of the pair, or the character itself",
             ) from error
 
 
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Return the first byte of each token in a changed text, and the number of changed bytes.
+    """Locate tokens in a text that the library changed; also return the number of changed bytes.
 
-    Tokens with overlapping spans form a stretch.
+    The result contains the first byte of each token. Tokens with overlapping spans form a group.
     """
     if not tokens:
         return [len(data)], len(data)
     begins, ends = _widen(tokens, data, spans)
-    # An empty span (all bytes of a character except the last) belongs to the next span.
+    # An empty span (of all bytes of a character except the last byte) belongs to the next span.
     is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
     firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
     starts: list[int] = []
@@ -441,12 +445,12 @@ def _bounds(
 def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rising begins and ends of spans, extended where the library omits text."""
+    """Return ascending starts and ends of spans, extended where the library omits text."""
     begins, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):
         last, text = ends[i - 1] if i else 0, token.lstrip()
-        # If a normalizer replaces several characters, the span has only the last one.
+        # If a normalizer replaces several characters, the span covers only the last character.
         is_replaced = data[last : begins[i]].strip() and not data.startswith(text, begins[i])
         if i and is_replaced and data[begins[i - 1] : last] == tokens[i - 1].lstrip():
             begins[i] = last
@@ -454,7 +458,8 @@ def _widen(
         before = begins[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
             begins[i] = before
-        # Or the whole token, after an added space: the span is empty and follows the text.
+        # After an added space, it can omit the whole token. The span is then empty and follows the
+        # text.
         before = begins[i] - len(text)
         if text and begins[i] == ends[i] and before >= last and data.startswith(text, before):
             begins[i] = before
@@ -464,21 +469,21 @@ def _widen(
 def _stretch(
     tokens: list[bytes], begins: NDArray[np.int64], data: bytes, start: int, end: int
 ) -> tuple[list[int], int]:
-    """Return the first byte of each token in `data[start:end]`, and the number of changed bytes.
+    """Locate the tokens of a group in `data[start:end]`; also count the changed bytes.
 
-    If the tokens do not spell the stretch, their spans are used.
+    If the tokens do not spell these bytes, their spans are used.
     """
     starts: list[int] = []
     num_changed = 0
     begin = int(begins[0])
     if len(tokens) > 1 and tokens[0].isspace() and not data[begin : begin + 1].isspace():
-        starts, num_changed = [start], begin - start  # a space that the library added
+        starts, num_changed = [start], begin - start  # the library added a space
         tokens, begins, start = tokens[1:], begins[1:], begin
     spelled, stretch = b"".join(tokens), data[start:end]
     if spelled in (stretch, b" " + stretch):
         offsets = accumulate(map(len, tokens), initial=end - len(spelled))
         return starts + [max(offset, start) for offset in offsets][:-1], num_changed
-    # A control token may absorb whitespace next to it.
+    # A control token can absorb adjacent whitespace.
     if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
         num_changed += end - start
     firsts, indices = np.unique(begins.clip(start, end), return_index=True)
@@ -487,18 +492,18 @@ def _stretch(
     return starts + shared.astype(int).tolist(), num_changed
 
 
-# Widths up to here are cheap; the widest published model has 262,208 ids.
+# Widths up to this limit are cheap. The widest published model has 262,208 ids.
 _MANY_IDS = 1 << 20
-# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, Gemma 3 1B for 1 of 262,145.
+# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, and Gemma 3 1B for 1 of 262,145.
 _MOST_WITHOUT_ROW = 1 / 8
 
 
 def _width(
     files: ModelFiles | None, model_id: str, vocab_size: int | None, ids: Collection[int]
 ) -> tuple[int, str]:
-    """Return the model's width and its source: an option, else the config, else the tokenizer.
+    """Return the model's width from an option, the config or the tokenizer, and its source.
 
-    A few tokens may have no row in the model; a width that excludes many is an error.
+    A few tokens can have no row in the model. A width that excludes many tokens is an error.
     """
     largest, num_tokens = max(ids, default=-1), len(ids)
     width, source, origin = vocab_size, "option", "as specified"
@@ -513,7 +518,7 @@ def _width(
         problem += f" is too small for its largest token id {largest}"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
         problem = f"{model_id} has {num_tokens} tokens, but a vocabulary size of {width} ({origin})"
-        hint = "its files may be damaged; if the size is correct, give {option}"
+        hint = "its files may be damaged; if the size is correct, pass {option}"
     elif not 0 < width <= MAX_WIDTH:
         problem += f" is outside 1..{MAX_WIDTH}"
     else:

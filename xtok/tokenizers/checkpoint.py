@@ -1,4 +1,4 @@
-"""A model's weights in safetensors files, read without the model's class."""
+"""Read a model's weights from safetensors files, without the model's class."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 _FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_FETCH_HINT = "the checkpoint is damaged: fetch it again"
+_FETCH_HINT = "the checkpoint is damaged: download it again"
 
 
 class Checkpoint(ModelFiles):
-    """The files of a model with weights; problems are an `EmbeddingError`."""
+    """The weight files of a model. Problems raise an `EmbeddingError`."""
 
     error = EmbeddingError
 
     @property
     def model_id(self) -> str:
-        """The repo id, or the name of a folder without its path."""
+        """The repo id, or the last component of a folder's path."""
         return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_weights(self) -> bool | None:
-        """Whether there are safetensors weights, without fetching them; None if unknown."""
+        """Whether there are safetensors weights (not downloaded); None if unknown."""
         return True if self.find(INDEX) is not None else self.has(_FILE)
 
     def tensor_files(self) -> dict[str, str]:
-        """Return the name of the file that contains each tensor, without fetching shards."""
+        """Return the file name for each tensor, without downloading shards."""
         if self.find(INDEX) is not None:
             shards = self.json(INDEX).get("weight_map")
             if not isinstance(shards, dict) or not shards:
@@ -45,20 +45,20 @@ class Checkpoint(ModelFiles):
         if path is None:
             raise EmbeddingError(
                 f"{self} has no {_FILE}",
-                hint="give a model with a safetensors checkpoint; save_pretrained writes one",
+                hint="use a model with a safetensors checkpoint, which save_pretrained writes",
             )
         return dict.fromkeys(read_header(path), _FILE)
 
     def shard(self, name: str) -> Path:
-        """Return the local path of a file with weights, fetched if necessary."""
+        """Return the local path of a file with weights. Downloads it if necessary."""
         path = self.find(name, required=True)
         if path is None:
-            raise EmbeddingError(f"{self} lacks {name}, listed in its {INDEX}", hint=_FETCH_HINT)
+            raise EmbeddingError(f"{self} lacks {name}, which its {INDEX} lists", hint=_FETCH_HINT)
         return path
 
 
 def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | None:
-    """Return the folder or repo of a tokenizer; None for a file."""
+    """Return the folder or repo of a tokenizer, or None if the tokenizer is a single file."""
     location = tokenizer.location
     if location is None or (isinstance(location, Path) and not location.is_dir()):
         return None
@@ -66,15 +66,15 @@ def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | N
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return each tensor's dtype, shape and offsets in a safetensors file, in the file's order."""
-    with _open(path), path.open("rb") as file:  # which checks the file
+    """Return the dtype, shape and offsets of each tensor in a safetensors file, in file order."""
+    with _open(path), path.open("rb") as file:  # also checks the file
         header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
 
 
 def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> torch.Tensor:
-    """Return a tensor of floats from a safetensors file, in its own dtype."""
+    """Return a floating-point tensor from a safetensors file, in its own dtype."""
     import torch
 
     with _open(path) as file:
@@ -83,14 +83,14 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
     if tensor.ndim not in dimensions or tensor.dtype not in floats:
         raise EmbeddingError(
             f"{path}, {name}: {tensor.dtype} {list(tensor.shape)}, expected a matrix of floats",
-            hint="give a checkpoint without quantization, or fetch it again",
+            hint="use a checkpoint without quantization, or download it again",
         )
     return tensor
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for PyTorch; an `EmbeddingError` if it is damaged."""
+    """Open a safetensors file for PyTorch. Raises an `EmbeddingError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,4 +1,4 @@
-"""Classes of tokens: digits, punctuation, whitespace, scripts, partial characters."""
+"""Classify tokens: digits, punctuation, whitespace, scripts, partial characters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from xtok.tokenizers.table import TokenTable, utf8_text
 class TokenClass(IntEnum):
     """The class of a token, in the order of reports.
 
-    Spaces around a token are ignored. Letters take precedence over punctuation and emoji:
+    Spaces around a token are ignored. Letters take precedence over punctuation and emoji, so
     `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
-    with kana is KANA. PARTIAL_UTF8 tokens are invalid UTF-8 alone.
+    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 on their own.
     """
 
     DIGITS_1 = "1 digit"
@@ -47,7 +47,7 @@ class TokenClass(IntEnum):
     CONTROL = "control tokens"
     UNUSED = "unused ids"
 
-    label: str  # the name of the class in reports
+    label: str  # name of the class in reports
 
     def __new__(cls, label: str) -> TokenClass:
         """Number the classes from 0, in the order of their definition."""
@@ -57,14 +57,14 @@ class TokenClass(IntEnum):
 
 
 def class_label(name: str) -> str:
-    """Return the label of a class; results contain its name, in lower case."""
+    """Return the label of a class from its lower-case name, which results contain."""
     return TokenClass[name.upper()].label
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class with a name or label, or a group: `digits` means all classes with digits.
+    """Return the class with this name or label, or all classes with digits for `digits`.
 
-    Case does not matter. Raises an `XtokError` for an unknown class.
+    Case is ignored. Raises an `XtokError` for an unknown class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -78,10 +78,10 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     return members
 
 
-# Each class of characters has a bit; a token combines the bits of its characters.
+# Each class of characters has a bit, and a token combines the bits of its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
-_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners, selectors: no class without a base character
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors
 _AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
 
 _OF_SCRIPTS = tuple(TokenClass)[TokenClass.LATIN : TokenClass.SEVERAL_SCRIPTS]
@@ -98,7 +98,7 @@ _SCRIPT_OF_WORD = {
 
 @functools.lru_cache(maxsize=1 << 14)
 def script_of(letter: str) -> str:
-    """Return the script of a letter or mark, the first word of its name in Unicode.
+    """Return the script of a letter or mark: the first word of its Unicode name.
 
     >>> script_of("e"), script_of("食"), script_of("べ"), script_of("ქ")
     ('LATIN', 'HAN', 'KANA', 'GEORGIAN')
@@ -111,7 +111,7 @@ def script_of(letter: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
-    """Return the `TokenClass` of each id, uint8 `[V]`; the array is cached, do not change it."""
+    """Return the `TokenClass` of each id, uint8 `[V]`. Do not modify the cached array."""
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
     classes[table.is_control] = TokenClass.CONTROL
     classes[table.text_ids] = TokenClass.PARTIAL_UTF8
@@ -138,7 +138,7 @@ def _text_classes(texts: list[str]) -> NDArray[np.uint8]:
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
     has_digit = (in_text & _DIGIT) != 0
 
-    # The first matching rule wins; the last rules are the classes of single characters.
+    # The first matching rule applies. The last rules are the classes of single characters.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
@@ -164,7 +164,7 @@ def _bit(char: str) -> int:
         if category[0] == "M" and script in ("COMBINING", "VARIATION"):
             return _JOINER
         return _BIT[_OF_NAMED_SCRIPT.get(script, TokenClass.OTHER_SCRIPT)]
-    if char in "\u200c\u200d" or "\U000e0020" <= char <= "\U000e007f":  # joiners, tags of flags
+    if char in "\u200c\u200d" or "\U000e0020" <= char <= "\U000e007f":  # joiners, and tags in flags
         return _JOINER
     if category in ("So", "Sk") and ("\u2600" <= char <= "\u27bf" or char >= "\U0001f000"):
         return _BIT[TokenClass.EMOJI]
@@ -172,7 +172,7 @@ def _bit(char: str) -> int:
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:
-    """Return the number of ASCII digits of each id that is a number, else 0; int64 `[V]`.
+    """Return the number of ASCII digits of each id that is a number, otherwise 0; int64 `[V]`.
 
     Spaces around the number are ignored.
     """

@@ -1,6 +1,6 @@
-"""Tokens and other text in a short form that is safe to print.
+"""Format tokens and other text in a short form that is safe to print.
 
-`escape` is complete and reversible. `printable` handles text that is not a token.
+`escape` is complete and reversible. `printable` is for text that is not a token.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from itertools import islice
 
 _NOISE = 1e-9
-"""Rounding error of a share that was summed in floating point."""
+"""Rounding error of a share that is a sum of floating-point numbers."""
 
 SHOWN = 80
-"""Maximum number of characters shown; some vocabularies have tokens of a megabyte."""
+"""Maximum number of characters to print, because some vocabularies have tokens of a megabyte."""
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _BYTES_OF_ESCAPES = {b"\\": b"\\", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
@@ -22,7 +22,7 @@ _ESCAPED = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\nrt]))")
 
 
 def escape(data: bytes) -> str:
-    r"""Return bytes as printable text; `unescape` reverts it.
+    r"""Convert bytes to printable text, which `unescape` converts back.
 
     Control characters, direction marks and invalid UTF-8 are escaped, so that a vocabulary cannot
     write control sequences to the terminal.
@@ -45,16 +45,16 @@ def _escape(char: str) -> str:
 
 
 def text_bytes(text: str) -> bytes:
-    r"""Return a text in UTF-8, with `\udc80` to `\udcff` as single bytes.
+    r"""Encode a text as UTF-8, with `\udc80` to `\udcff` as single bytes.
 
-    Other halves of surrogate pairs become U+FFFD.
+    Other unpaired surrogates become U+FFFD.
     """
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
     return kept.encode("utf-8", "surrogateescape")
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes of an escaped text; other backslashes are literal.
+    r"""Convert escaped text back to bytes. Other backslashes are literal.
 
     >>> unescape(r"\xe4\xb8\n")
     b'\xe4\xb8\n'
@@ -67,7 +67,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 def shorten(text: str) -> str:
-    """Cut a long escaped token and append its length.
+    """Shorten a long escaped token, and append its length.
 
     >>> shorten("a" * 1000)[-20:]
     'aaaa… (1,000 in all)'
@@ -81,12 +81,12 @@ def quoted(token: str | None, token_id: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a printable text unchanged, other text escaped."""
+    """Return printable text unchanged, and escape other text."""
     return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
 
 
 def listed(items: Iterable[object], most: int = 3) -> str:
-    """Return the first items, joined for a sentence.
+    """Join the first items for a sentence.
 
     >>> listed("abc"), listed("abcd")
     ('a, b, c', 'a, b, c, …')
@@ -96,7 +96,7 @@ def listed(items: Iterable[object], most: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share in percent; only exact values read 0 % or 100 %.
+    """Format a share in percent. Only exact values are printed as 0 % or 100 %.
 
     >>> percent(0.25), percent(0.9999), percent(0.0001), percent(1)
     ('25.0%', '>99.9%', '<0.1%', '100.0%')

@@ -1,17 +1,18 @@
-"""Hugging Face folders and repos, read like AutoTokenizer.
+"""Read Hugging Face folders and repos like AutoTokenizer.
 
-Importing Transformers takes seconds (a map of two folders takes 2.5 s without it and 5 s with it,
-on two busy cores). The `tokenizers` library alone reads `tokenizer.json` if all of these hold:
+Importing Transformers takes seconds (on two busy cores, a map of two folders takes 2.5 s without it
+and 5 s with it). Therefore, the `tokenizers` library alone reads `tokenizer.json` if all of these
+conditions hold:
 
 - For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer uses
-  `tokenizer.json` unchanged; or it uses only its vocabulary and merges, and the fingerprint shows
-  that the class builds the rest of `tokenizer.json`.
-- All keys in `tokenizer_config.json` affect neither tokens nor encoding.
+  `tokenizer.json` unchanged. Or it uses only the vocabulary and merges, and the fingerprint shows
+  that the class builds the same remaining parts.
+- No key in `tokenizer_config.json` affects tokens or encoding.
 - Its added and special tokens equal the tokens of `tokenizer.json`, including their flags.
 - No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
-Otherwise Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
-here with the installed Transformers.
+Otherwise, Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
+in this module with the installed version of Transformers.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 def load_folder(
     files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load a folder or repo like `AutoTokenizer`; `path` is its vocabulary file.
+    """Load a folder or repo like `AutoTokenizer`. `path` is its vocabulary file.
 
     Raises:
-        TokenizerError: if that fails, returns a slow tokenizer, or needs code that is not trusted.
+        TokenizerError: if loading fails, returns a slow tokenizer, or requires code that is not
+            trusted.
     """
     plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
@@ -76,14 +78,14 @@ def _notes(
 
 
 def hint_without_fast(files: ModelFiles) -> str | None:
-    """Return the hint for a class without a fast tokenizer; None for other classes."""
+    """Return the hint for a class without a fast tokenizer, or None for other classes."""
     config = files.json("config.json")
     name = files.json("tokenizer_config.json").get("tokenizer_class")
     name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
     if name.startswith("byt5"):
-        return "give bytes, and add 3 to its ids: ByT5 has the same tokens after 3 special tokens"
+        return "use bytes, and add 3 to its ids: ByT5 has the same tokens after 3 special tokens"
     if name.startswith("canine"):
-        return "its tokens are code points, so it has no fast tokenizer: give another model"
+        return "use another model; its tokens are code points, so it has no fast tokenizer"
     return None
 
 
@@ -103,16 +105,16 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
-        # Transformers replaces an unknown token by unk_token: an endless recursion.
+        # Transformers replaces unknown tokens by unk_token, which would cause an endless recursion.
         if getattr(tokenizer, "unk_token", None) == "" and "" not in tokenizer.get_vocab():
             raise ValueError("unk_token is an empty string")
-    except PermissionError:  # the caller reports it, as for other files
+    except PermissionError:  # the caller reports the problem
         raise
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TokenizerError(
                 f"{files} requires custom tokenizer code",
-                hint="review the code, then allow it with {option}; or give the path of its "
+                hint="review the code, then allow it with {option}; or pass the path of its "
                 "tokenizer.json, if it exists",
                 parameter="trust_remote_code",
             ) from error
@@ -131,13 +133,13 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
 
 def _is_mistral_common(files: ModelFiles) -> bool:
-    """Whether AutoTokenizer returns mistral-common's tokenizer, which lists no tokens."""
+    """Whether AutoTokenizer returns mistral-common's tokenizer, which does not list its tokens."""
     model_type = str(files.json("config.json").get("model_type"))
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
-    """Whether Transformers suggests `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    """Whether Transformers recommends `fix_mistral_regex` (`_patch_mistral_regex`)."""
     config = files.json("config.json")
     saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
     types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
@@ -145,7 +147,7 @@ def _is_old_mistral(files: ModelFiles) -> bool:
 
 
 def runs_code(files: ModelFiles) -> bool:
-    """Whether a folder's tokenizer needs custom code."""
+    """Whether a folder's tokenizer requires custom code."""
     return "auto_map" in files.json("tokenizer_config.json")
 
 
@@ -164,7 +166,7 @@ def load_json(path: Path) -> HuggingFaceBackend:
 
 
 class PlainTokenizer:
-    """The part of `PreTrainedTokenizerFast` that xtok uses, without Transformers."""
+    """The part of `PreTrainedTokenizerFast` that xtok uses, implemented without Transformers."""
 
     chat_template: Mapping[str, str] = {}
     special_tokens_map: Mapping[str, str] = {}
@@ -172,7 +174,7 @@ class PlainTokenizer:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
 
-        # The library does not accept file names that are not UTF-8.
+        # The library rejects file names that are not UTF-8.
         self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
@@ -185,7 +187,7 @@ class PlainTokenizer:
 
 
 class Built(NamedTuple):
-    """A tokenizer class that builds everything except the vocabulary and merges of a BPE."""
+    """A tokenizer class that builds all parts of a BPE tokenizer except vocabulary and merges."""
 
     fingerprint: str
     roles: Mapping[str, str]  # its default special tokens
@@ -212,9 +214,9 @@ BUILT = {
 }
 """Classes that read only the vocabulary and merges of `tokenizer.json`."""
 
-# By model type ("" without a config.json): the classes for which AutoTokenizer uses tokenizer.json
-# unchanged, and the class in `BUILT`. Versions before 5.8 differ; some of them lose DeepSeek's
-# spaces (https://github.com/huggingface/transformers/issues/45488).
+# For each model type ("" without a config.json): the classes for which AutoTokenizer uses
+# tokenizer.json unchanged, and the class in `BUILT`. Versions before 5.8 differ, and some of them
+# lose DeepSeek's spaces (https://github.com/huggingface/transformers/issues/45488).
 _SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
@@ -241,7 +243,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _KEYS = {
     *("added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"),
     *_EXTRA,
-    # Decoding, lengths, ids around a text; and options of slow tokenizers.
+    # Keys about decoding, lengths and ids around a text, and options of slow tokenizers.
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
     *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
@@ -251,18 +253,18 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def can_read_alone() -> bool:
-    """Whether the tables here apply to the installed Transformers."""
+    """Whether the tables in this module apply to the installed version of Transformers."""
     return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
 def without_library(files: ModelFiles) -> PlainTokenizer | None:
-    """Read the `tokenizer.json` of a folder; None if Transformers must load the folder."""
+    """Read the `tokenizer.json` of a folder. Returns None if Transformers must load the folder."""
     if not can_read_alone():
         return None
     try:
         return _read_plain(files)
     except Exception as error:
-        # Missing or damaged files: Transformers raises its own error for them.
+        # For missing or damaged files, Transformers raises its own error.
         if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
             raise
         return None
@@ -295,14 +297,14 @@ def _read_plain(files: ModelFiles) -> PlainTokenizer | None:
 
 
 def _roles(name: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by key, such as `bos_token`: the class's, then the config's."""
+    """Return the special tokens of the class and the config by key, such as `bos_token`."""
     roles = dict(BUILT[name].roles if name in BUILT else {})
     roles |= {key: config[key] for key in _ROLES if key in config}
     return {key: _content(token) for key, token in roles.items() if token is not None}
 
 
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Return the class that AutoTokenizer uses, by both configs; None if unclear."""
+    """Return the class that AutoTokenizer uses for these configs, or None if it is unclear."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
     builder = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
@@ -315,7 +317,7 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
 
 
 def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
-    old = ("special_tokens_map.json", "added_tokens.json")  # read if the config lists no tokens
+    old = ("special_tokens_map.json", "added_tokens.json")  # for configs without tokens
     return (
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and all(isinstance(config.get(key) or [], list | dict) for key in _EXTRA)
@@ -325,7 +327,7 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
 
 
 def _is_token(key: str, value: Any) -> bool:
-    """Whether a config entry names a special token: a role, or a model-specific name."""
+    """Whether a config entry is a special token (a role, or a model-specific name)."""
     return key in _ROLES or (key.endswith("_token") and isinstance(value, str))
 
 
@@ -334,7 +336,7 @@ def _content(token: Any) -> str:
 
 
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
-    """Mark tokens with a role as special; whether `tokenizer.json` then has the config's tokens."""
+    """Mark tokens with a role as special, and return whether the tokens equal the config's."""
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     for token in added.values():
@@ -363,7 +365,7 @@ def _builds(
     roles: Mapping[str, str],
     rust: RustTokenizer,
 ) -> bool:
-    """Whether a class builds all of `tokenizer.json`, with the same ids of added tokens."""
+    """Whether a class builds the same `tokenizer.json`, with the same ids of added tokens."""
     if name not in BUILT:
         return model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
@@ -379,7 +381,7 @@ def _builds(
 
 
 def fingerprint(rust: RustTokenizer) -> str:
-    """Return the sha256 of everything that affects encoding, except the vocabulary."""
+    """Return the sha256 of all data that affects encoding, except the vocabulary."""
     normalizer, splits, decoder = (
         list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
     )

@@ -1,4 +1,4 @@
-"""The files of a model, from a local folder or a Hugging Face repo."""
+"""Find and download the files of a model, from a local folder or a Hugging Face repo."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "ope
 class ModelFiles:
     """The files of a folder (a `Path`) or a hub repo (a `str`), downloaded on demand.
 
-    All files come from one commit, even if the branch moves. The hub's variables apply: `HF_TOKEN`,
-    `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes can download the same file at the same
-    time, because huggingface_hub locks each blob.
+    All files come from the same commit, even if the branch moves. The hub's environment variables
+    apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Several processes can download
+    the same file at the same time, because huggingface_hub locks each blob.
     """
 
     error: type[XtokError] = TokenizerError
-    """Class of the error for an unavailable repo."""
+    """Class of the error that is raised if the repo is unavailable."""
 
     def __init__(
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
-        self.commit: str | None = None  # of the first file
-        self.unknown: list[str] = []  # files missing from the cache that the hub may have
+        self.commit: str | None = None  # commit of the first file
+        self.unknown: list[str] = []  # files that the cache lacks but the hub may have
 
     def __str__(self) -> str:
         return str(self.model)
 
     def find(self, name: str, *, required: bool = False) -> Path | None:
-        """Return a file's path; None if the model has no such file.
+        """Return the path of a file, or None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is unavailable or the hub does not respond; with `required` also
+            XtokError: if the repo is unavailable or the hub does not respond. With `required`, also
                 if only the cache is available and lacks the file.
         """
         if isinstance(self.model, Path):
@@ -62,7 +62,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Whether the model has a file or folder, without a download; None if unknown."""
+        """Whether the model has a file or folder (not downloaded); None if unknown."""
         if isinstance(self.model, Path):
             return (self.model / name).exists()
         from huggingface_hub import get_paths_info, try_to_load_from_cache
@@ -74,10 +74,10 @@ class ModelFiles:
             if (self.folder() / name).exists():
                 return True
             cached = try_to_load_from_cache(self.model, name, revision=revision)
-            return None if cached is None else False  # the cache records missing files
+            return None if cached is None else False  # the cache also records missing files
 
     def folder(self) -> Path:
-        """Return the local folder, downloaded if necessary, without other frameworks' weights."""
+        """Return the local folder; if necessary, download it without other frameworks' weights."""
         if isinstance(self.model, Path):
             return self.model
         from huggingface_hub import snapshot_download
@@ -86,7 +86,7 @@ class ModelFiles:
             return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
 
     def within(self, folder: str) -> list[Path]:
-        """Return the files of a subfolder, by name; empty if it is missing or unknown."""
+        """Return the files of a subfolder by name, empty if the folder is missing or unknown."""
         if not self.has(folder):
             return []
         if isinstance(self.model, Path) or self.is_local:
@@ -101,7 +101,7 @@ class ModelFiles:
         return [path for path in paths if path is not None]
 
     def first(self, names: Sequence[str]) -> Path | None:
-        """Return the first of several files that exists; names may be patterns in a folder."""
+        """Return the first file that exists; in a folder, the names can be patterns."""
         for name in names:
             if isinstance(self.model, Path):
                 paths = sorted(filter(Path.is_file, self.model.glob(name)))
@@ -117,7 +117,7 @@ class ModelFiles:
         return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file; empty if the file does not exist.
+        """Return the JSON object in a file, empty if the file does not exist.
 
         Raises:
             XtokError: if the file is not a JSON object.
@@ -126,7 +126,7 @@ class ModelFiles:
         if path is None:
             return {}
         try:
-            # Transformers rejects a byte order mark too, and accepts Infinity (Mamba 2).
+            # Like Transformers, reject a byte order mark, and accept Infinity (Mamba 2).
             content = parse_json(path.read_bytes().decode(), allow_nan=True)
         except ValueError as error:
             content = json_problem(error)
@@ -144,7 +144,7 @@ class ModelFiles:
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether only the local cache is read; the same answer for all files."""
+        """Whether only the local cache is used, for all files alike."""
         return not (self._is_online() and is_reachable(int(time.monotonic() // 60)))
 
     def _options(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class ModelFiles:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Files that were skipped because the hub is unavailable."""
+        """Notes about files that were skipped because the hub is unavailable."""
         if not (self.unknown and self._is_online()):
             return ()
         names = ", ".join(dict.fromkeys(self.unknown))
@@ -160,7 +160,7 @@ class ModelFiles:
 
     @contextmanager
     def _hub(self) -> Iterator[None]:
-        """Silence the hub's library, and turn its errors into an `XtokError`."""
+        """Silence the hub's library, and convert its errors to an `XtokError`."""
         from huggingface_hub import errors
 
         revision = self.commit or self.revision
@@ -189,13 +189,13 @@ class ModelFiles:
                 hint = "check the spelling; for a private repo, run hf auth login (or set HF_TOKEN)"
             else:
                 problem = f"{repo} cannot be downloaded: {cause}"
-                hint = "give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder"
+                hint = "use a repo id such as Qwen/Qwen3-8B, or the path of a file or folder"
             raise self.error(problem, hint=hint) from cause
 
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Suppress the hub library's warnings, unless the user has set its verbosity."""
+    """Suppress warnings of the hub's library, unless the user has set its verbosity."""
     from logging import ERROR, WARNING
 
     from huggingface_hub.utils import logging
@@ -211,9 +211,9 @@ def quiet_hub() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def is_reachable(minute: int) -> bool:
-    """Whether the hub responds to a request; its own library retries for 20 seconds.
+    """Whether the hub responds to a request. Its own library would retry for 20 seconds.
 
-    Cached per minute, so that many files cost one request.
+    The result is cached for one minute, so that many files cost one request.
     """
     from huggingface_hub import constants, get_session
 
@@ -225,7 +225,7 @@ def is_reachable(minute: int) -> bool:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of the hub library's HTTP client, in any of its versions."""
+    """Return the exceptions of the HTTP client in the installed version of the hub's library."""
     from huggingface_hub import errors
 
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)

@@ -1,4 +1,4 @@
-"""Comparison of a tokenizer with AutoTokenizer: roles and ids."""
+"""Compare the roles and ids of a tokenizer with AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from xtok.tokenizers.display import escape, listed, quoted
 if TYPE_CHECKING:
     from xtok.tokenizers._tokenizer import Tokenizer
 
-_SHOWN = 6  # ids, starting before the first difference
+_SHOWN = 6  # number of ids to print, starting before the first difference
 
 
 def library_differences(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None = None
 ) -> list[str]:
-    """Return the differences from AutoTokenizer, a line for each role and text.
+    """Return the differences from AutoTokenizer, one line for each role and text.
 
-    Empty if Transformers cannot load the tokenizer. A row may begin with the declared bos and end
-    with the declared eos; a text that begins with its own bos needs no second bos.
+    The result is empty if Transformers cannot load the tokenizer. A row can begin with the declared
+    bos and end with the declared eos. A text that begins with its own bos needs no second bos.
 
     >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
     []
@@ -29,8 +29,8 @@ def library_differences(
     Args:
         tokenizer: a loaded tokenizer.
         texts: whole texts.
-        rows: the ids of each text, possibly truncated; default: `encode`, with the ids that the
-            library adds around a text.
+        rows: the ids of each text, possibly truncated. Default: the ids of `encode`, with the ids
+            that the library adds around a text.
 
     Raises:
         ValueError: if the number of rows differs from the number of texts.
@@ -74,14 +74,14 @@ def _ids(
 
 
 def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list[int]]:
-    """Return the ids that a row may have before a text's own ids."""
+    """Return the ids that a row can have before a text's own ids."""
     if not before:
         return [[], bos]
     return [before, []] if bare[: len(before)] == before else [before]
 
 
 def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Show two rows of ids around their first difference."""
+    """Format two rows of ids around their first difference."""
     first = max(0, num_common(ours, theirs) - 1)
     excerpts = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
     place = f" from token {first}" if first else ""

@@ -1,4 +1,4 @@
-"""Loads tokenizers: a name, a path or a loaded object; the files determine the kind."""
+"""Load tokenizers from a name, a path or a loaded object."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from xtok.tokenizers.model_names import (
 from xtok.tokenizers.pairs import Pair
 
 ModelLike = str | PathLike[str] | Tokenizer
-"""A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
+"""A model argument: a name or path as in `load_tokenizer`, or a loaded tokenizer."""
 
 
-# One for each of `model_names.BUILT_IN`.
+# One class for each of `model_names.BUILT_IN`.
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 
 
@@ -46,26 +46,27 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer; the files determine the backend.
+    """Load a tokenizer of any kind, with a library that its files determine.
 
     >>> xtok.load_tokenizer("bytes", vocab_size=300)
     Tokenizer('bytes', bytes, 300 ids)
 
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
-            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. The contents determine
-            the kind of a file; a prefix overrides it: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
-            `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` sets the split pattern of a
-            tiktoken file. Or a loaded fast Hugging Face tokenizer; a `Tokenizer` is returned
+            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`; or a loaded fast Hugging
+            Face tokenizer. The contents determine the kind of a file, and a prefix overrides it:
+            `hf:`, `spm:`, `tiktoken:`, `tekken:`. `REPO@REVISION` pins a branch, tag or commit.
+            `FILE@REGEX` sets the split pattern of a tiktoken file. A `Tokenizer` is returned
             unchanged.
-        vocab_size: width of the model's logits; default: the width in the model's config, else the
-            tokenizer's largest id + 1.
+        vocab_size: width of the model's logits. Default: the width in the model's config, otherwise
+            the tokenizer's largest id + 1.
         offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
-        trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
-            report its use.
+        trust_remote_code: allow custom tokenizer code from the repo. The tokenizer's `notes` report
+            its use.
 
     Raises:
-        TokenizerError: if the tokenizer is missing, unreadable, or not exact in bytes.
+        TokenizerError: if the tokenizer is missing or unreadable, or its tokens have no exact
+            bytes.
     """
     if isinstance(model, Tokenizer):
         vocabulary = model.vocabulary
@@ -93,7 +94,7 @@ def load_tokenizer(
 def _load(
     name: ModelName, offline: bool, trust_remote_code: bool
 ) -> tuple[Backend, ModelFiles | None, str | Path | None]:
-    """Return the backend, the folder or repo if it has one, and `Tokenizer.location`."""
+    """Return the backend, its folder or repo (if any), and `Tokenizer.location`."""
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
         return _BUILT_IN[kind](location), None, None
@@ -122,25 +123,25 @@ def load_pair(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Return two models as a `Pair`, which caches every fact about the two.
+    """Load two models as a `Pair`, which caches all facts about them.
 
     >>> xtok.load_pair("bytes", "bytes").shape
     (256, 256)
 
     Args:
-        student_model: the model of the rows, as in `load_tokenizer`; a pair is returned unchanged.
+        student_model: the model of the rows, as in `load_tokenizer`. A pair is returned unchanged.
         teacher_model: the model of the columns.
         offline: as in `load_tokenizer`.
         trust_remote_code: as in `load_tokenizer`.
 
     Raises:
         TokenizerError: if a tokenizer is missing, unreadable, or not exact in bytes.
-        TypeError: for one model alone, or a pair and a model.
+        TypeError: if only one model is given, or a pair and a model.
     """
     if isinstance(student_model, Pair) and teacher_model is None:
         return student_model
     if isinstance(student_model, Pair) or teacher_model is None:
-        raise TypeError("give two models, student first, or the pair and other arguments by name")
+        raise TypeError("pass two models (student first), or a pair and other arguments by name")
     options = {"offline": offline, "trust_remote_code": trust_remote_code}
     student = teacher = load_tokenizer(student_model, **options)
     if teacher_model != student_model:
@@ -153,11 +154,11 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        vocab_size: width of the model's logits; default: the width in the config of its folder,
-            else the largest id + 1.
+        vocab_size: width of the model's logits. Default: the width in the config of its folder,
+            otherwise the largest id + 1.
 
     Raises:
-        TokenizerError: if it is a slow tokenizer, or its tokens are not byte strings.
+        TokenizerError: if the tokenizer is slow, or its tokens are not byte strings.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
@@ -182,7 +183,7 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
 
 
 def _kind(head: bytes) -> str:
-    """Return the kind of a tokenizer file with these first 4 kB."""
+    """Detect the kind of a tokenizer file from its first 4 kB."""
     if head.lstrip().startswith(b"{"):
         return "tekken"
     return "tiktoken" if is_rank_file(head) or is_megatron(head) else "spm"
@@ -195,7 +196,7 @@ def _ranks(path: Path, kind: str, head: bytes, pattern: str | None) -> RankBacke
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
-    """Read tiktoken and tekken files directly, all others like AutoTokenizer."""
+    """Read tiktoken and tekken files directly, and all other files like AutoTokenizer."""
     path = files.first((TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
@@ -223,7 +224,7 @@ def _nothing_in(files: ModelFiles) -> TokenizerError:
         f"{files} has no tokenizer.json, so it has no fast tokenizer",
         hint=hint_without_fast(files)
         or "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
-        "give the path of the .model or .tiktoken file",
+        "pass the path of the .model or .tiktoken file",
     )
 
 
@@ -240,7 +241,7 @@ def _check_read(backend: Backend, files: ModelFiles) -> None:
             f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
             f"{len(listed):,} tokens are missing",
             hint="set tokenizer_class in its tokenizer_config.json"
-            + f", or give the file: {path}" * (path.suffix == ".model"),
+            + f", or pass the path of the file: {path}" * (path.suffix == ".model"),
         )
 
 
@@ -253,7 +254,7 @@ def _displays(path: Path) -> list[bytes]:
 
 
 def _check_without_config(path: Path, files: ModelFiles) -> None:
-    """Refuse a vocabulary of words, and a folder with several tokenizer files."""
+    """Reject a word-level vocabulary, and a folder with several tokenizer files."""
     if path.name in _WORD_FILES:
         raise TokenizerError(
             f"{files} has {path.name}, but no config.json that names the tokenizer's class",
@@ -266,12 +267,12 @@ def _check_without_config(path: Path, files: ModelFiles) -> None:
     if len(names) > 1:
         raise TokenizerError(
             f"{files} has several tokenizers, but no config.json: {', '.join(names)}",
-            hint=f"give the path of a single file, such as {path}",
+            hint=f"pass the path of a single file, such as {path}",
         )
 
 
 def _head(path: Path) -> bytes:
-    """Return the first 4 kB of a file; refuse empty files, Git LFS pointers and GGUF."""
+    """Return the first 4 kB of a file. Rejects empty files, Git LFS pointers and GGUF."""
     with path.open("rb") as file:
         head = file.read(4096)
     if not head:
@@ -283,7 +284,7 @@ def _head(path: Path) -> bytes:
         )
     if head.startswith(b"GGUF"):
         raise TokenizerError(
-            f"{path} is a .gguf file, which is unsupported",
-            hint="give the repo or folder of the original model",
+            f"{path} is a .gguf file, which xtok does not support",
+            hint="use the repo or folder of the original model",
         )
     return head

@@ -1,4 +1,4 @@
-"""Names of models: `KIND:LOCATION@SUFFIX`, for a repo, a folder or a file."""
+"""Parse model names `KIND:LOCATION@SUFFIX`, which are a repo, a folder or a file."""
 
 from __future__ import annotations
 
@@ -15,58 +15,56 @@ FILE_KINDS = ("tekken", "tiktoken", "spm")
 BUILT_IN = ("bytes", "null")
 _PREFIXES = ("hf", *FILE_KINDS, *BUILT_IN)
 
-TOKENIZER_JSON = "tokenizer.json"  # as a model name, it means its folder
+TOKENIZER_JSON = "tokenizer.json"  # as a model name, this file means its folder
 
 
 class ModelName(NamedTuple):
-    """Parts of a model's name: `KIND:LOCATION@SUFFIX`."""
+    """The parts of a model name `KIND:LOCATION@SUFFIX`."""
 
     kind: str | None
     location: str
-    suffix: str | None  # a repo's revision, or the split pattern of a file
-    path: Path  # of the location; it may not exist
+    suffix: str | None  # revision of a repo, or split pattern of a file
+    path: Path  # path of the location, which may not exist
 
     @property
     def is_json(self) -> bool:
-        """Whether the path is a `tokenizer.json`, which stands for its folder."""
+        """Whether the path is a `tokenizer.json`, which means its folder."""
         return self.path.name == TOKENIZER_JSON and self.path.is_file()
 
     @property
     def model_id(self) -> str:
-        """The model's name in maps: a repo id, or the last component of a path."""
+        """Name of the model in maps: a repo id, or the last component of a path."""
         model = self.location
         if self.kind in BUILT_IN:
             return f"{self.kind}:{model}".rstrip(":")
         if self.path.exists():
             path = Path(os.path.abspath(self.path))
             model = (path.parent if self.is_json else path).name or model
-        # A file name may contain any bytes; maps need UTF-8.
+        # A file name can contain any bytes, but maps require UTF-8.
         return os.fsencode(model).decode("utf-8", "backslashreplace")
 
 
 def parse_name(model: str | PathLike[str]) -> ModelName:
-    """Split a model's name. An `@` that belongs to an existing path does not start a suffix."""
+    """Split a model name. An `@` in an existing path does not start a suffix."""
     kind, location = _split_prefix(os.fspath(model))
     if kind in BUILT_IN:
         return ModelName(kind, location, None, Path(location))
     if not location:
-        raise TokenizerError(
-            "the model's name is empty", hint="give a repo id, a folder, or a file"
-        )
+        raise TokenizerError("the model name is empty", hint="pass a repo id, a folder or a file")
     cuts = ((location[: m.start()], location[m.end() :]) for m in re.finditer("(?!^)@", location))
     splits: list[tuple[str, str | None]] = [(location, None), *cuts]
     for start, suffix in splits:
-        with suppress(TokenizerError):  # a pattern may be too long for a path
+        with suppress(TokenizerError):  # a pattern can be too long for a path
             if (path := _path(start)).exists():
                 return ModelName(kind, start, suffix, path)
-    start, suffix = splits[:2][-1]  # a repo has its revision after the first @
+    start, suffix = splits[:2][-1]  # in a repo's name, the revision starts after the first @
     if is_path(start, sure=True):
         start, suffix = splits[0]
     return ModelName(kind, start, suffix, _path(start))
 
 
 def model_id(model: str | PathLike[str]) -> str:
-    """Return the name of a model in maps: a repo id, or the last component of a path.
+    """Return a model's name in maps: a repo id, or the last component of a path.
 
     >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
     ('Qwen/Qwen3-8B', 'usr')
@@ -75,7 +73,7 @@ def model_id(model: str | PathLike[str]) -> str:
 
 
 def absolute(model: str) -> str:
-    """Make the path in a model's name absolute; other names are returned unchanged."""
+    """Make the path in a model name absolute. Other names are returned unchanged."""
     kind, _, suffix, path = parse_name(model)
     if kind in BUILT_IN or not path.exists():
         return model
@@ -88,7 +86,7 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     if location.startswith("//"):
         repo = "/".join(location[2:].split("/")[1:3]) or "Qwen/Qwen3-8B"
         raise TokenizerError(
-            f"URLs are not supported: {model}", hint=f"give the repo id, such as {repo}"
+            f"URLs are not supported: {model}", hint=f"pass the repo id, such as {repo}"
         )
     if colon and kind in _PREFIXES:
         return kind, location
@@ -97,8 +95,8 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     if colon:
         raise TokenizerError(
             f"{kind}: is not a tokenizer prefix",
-            hint=f"the prefixes are {':, '.join(_PREFIXES)}:; for a file name "
-            f"with a colon, give ./{model}",
+            hint=f"use one of the prefixes {':, '.join(_PREFIXES)}:; for a file name "
+            f"with a colon, pass ./{model}",
         )
     return (kind, "") if kind in BUILT_IN else (None, model)
 
@@ -116,7 +114,7 @@ def _path(location: str) -> Path:
 
 
 def is_path(location: str, *, sure: bool = False) -> bool:
-    """Whether a name is a path: an invalid repo id, or its first folder exists (unless `sure`)."""
+    """Whether a name is a path: not a valid repo id, or (unless `sure`) its first folder exists."""
     first, slash, _ = location.partition("/")
     return (
         not _REPO_ID.fullmatch(location)
@@ -125,13 +123,13 @@ def is_path(location: str, *, sure: bool = False) -> bool:
     )
 
 
-# `name` or `owner/name`, like utils/_validators.py of huggingface_hub.
+# `name` or `owner/name`, as in utils/_validators.py of huggingface_hub.
 _REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
 
 
 def not_found(location: str) -> TokenizerError:
     """Return the error for a path that does not exist."""
-    hint = "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
+    hint = "pass the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
     if _REPO_ID.fullmatch(location):
-        hint = f"check the path; for a repo on the hub, give hf:{location}"
+        hint = f"check the path; for a repo on the hub, pass hf:{location}"
     return TokenizerError(f"no such file or folder: {location}", hint=hint)

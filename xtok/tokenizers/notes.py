@@ -1,4 +1,4 @@
-"""Notes on a pair's tokenizers."""
+"""Notes about a pair's tokenizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:
-    """Return notes on each side's width and its source, and on changes to text."""
+    """Return notes about each side's width and its source, and about changes to text."""
     notes = []
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
@@ -30,7 +30,7 @@ def tokenizer_notes(pair: Pair) -> list[str]:
 
 
 def case_notes(pair: Pair) -> list[str]:
-    """Return a note for each side that lacks the other side's upper case."""
+    """Return a note for each side that lacks the other side's upper-case letters."""
     results = ("their rows in a map are empty", "no row of a map contains them")
     notes = []
     for sides, result in zip((pair, pair.reversed), results, strict=True):
@@ -46,7 +46,7 @@ def case_notes(pair: Pair) -> list[str]:
 def undecodable_tokens(
     pair: Pair, ignored: tuple[Collection[int], Collection[int]] = ((), ())
 ) -> list[str]:
-    """Return a sentence for each side with text ids that have no bytes."""
+    """Return a sentence for each side that has text ids without bytes."""
     failures = []
     for side, tokenizer, left_out in zip(SIDES, pair.tokenizers, ignored, strict=True):
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]
@@ -57,12 +57,12 @@ def undecodable_tokens(
 
 
 def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:
-    """Return a note on the student tokens that the teacher cannot spell."""
+    """Return a note about the student tokens that the teacher cannot spell."""
     examples = examples_of(sorted(ids), pair.tables[0]) if ids else ""
     return [f"{pair.teacher.model_id} cannot spell {examples}"] if ids else []
 
 
 def examples_of(ids: Sequence[int], table: TokenTable | None, noun: str = "token") -> str:
-    """Return the number of ids, with the first few as examples."""
+    """Format the number of ids, with the first ids as examples."""
     names = (str(i) if table is None else f"{i} {table.quoted(i)}" for i in ids)
     return f"{plural(len(ids), noun)}: {listed(names)}"

@@ -1,4 +1,4 @@
-"""`Pair`: a student's and a teacher's vocabulary, and all facts derived from them."""
+"""`Pair`: the vocabularies of a student and a teacher, and all facts derived from them."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 
-_TOKENS_AT_ONCE = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
+_TOKENS_AT_ONCE = 16_384  # number of tokens per call to a tokenizer, so that a progress bar moves
 
 
 class Pieces(NamedTuple):
     """The concatenated spellings of some tokens."""
 
-    ids: NDArray[np.int32]  # [total], ids of the spelling tokenizer
-    counts: NDArray[np.int64]  # [tokens], pieces of each token; 0 if it cannot be spelled
+    ids: NDArray[np.int32]  # [total], ids in the spelling tokenizer
+    counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 if it cannot be spelled
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """Two vocabularies, their tokenizers if available, and facts about both.
 
-    Each fact is computed on first use and cached. The widths are the widths of both models' logits.
-    `xtok.load_pair` creates a pair from two models, `maps.map_arguments.bind_map` from a map.
+    Each fact is computed at first use and cached. The widths are those of both models' logits.
+    `xtok.load_pair` creates a pair from two models, and `maps.map_arguments.bind_map` creates a
+    pair from a map.
     """
 
     student: Vocabulary
     teacher: Vocabulary
     student_tokenizer: Tokenizer | None = None
     teacher_tokenizer: Tokenizer | None = None
-    # A map of Llama 3 and Qwen needs the spelling of one in seven student tokens.
+    # A map from Llama 3 to Qwen needs the spelling of one in seven student tokens.
     _spellings: dict[int, list[int] | None] = field(default_factory=dict, init=False, repr=False)
     _forms: dict[tuple[object, ...], Pair] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Both tokenizers; a `ValueError` for a pair without tokenizers."""
+        """Both tokenizers. Raises a `ValueError` if the pair has none."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """Both token tables; an `XtokError` for a map of another program, without tokens."""
+        """Both token tables; an `XtokError` if a map from another program has no tokens."""
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
@@ -80,28 +81,28 @@ class Pair:
 
     @functools.cached_property
     def reversed(self) -> Pair:
-        """The same pair with the teacher as the student; `reversed.reversed` is this pair."""
+        """The pair with student and teacher exchanged. `reversed.reversed` is this pair."""
         other = Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
         vars(other)["reversed"] = self
         return other
 
     @functools.cached_property
     def equal_bytes(self) -> NDArray[np.int64]:
-        """The teacher id with the same bytes for each student id, int64 `[V_student]`, or −1."""
+        """For each student id, the teacher id with the same bytes, int64 `[V_student]`, or −1."""
         return match_bytes(*self.tables)
 
     @functools.cached_property
     def equal_roles(self) -> dict[int, int]:
-        """The teacher's control token with the same role or name, for the student's."""
+        """The teacher's control token with the same role or name, by student id."""
         if self.is_same:
             return {i: i for i in self.tables[0].control_names}
         return match_roles(*self.tables)
 
     @functools.cached_property
     def partners(self) -> NDArray[np.int64]:
-        """The teacher id with the bytes or role of each student id, int64 `[V_student]`, or −1.
+        """For each student id, the teacher id with its bytes or role, int64 `[V_student]`, or −1.
 
-        Several student ids may have the same partner; see `shared`.
+        Several student ids can have the same partner, unlike in `shared`.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -109,9 +110,10 @@ class Pair:
 
     @functools.cached_property
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """One-to-one partners of both sides: int64 `[V_student]` and `[V_teacher]`, or −1.
+        """One-to-one partners for both sides, int64 `[V_student]` and `[V_teacher]`, or −1.
 
-        First equal bytes that both tokenizers emit, then equal roles; the lowest ids come first.
+        Tokens with equal bytes that both tokenizers emit are paired first, then tokens with equal
+        roles, in the order of ids.
         """
         ours, theirs = self.equal_bytes, self.reversed.equal_bytes
         to_teacher, to_student = _mutual(ours, theirs), _mutual(theirs, ours)
@@ -128,9 +130,9 @@ class Pair:
 
     @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
-        """Student ids with upper-case letters, if the teacher's vocabulary is lower-case only.
+        """Student ids with upper-case letters, if the teacher's vocabulary has no upper case.
 
-        The teacher cannot spell them. int64, usually empty.
+        The teacher cannot spell these tokens. The array is int64 and usually empty.
         """
         rows, columns = self.tables
         if columns.has_upper_case:
@@ -141,7 +143,7 @@ class Pair:
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
         """Spell student tokens with the teacher's tokenizer, as in the middle of a text.
 
-        `student_ids` are different ids of text tokens, int64 `[n]`. Spellings are cached.
+        `student_ids` are distinct ids of text tokens, int64 `[n]`. Spellings are cached.
 
         >>> import numpy as np
         >>> xtok.load_pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
@@ -175,7 +177,8 @@ class Pair:
         """Return the pair in another token form, with ignored ids as UNUSED.
 
         Raises:
-            XtokError: for the form `raw` without tokenizers: a map has no display strings.
+            XtokError: if the form is `raw` and the pair has no tokenizers, because maps contain no
+                display strings.
         """
         key = form, *map(frozenset, ignored)
         if key == ("bytes", frozenset(), frozenset()):
@@ -194,10 +197,10 @@ def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side; an `XtokError` if the map has no tokens."""
+    """Return the tokens of a side. Raises an `XtokError` if the map contains no tokens."""
     if vocabulary.table is None:
         raise XtokError(
-            f"the map contains no tokens of {vocabulary.model_id}: xtok did not write it",
+            f"the map contains no tokens of {vocabulary.model_id}, because another tool wrote it",
             hint="give both models with {option}",
             parameter="pair",
         )
@@ -211,7 +214,7 @@ def _in_form(
         return tokenizer.table_as(form, ignore=ignored)
     if form == "raw":
         raise XtokError(
-            "the map was made with the token form raw, but has no display strings",
+            "the map was made with the token form raw, but contains no display strings",
             hint="give both models with {option}",
             parameter="pair",
         )

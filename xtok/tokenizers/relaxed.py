@@ -1,4 +1,4 @@
-"""Near-equivalent tokens: spaces before punctuation, and forms of line breaks."""
+"""Match near-equivalent tokens, which differ in a space before punctuation or in line breaks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
 
 
 def relaxed_form(token: bytes) -> bytes:
-    r"""Return the common form of near-equivalent tokens, as X-Token merges them.
+    r"""Return the common form of near-equivalent tokens, as in X-Token.
 
-    Line breaks become `\n`, and a single space before punctuation or a line break is dropped
-    (arXiv 2605.21699, and `canonical_token` of NeMo-RL).
+    Line breaks become `\n`, and a single space before punctuation or a line break is removed (arXiv
+    2605.21699, and `canonical_token` in NeMo-RL).
 
     >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
     (b',', b'\n\n', b' the')
@@ -32,9 +32,9 @@ def relaxed_form(token: bytes) -> bytes:
 
 
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
-    """Pair student ids without an exact counterpart with teacher ids of the same relaxed form.
+    """Pair student ids without an exact counterpart with teacher ids that have the same form.
 
-    The teacher token is the form itself, else the form after a space.
+    The teacher token is the relaxed form itself, otherwise a space and the relaxed form.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

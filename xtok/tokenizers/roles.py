@@ -1,4 +1,4 @@
-"""Roles of special tokens, and matching of special tokens between two vocabularies."""
+"""Find the roles of special tokens, and match special tokens of two vocabularies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from xtok.tokenizers.table import TokenTable, TokenType
 
-# Names of special tokens in published tokenizer_config.json files or code, by role. The order of
-# roles is the order of matching: turn_end before eos, for tokens with both roles; eos before bos,
+# Names of special tokens in published tokenizer_config.json files or code, by role. Roles are
+# matched in this order: turn_end before eos, because some tokens have both roles; eos before bos,
 # because models predict the end of a text (GPT-2 has one token for both).
 _NAMES_OF_ROLES: dict[str, str] = {
     "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
@@ -57,16 +57,16 @@ _RESERVED = re.compile(
     r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
-# Roles with interchangeable tokens: several student tokens may share a teacher token.
+# Roles with interchangeable tokens, so that several student tokens can share a teacher token.
 _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 
 
 def find_roles(
     table: TokenTable, declared: Mapping[str, Iterable[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return role to ids: declared ids, and known names for undeclared roles.
+    """Return the ids of each role: declared ids, and known names for undeclared roles.
 
-    Only control tokens have roles. A role that is declared without ids is left out.
+    Only control tokens have roles. A role that is declared without ids is omitted.
     """
     names = table.control_names
     roles: dict[str, list[int]] = defaultdict(list)
@@ -81,15 +81,16 @@ def find_roles(
 def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
-    Within a role, equal names are matched first, then the others in order, one to one. The rest
-    share the role's first teacher id if the role is bos, eos, pad or unk. If the teacher has no end
-    of turn, its eos takes that role. Tokens without a role are matched by name.
+    Within a role, tokens with equal names are matched first, then the other tokens in order, one to
+    one. If the role is bos, eos, pad or unk, the remaining student tokens share the role's first
+    teacher id. If the teacher has no end-of-turn token, its eos is used. Tokens without a role are
+    matched by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
         pairs |= _match_role(role, student, teacher, pairs)
     if "turn_end" not in teacher.roles and "eos" in teacher.roles:
-        # Without an end of turn, a model ends its turn with the end of text.
+        # A model without an end-of-turn token ends its turn with the end of text.
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
@@ -107,7 +108,7 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
-    """Pair the ids of one role that are not paired yet."""
+    """Pair those ids of one role that are not paired yet."""
     candidates, used_ids = _role_ids(role, teacher), set(earlier.values())
     rest = [s for s in _role_ids(role, student) if s not in earlier]
     free = [t for t in candidates if t not in used_ids]
@@ -123,16 +124,17 @@ def _match_role(
 
 
 def _role_ids(role: str, table: TokenTable) -> list[int]:
-    # Byte-level tokenizers often declare their eos as "unknown", but never emit it for text.
+    # Byte-level tokenizers often declare their eos as unk, but never emit it for text.
     ids = table.roles.get(role, ())
     return [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
 
 
 def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -> dict[int, int]:
-    """Map student CONTROL ids to teacher CONTROL ids with the most similar name.
+    """Map each student CONTROL id to the teacher CONTROL id with the most similar name.
 
     The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of character pairs in
-    the simplified names. Ties go to the lower id; `threshold` > 0 is the minimum.
+    the simplified names. Among equal similarities, the lower id is used. `threshold` > 0 is the
+    minimum similarity.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     if not (rows and columns):
@@ -147,7 +149,7 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
         for names in (ours, theirs)
     )
     sizes, pairs = b.sum(axis=1), dict[int, int]()
-    blocks = 1 + len(a) * len(b) // 2**20  # 4 MiB of scores at once
+    blocks = 1 + len(a) * len(b) // 2**20  # blocks with 4 MiB of scores
     for ids, block in zip(np.array_split(rows, blocks), np.array_split(a, blocks), strict=True):
         scores = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
         rated = zip(ids.tolist(), scores.argmax(1).tolist(), scores.max(1).tolist(), strict=True)
@@ -164,7 +166,7 @@ def _bigrams(name: str) -> frozenset[str]:
 
 
 def slot_candidates(teacher: TokenTable) -> list[int]:
-    """Return the teacher ids without meaning, the best id for a scale slot first."""
+    """Return the teacher ids that have no meaning, best candidate for a scale slot first."""
     roles = teacher.roles
     ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
     control = teacher.ids_of_type(TokenType.CONTROL).tolist()

@@ -1,4 +1,4 @@
-"""A vocabulary as exact bytes: token types, the token table, and decoding."""
+"""Represent a vocabulary as exact bytes: token types, and a token table."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, printable, quoted, shorten, text_bytes, unescape
 
 Ids = NDArray[np.int64]
-"""One-dimensional ids of tokens or events."""
+"""One-dimensional array of token ids or event ids."""
 
 SIDES = "student", "teacher"
 """Rows and columns of a map."""
 
 MAX_WIDTH = 2**24
-"""Maximum width of a vocabulary: 64 times the largest published one; ids fit int32."""
+"""Maximum width of a vocabulary, 64 times the largest published width. Ids fit int32."""
 
 MAX_NAME = 1 << 10
-"""Maximum length in bytes of a special token's name; published names stay below 100."""
+"""Maximum length of a special token's name in bytes. Published names are shorter than 100."""
 
 
 class TokenType(IntEnum):
@@ -46,7 +46,7 @@ class TokenType(IntEnum):
 
 
 class TokenEntry(NamedTuple):
-    """One id of a tokenizer.
+    """One token id of a tokenizer.
 
     `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
     vocabulary's display string, if it differs.
@@ -60,14 +60,15 @@ class TokenEntry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenTable:
-    """The exact bytes of every token id of a vocabulary of width V."""
+    """The exact bytes of all token ids in a vocabulary of width V."""
 
     data: NDArray[np.uint8]  # [total], the concatenated bytes of all tokens
     offsets: NDArray[np.int64]  # [V + 1]; token i is data[offsets[i]:offsets[i + 1]]
     types: NDArray[np.uint8]  # [V]; CONTROL, UNKNOWN and UNUSED ids have no bytes
     control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
     roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the declared id first
-    # The emitted ids of bytes with several ids, if they differ from the default `canonical_ids`.
+    # The ids that the tokenizer emits for bytes with several ids, if they differ from the default
+    # of `canonical_ids`.
     preferred_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -77,39 +78,39 @@ class TokenTable:
         return f"TokenTable({len(self)} ids, {len(self.data)} bytes)"
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of one id (0 ≤ id < V), empty for an id without bytes."""
+        """Return the bytes of an id (0 ≤ id < V), empty if the id has no bytes."""
         if not 0 <= token_id < len(self):
-            raise IndexError(f"token id {token_id} is not in 0..{len(self) - 1}")
+            raise IndexError(f"token id {token_id} is outside 0..{len(self) - 1}")
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Bytes per token, int64 `[V]`."""
+        """Number of bytes per token, int64 `[V]`."""
         return np.diff(self.offsets)
 
     @property
     def has_upper_case(self) -> bool:
-        """Whether more than 1 % of the tokens, not just names like [MASK], have letters A to Z."""
+        """Whether letters A to Z occur in more than 1 % of the tokens, not just in names."""
         is_upper = (self.data >= ord("A")) & (self.data <= ord("Z"))
         owners = np.repeat(np.arange(len(self)), self.lengths)
         return len(np.unique(owners[is_upper])) > len(self.text_ids) / 100
 
     @property
     def text_ids(self) -> NDArray[np.int64]:
-        """The ids with bytes, int64, in rising order."""
+        """The ids that have bytes, int64, ascending."""
         return np.flatnonzero(self.lengths)
 
     @functools.cached_property
     def is_control(self) -> NDArray[np.bool_]:
-        """Mask of the CONTROL and UNKNOWN ids, bool `[V]`."""
+        """Mask of CONTROL and UNKNOWN ids, bool `[V]`."""
         return np.isin(self.types, [TokenType.CONTROL, TokenType.UNKNOWN])
 
     def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
-        """Return the ids of some types, int64, in rising order."""
+        """Return the ids of these types, int64, ascending."""
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
-        """Return the bytes of all V ids; the list is cached, do not change it."""
+        """Return the bytes of all V ids. Do not modify the cached list."""
         return self._tokens
 
     @functools.cached_property
@@ -119,18 +120,18 @@ class TokenTable:
 
     @functools.cached_property
     def named_tokens(self) -> list[bytes]:
-        """The bytes of each id, or the name of a control token, as in a rendered conversation."""
+        """The bytes of each id, or a control token's name, as in rendered conversations."""
         names = self.control_names
         return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield the entries of all ids except UNUSED, as input of `Decoded`."""
+        """Yield the entries of all ids except UNUSED ids, for `Decoded`."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
                 yield TokenEntry(i, TokenType(kind), token)
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return this table with the roles and preferred ids of another, except UNUSED ids."""
+        """Return this table with another table's roles and preferred ids, except UNUSED ids."""
         is_used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if is_used[i]) for role, ids in table.roles.items()}
         return replace(
@@ -140,9 +141,10 @@ class TokenTable:
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
-        """Return one id for each byte string; the dict is cached, do not change it.
+        """Return one id for each byte string. Do not modify the cached dict.
 
-        Of several ids, the id that the tokenizer emits, else any type before BYTE, else the lowest.
+        If several ids have the same bytes, this is the id that the tokenizer emits, otherwise the
+        lowest id that is not of type BYTE, otherwise the lowest id.
         """
         return self._canonical_ids
 
@@ -158,15 +160,15 @@ class TokenTable:
 
     @functools.cached_property
     def emitted_ids(self) -> NDArray[np.int64]:
-        """The text tokens that the tokenizer emits for their own bytes, in rising order, int64."""
+        """The text tokens that the tokenizer emits for their own bytes, int64, ascending."""
         return np.sort(np.fromiter(self._canonical_ids.values(), np.int64))
 
     def ids_of(self, token: str | bytes) -> list[int]:
-        r"""Return the ids of a token, in rising order; several ids may have the same bytes.
+        r"""Return the ids of a token, ascending. Several ids can have the same bytes.
 
         Args:
-            token: its text, plain or escaped (`\xe4` for a byte); the name of a control token; or
-                its exact bytes.
+            token: the token's text (plain, or escaped with `\xe4` for a byte), the name of a
+                control token, or the token's exact bytes.
 
         >>> table = xtok.load_tokenizer("bytes").table
         >>> table.ids_of("a"), table.ids_of(r"\xe4"), table.ids_of(b"\xe4"), table.ids_of("the")
@@ -179,7 +181,7 @@ class TokenTable:
 
     @functools.cached_property
     def roles_by_id(self) -> dict[int, tuple[str, ...]]:
-        """The roles of each id with a role."""
+        """The roles of each id that has a role."""
         roles: dict[int, tuple[str, ...]] = {}
         for role, ids in self.roles.items():
             for i in ids:
@@ -189,7 +191,7 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the bos and eos to add around ids; empty if the ids already have them."""
+        """Return the bos and eos to add around ids, empty if the ids already have them."""
         begins, ends = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
             [*begins[:1]] if bos and not {*ids[:1]} & {*begins} else [],
@@ -197,7 +199,7 @@ class TokenTable:
         )
 
     def name(self, token_id: int) -> str:
-        """Return a readable name of an id: escaped bytes, a control name, or its type."""
+        """Return a readable name of an id: its escaped bytes, control name or type."""
         if token := self[token_id]:
             return escape(token)
         name = self.control_names.get(token_id)
@@ -206,22 +208,22 @@ class TokenTable:
         return f"({TokenType(int(self.types[token_id])).name.lower()})"
 
     def shown(self, token_id: int) -> str:
-        """Return an id's name, shortened."""
+        """Return the shortened name of an id."""
         return shorten(self.name(token_id))
 
     def quoted(self, token_id: int) -> str:
-        """Return an id's shortened name in quotes; `(none)` for an id outside the table."""
+        """Return the shortened name of an id in quotes, or `(none)` for an id outside the table."""
         return quoted(self.name(token_id)) if token_id < len(self) else "(none)"
 
     def at_width(self, width: int) -> TokenTable:
-        """Return the table with another number of UNUSED ids at its end."""
+        """Return the table with a different number of UNUSED ids at its end."""
         num_new, end = width - len(self), min(width, len(self))
         types = np.pad(self.types[:end], (0, max(0, num_new)), constant_values=TokenType.UNUSED)
         offsets = np.pad(self.offsets[: end + 1], (0, max(0, num_new)), mode="edge")
         return replace(self, types=types, offsets=offsets)
 
     def sha256(self) -> str:
-        """Return a digest of types, offsets, bytes and control names, up to the last used id."""
+        """Return the digest of types, offsets, bytes and control names, up to the last used id."""
         return self._sha256
 
     @functools.cached_property
@@ -237,26 +239,26 @@ class TokenTable:
 
 
 Token: TypeAlias = str | bytes | int
-"""A token as an argument: its text, its bytes or its id."""
+"""A token argument: text, bytes or an id."""
 
 
 def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
-    """Return one token or several as a list."""
+    """Return one or more tokens as a list."""
     return [tokens] if isinstance(tokens, str | bytes | int | np.integer) else [*tokens]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """One side of a map: a token table and its model."""
+    """One side of a map: a token table, and the model that it belongs to."""
 
-    model_id: str  # repo id as given, or the last component of a folder or file
-    revision: str | None = None  # the repo's commit, if known; else the requested revision
+    model_id: str  # repo id, or last component of a folder or file
+    revision: str | None = None  # commit of the repo, if known; otherwise the requested revision
     backend: str | None = None  # hf, sentencepiece, tiktoken, tekken …
-    vocab_size: int  # V, the width of the model's logits
-    # option, config, model type, tokenizer, map; or ids: the largest id of a map without width
+    vocab_size: int  # V, width of the model's logits
+    # option, config, model type, tokenizer, map, or ids (largest id of a map without a width)
     width_source: str
-    tokenizer_vocab_size: int | None = None  # the tokenizer's largest id within V + 1
-    table: TokenTable | None = None  # None for a map of another program, without tokens
+    tokenizer_vocab_size: int | None = None  # largest id of the tokenizer within V, plus 1
+    table: TokenTable | None = None  # None if another program's map has no tokens
     # `Tokenizer.definition_sha256` when the map was created; None if unknown.
     definition_sha256: str | None = None
 
@@ -266,27 +268,27 @@ class Vocabulary:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the width is a lower bound, from a map of another program."""
+        """Whether the width is only a lower bound, from another program's map."""
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: Token) -> list[int]:
-        """Return the ids of a token, as `TokenTable.ids_of`; an id is returned alone.
+        """Return the ids of a token, as in `TokenTable.ids_of`. For an id, return only this id.
 
         Raises:
-            XtokError: if there is no such token or id, or the map has no tokens.
+            XtokError: if there is no such token or id, or the map contains no tokens.
         """
         if not isinstance(token, str | bytes):
             token = operator.index(token)
             if not 0 <= token < self.vocab_size:
                 raise XtokError(
                     f"{self.model_id} has no id {token}, expected 0 to {self.vocab_size - 1}",
-                    hint="give another id, or the token",
+                    hint="use another id, or the token",
                 )
             return [token]
         if self.table is None:
             raise XtokError(
-                f"the map contains no tokens of {self.model_id}: xtok did not write it",
-                hint="give the token's id instead",
+                f"the map contains no tokens of {self.model_id}, because another tool wrote it",
+                hint="use the token's id instead",
             )
         ids = self.table.ids_of(token)
         if not ids:
@@ -295,15 +297,15 @@ class Vocabulary:
             raise XtokError(
                 f"{self.model_id} has no token '{shown}'",
                 hint="spaces are part of a token, as in ' the'; write bytes as '\\xe4'"
-                + f"; for the id {number}, give an id instead of a text" * bool(number),
+                + f"; for the id {number}, pass an id instead of a text" * bool(number),
             )
         return ids
 
     def all_ids_of(self, tokens: Token | Iterable[Token]) -> list[int]:
-        """Return the ids of one token or several, as `ids_of`.
+        """Return the ids of one or more tokens, as in `ids_of`.
 
         Raises:
-            XtokError: as `ids_of`; it names all missing tokens.
+            XtokError: as in `ids_of`; names all missing tokens.
         """
         ids, error = self.find_ids(tokens)
         if error is not None:
@@ -311,7 +313,7 @@ class Vocabulary:
         return ids
 
     def find_ids(self, tokens: Token | Iterable[Token]) -> tuple[list[int], XtokError | None]:
-        """Return the ids of the existing tokens, and an error that names the missing tokens."""
+        """Return the ids of existing tokens, and an error that names the missing tokens."""
         ids: list[int] = []
         errors: dict[str, str] = {}
         for token in token_list(tokens):
@@ -333,12 +335,13 @@ _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
 class Decoded:
     """The entries of a tokenizer, before the width of the table is known.
 
-    Storing 100,000 entries would slow down Python's garbage collector by a tenth of a second.
+    The entries are stored as arrays, because 100,000 objects would slow down Python's garbage
+    collector by a tenth of a second.
 
     Args:
-        entries: every id once, in any order.
-        form: `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD for invalid bytes; or `raw`,
-            the display string.
+        entries: each id once, in any order.
+        form: `bytes`, `text` (the bytes decoded as UTF-8, with U+FFFD for invalid bytes) or `raw`
+            (the display string).
         ignore: ids to treat as UNUSED.
 
     Raises:
@@ -378,12 +381,12 @@ class Decoded:
         self.undecodable = tuple(sorted(undecodable))
 
     def outside(self, width: int) -> dict[int, bytes]:
-        """Return the bytes or names of the ids from `width` on."""
+        """Return the bytes or names of the ids that are not below `width`."""
         outside = sorted(i for i in self.ids if i >= width)
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return a table of `width` ids; ids that the tokenizer lacks are UNUSED."""
+        """Return a table of `width` ids, in which ids that the tokenizer lacks are UNUSED."""
         tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
@@ -407,10 +410,10 @@ def _control_name(token_id: int, content: bytes) -> str:
 
 
 def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
-    """Whether two tables have the same bytes and control tokens, regardless of width and types."""
+    """Whether two tables have the same bytes and control tokens, in any width and types."""
     if table is None or other is None or table is other:
         return table is other
-    # Types may differ: transformers changes some UNKNOWN tokens to CONTROL.
+    # Types can differ, because Transformers changes some UNKNOWN tokens to CONTROL.
     width = min(len(table), len(other))
     rests = table.lengths[width:], other.lengths[width:]
     return (
@@ -422,20 +425,20 @@ def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
 
 
 def differing_ids(table: TokenTable, other: TokenTable) -> list[int]:
-    """Return the ids with different bytes or control names in two tables, in rising order."""
+    """Return the ids with different bytes or control names in two tables, ascending."""
     pairs = enumerate(zip_longest(table.tokens(), other.tokens(), fillvalue=b""))
     names = table.control_names, other.control_names
     return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
-    """Return the teacher id with the bytes of each student id, int64 `[V_student]`, or −1."""
+    """For each student id, return the teacher id with its bytes, int64 `[V_student]`, or −1."""
     find_id = teacher.canonical_ids().get
     return np.fromiter(map(find_id, student.tokens(), repeat(-1)), np.int64, len(student))
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return the first byte of each character in UTF-8, and the end, int64 `[n + 1]`.
+    """Return the UTF-8 offset of each character, and the end, int64 `[n + 1]`.
 
     >>> byte_offsets("né").tolist()
     [0, 1, 3]
@@ -448,18 +451,18 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
 
 
 def utf8_text(data: bytes) -> str | None:
-    """Return bytes as text; None for invalid UTF-8."""
+    """Decode UTF-8, or return None if the bytes are invalid."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return None
 
 
-_INVALID = re.compile("([\udc80-\udcff]+)")  # invalid bytes after `surrogateescape`
+_INVALID = re.compile("([\udc80-\udcff]+)")  # invalid bytes, decoded with `surrogateescape`
 
 
 def utf8_runs(data: bytes) -> list[str]:
-    r"""Return alternating runs of text and invalid bytes; the first and last are text.
+    r"""Split bytes into alternating runs of text and invalid bytes. The first and last are text.
 
     >>> utf8_runs(b"n\xc3\xa9\xe6\x9d")
     ['né', '\udce6\udc9d', '']

@@ -1,7 +1,7 @@
-"""Training across tokenizers: collators, losses, an objective, and trainers."""
+"""Training with teachers that have other tokenizers: collators, losses and trainers."""
 
 import lazy_loader
 
-# `__init__.pyi` lists the names; each is imported at its first use, so that a trainer's library is
-# needed only by its own trainer.
+# `__init__.pyi` lists the names. Each name is imported at its first use, so a trainer's library is
+# needed only for this trainer.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The first batch of a run, compared with the models' own libraries."""
+"""Compare the first batch of a run with the models' own libraries."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from xtok.training.samples import SampleRow
 from xtok.training.sparse import block_length
 
 MAX_TOKENS = 1024
-"""Tokens of each side that the models read, for their bits per byte."""
+"""Maximum number of tokens on each side for measuring bits per byte."""
 
 FEWEST_TOKENS = 32
-"""Tokens for the student's own loss, which makes whole logits: 32 MiB for each 250,000 ids."""
+"""Number of tokens for the student's own loss, which needs whole logits: 32 MiB per 250,000 ids."""
 
 FEWEST_TARGETS, FEWEST_BYTES = 16, 32
-"""Minimum targets, and bytes of them; below, nats per token and bits per byte are noise."""
+"""Minimum number of targets, and of their bytes. With fewer, the measurements are noise."""
 
 ABOVE_UNIFORM = 1.2
-"""Maximum nats of a model, in units of a uniform guess. Random weights have about 1.0."""
+"""Maximum nats of a model, relative to a uniform distribution. Random weights reach about 1.0."""
 
 BEHIND, FAR_BEHIND = 1.02, 1.5
-"""Ratios of the teacher's to the student's bits per byte: for a note, and for a warning."""
+"""Ratios of the teacher's bits per byte to the student's: for a note, and for a warning."""
 
 
 @dataclass
 class Audit:
-    """The findings on a first batch.
+    """The findings of an audit of the first batch.
 
-    Levels: `ok` for a comparison or its values, `skipped` for a point that cannot be determined,
-    `warning` for a difference, and `note` for an effect that may be intended.
+    The levels are `ok` (a comparison succeeded), `skipped` (a comparison was not possible),
+    `warning` (a difference), and `note` (an effect that may be intended).
     """
 
     findings: list[Result]
 
     def messages(self, level: Level) -> list[str]:
-        """Return the messages of one level."""
+        """Return the messages with this level."""
         return [message for found_level, message in self.findings if found_level == level]
 
     @property
     def differences(self) -> list[str]:
-        """The differences, a sentence each, with both values."""
+        """The differences: one sentence each, with both values."""
         return self.messages("warning")
 
     @property
     def line(self) -> str:
-        """Summary: the values, the undetermined points, and the number of differences."""
+        """One-line summary: the values, the skipped comparisons, and the number of differences."""
         skipped, number = self.messages("skipped"), len(self.differences)
         missing = f"; not determined: {', '.join(skipped)}" if skipped else ""
         count = f"{number} differences" if number > 1 else "1 difference" * number
@@ -71,7 +71,7 @@ class Audit:
 
     @classmethod
     def from_processes(cls, audits: Sequence[Audit]) -> Audit:
-        """Join the findings of all processes, each with its ranks; the values are rank 0's."""
+        """Merge the findings of all processes with their ranks. The values come from rank 0."""
         ranks: dict[Result, list[int]] = {}
         for rank, process_audit in enumerate(audits):
             for finding in process_audit.findings:
@@ -84,7 +84,7 @@ class Audit:
         return cls(joined) if len(audits) > 1 else audits[0]
 
     def report(self) -> None:
-        """Print the line and the notes to stderr, and warn of each difference."""
+        """Print the summary and the notes to stderr, and issue a warning for each difference."""
         sys.stderr.write(f"{self.line}\n")
         for note in self.messages("note"):
             sys.stderr.write(f"note: first batch: {note}\n")
@@ -98,18 +98,19 @@ def audit(
     collator: Any,
     heads: Sequence[Head | None] = (),
 ) -> Audit:
-    """Compare the first batch of a run with its texts and with the models' own libraries.
+    """Check the first batch of a run against its texts and the models' own libraries.
 
-    It compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, alignment,
-    the student's cross-entropy (`forward(labels=…)`), the parameters that get a gradient, and the
-    bits per byte of all models. Models and random state do not change. With heads, it needs no more
-    memory than a training step from hidden states.
+    It compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, the
+    alignment, the student's cross-entropy (`forward(labels=…)`), the parameters that receive a
+    gradient, and the bits per byte of all models. Models and random state do not change. With
+    heads, it needs no more memory than a training step from hidden states.
 
     Args:
-        models: the student, then its teachers, as a step runs them; None for stored predictions.
+        models: the student, then its teachers, in the form that a training step uses; None for
+            stored predictions.
         batch: a batch of `prepare`, on the models' device.
         collator: the collator that made it.
-        heads: as `find_heads` returns them; without them, models make whole logits.
+        heads: the result of `find_heads`; without it, models compute whole logits.
     """
     batches = [batch, *batch["teachers"]]
     names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
@@ -132,16 +133,16 @@ class _AuditedSide:
     name: str
     model: Any
     batch: Mapping[str, Any]
-    tokenizer: Any  # a `Tokenizer`; None with stored predictions
+    tokenizer: Any  # a `Tokenizer`; None for stored predictions
     head: Head | None
-    nats: Sequence[float] = ()  # of the tokens before, at and after the targets
+    nats: Sequence[float] = ()  # nats of the tokens before, at and after the targets
     count: int = 0  # targets
     bytes: int = 0  # of the targets
-    uniform: float = math.nan  # nats of a uniform guess
+    uniform: float = math.nan  # nats of a uniform distribution
 
     @property
     def inner(self) -> Any:
-        """The model without its wrappers, unless these hold its parameters in pieces."""
+        """The model without its wrappers, unless a wrapper shards its parameters."""
         inner = getattr(unwrap(self.model), "_orig_mod", unwrap(self.model))
         return self.model if _is_sharded(inner) else inner
 
@@ -152,14 +153,14 @@ class _AuditedSide:
     def bits(self, index: int = 1) -> float:
         """Return bits per byte of the tokens before (0), at (1) or after (2) the targets.
 
-        NaN for few bytes.
+        Returns NaN if there are too few bytes.
         """
         is_enough = self.bytes >= FEWEST_BYTES
         return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
 
     @torch.no_grad()
     def measure(self, num_rows: int) -> Tensor:
-        """Run the model on the first rows; keep the sums, and return −log p of each target."""
+        """Run the model on the first rows, store the sums, and return −log p of each target."""
         start = int((self.batch["attention_mask"] != 0).any(0).int().argmax())
         part = _crop(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
         logits = as_logits(run(self.model, part, self.head).logits)
@@ -178,9 +179,9 @@ class _AuditedSide:
         return nats[1]
 
     def window(self) -> dict[str, Any]:
-        """Return some tokens of the first row with targets.
+        """Return a short range of tokens from the first row that has targets.
 
-        A first token has no label: behind padding on the left, a model would predict it.
+        The first token gets no label, because a model would predict it after padding on the left.
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
         row, position = targets[0] if targets else (0, 0)
@@ -224,7 +225,7 @@ def _row_findings(
     sides: Sequence[_AuditedSide], collator: DistillationCollator
 ) -> Iterator[Result]:
     templates = [collator.student_template, *collator.teacher_templates]
-    skipped = "" if "samples" in sides[0].batch else "the batch has no texts"
+    skipped = "" if "samples" in sides[0].batch else "the batch contains no texts"
     is_scored = "realized_logprob" in sides[-1].batch
     for side, template in zip(sides, templates, strict=False):
         tokenizer, samples = side.tokenizer, side.batch.get("samples")
@@ -248,7 +249,7 @@ def _warnings(problems: Iterable[str]) -> Iterator[Result]:
 
 
 def _bos_problems(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Check rows of ids without texts for bos tokens, and for prompts among the targets."""
+    """Check rows of ids without texts for repeated bos tokens and for prompts as targets."""
     bos = {*token_ids(side.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
         yield f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
@@ -256,17 +257,17 @@ def _bos_problems(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator
     is_all = torch.equal(is_target, side.batch["attention_mask"] != 0)
     if is_all and all({*row[:1]} <= bos for row in rows):
         yield (
-            f"all tokens of {side.name} are targets, also the bos tokens, which no model writes: "
-            f"set the labels of prompts to {IGNORED}"
+            f"all tokens of {side.name} are targets, including the bos tokens, which no model "
+            f"generates: set the labels of prompts to {IGNORED}"
         )
 
 
 def _label_problems(
     side: _AuditedSide, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
 ) -> Iterator[str]:
-    """Compare labels with ids, and with the targets of the texts.
+    """Compare the labels with the ids and with the targets of the texts.
 
-    Without `rows`, an end of a turn or text should be a target if it follows a target.
+    Without `rows`, a token that ends a turn or text should be a target if it follows a target.
     """
     name = side.name
     ids, labels, is_token = (side.batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
@@ -282,7 +283,7 @@ def _label_problems(
     elif not has_end:
         expected |= is_end & is_token & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
-        yield f"{name} has no target: nothing is learned from this batch"
+        yield f"{name} has no targets, so nothing is learned from this batch"
     if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
         yield f"the targets of {name} are not its labels, shifted by one position"
     for is_wrong, problem in (
@@ -305,7 +306,7 @@ def _set_targets(
     max_length: int | None,
     end_ids: Sequence[int],
 ) -> int:
-    """Set the targets of some texts, bool `[B, T]`; count the rows that lose all their ends."""
+    """Set the targets of these texts, bool `[B, T]`, and count the rows without any end token."""
     num_cut = 0
     for number, row in enumerate(rows):
         positions = row.keep(max_length)
@@ -332,16 +333,16 @@ def _student_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
 
 def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
     if not student.trainable:
-        yield "warning", "no parameter of the student is trained: requires_grad is False"
+        yield "warning", "no parameter of the student is trained, because requires_grad is False"
     if _is_sharded(student.inner):
-        yield "skipped", "which parameters get a gradient (they are sharded)"
+        yield "skipped", "which parameters receive a gradient (they are sharded)"
         return
     loss = getattr(outputs, "loss", None)
     reached = _reached_leaves(outputs.logits if loss is None else loss)
     if reached is None:
-        yield "skipped", "which parameters get a gradient (checkpointing hides them)"
+        yield "skipped", "which parameters receive a gradient (checkpointing hides them)"
         return
-    # Experts that no token chose have no part in the loss.
+    # Experts that no token selected do not affect the loss.
     parameters = {n: p for n, p in student.trainable.items() if ".experts." not in n}
     if unreached := [name for name, p in parameters.items() if _memory(p) not in reached]:
         yield (
@@ -365,35 +366,35 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
         name = "cross-entropy" if router is None else "cross-entropy and router loss"
         yield (
             "warning",
-            f"the student's own loss, of forward(labels=…), is {model_loss:.4f}, but its {name} is "
-            f"{computed_loss:.4f}: the trainer does not train the difference",
+            f"the student's loss from forward(labels=…) is {model_loss:.4f}, but its {name} is "
+            f"{computed_loss:.4f}; the trainer does not train the difference",
         )
 
 
 def _uniform_problems(side: _AuditedSide) -> Iterator[str]:
     if side.count >= FEWEST_TARGETS and not side.nats[1] <= ABOVE_UNIFORM * side.uniform:
         yield (
-            f"{side.name} needs {side.nats[1] / side.count:.2f} nats per token, and a uniform "
-            f"guess {side.uniform / side.count:.2f}: check that its weights are loaded, and that "
-            "the ids belong to its tokenizer"
+            f"{side.name} needs {side.nats[1] / side.count:.2f} nats per token, a uniform "
+            f"distribution {side.uniform / side.count:.2f}: check that its weights are loaded, and "
+            "that the ids belong to its tokenizer"
         )
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether a model's parameters are in pieces, which its wrapper gathers in its forward."""
+    """Whether a wrapper shards a model's parameters and gathers them in its forward."""
     in_pieces = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in model.parameters())
     return in_pieces or any("FullySharded" in type(m).__name__ for m in model.modules())
 
 
 def _reached_leaves(output: Tensor) -> set[int] | None:
-    """Return the leaves that a tensor has gradients for, as `_memory`; None if they are hidden."""
+    """Return the `_memory` of all leaves of a tensor's graph; None if a checkpoint hides them."""
     nodes, visited, leaves = [output.grad_fn], set(), set()
     while nodes:
         node = nodes.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
-        if "Checkpoint" in node.name():  # reentrant
+        if "Checkpoint" in node.name():  # reentrant checkpoint
             return None
         if hasattr(node, "variable"):
             leaves.add(_memory(node.variable))
@@ -402,15 +403,16 @@ def _reached_leaves(output: Tensor) -> set[int] | None:
 
 
 def _memory(parameter: Tensor) -> int:
-    """Return the address of a parameter, which others may share; its identity if it is sharded."""
+    """Return a parameter's address, which tied parameters share; its identity if it is sharded."""
     is_whole = type(parameter.data) is Tensor and parameter.device.type != "meta"
     return (parameter.data_ptr() if is_whole else 0) or id(parameter)
 
 
 def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
-    """Name the trained parameters that the teacher's logits depend on.
+    """List the trained parameters that the teacher's logits depend on.
 
-    A student's base model as the teacher contains the adapters' parameters without using them.
+    If the teacher is the student's base model, it contains the adapters' parameters but does not
+    use them.
     """
     memory = {n: _memory(p) for n, p in student.trainable.items()}
     teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}
@@ -425,29 +427,29 @@ def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[R
     elif names := [n for n, p in shared.items() if not p.requires_grad or _memory(p) in reached]:
         yield (
             "warning",
-            f"{teacher.name} has {len(names)} of the student's {len(memory)} trainable tensors, "
-            f"and changes as they train: {listed(names)}; give it a copy if it should not",
+            f"{teacher.name} shares {len(names)} of the student's {len(memory)} trainable tensors, "
+            f"so training changes it: {listed(names)}; pass a copy if it should not change",
         )
 
 
 def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
-        yield f"{name} is in training mode: call its eval()"
+        yield f"{name} is in training mode: call eval() on it"
     first, second = side.measure(num_rows), side.measure(num_rows)
-    # The first parameter of a quantized model can have an integer dtype.
+    # Search all parameters: the first parameter of a quantized model can have an integer dtype.
     eps = next(torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point())
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
-        yield f"{name} has two results for one batch, {results}: dropout?"
+        yield f"{name} gives two results for the same batch, {results}: check it for dropout"
     yield from _uniform_problems(side)
     for index, neighbor in ((0, "before"), (2, "after")):
         if side.bits(index) < side.bits() / 2:
             yield (
-                f"{name} predicts the token {neighbor} its targets better, with "
-                f"{side.bits(index):.2f} bits per byte, than the targets, with {side.bits():.2f}: "
-                "its logits or ids are shifted"
+                f"{name} predicts the tokens {neighbor} its targets ({side.bits(index):.2f} bits "
+                f"per byte) better than the targets ({side.bits():.2f}); its logits or ids are "
+                "shifted"
             )
 
 
@@ -463,7 +465,7 @@ def _bits_findings(
     if is_judged and bits > BEHIND * student_bits:
         yield (
             "warning" if bits > FAR_BEHIND * student_bits else "note",
-            f"{name} needs {bits:.2f} bits per byte, and the student only {student_bits:.2f}: this "
-            "teacher will probably cost quality; train on text alone, or with a teacher that "
-            "predicts this text better",
+            f"{name} needs {bits:.2f} bits per byte, but the student only {student_bits:.2f}: this "
+            "teacher will probably reduce quality; train without a teacher, or with a teacher "
+            "that predicts this text better",
         )

@@ -1,4 +1,4 @@
-"""The data collator: texts or conversations to both tokenizations and their alignment."""
+"""The data collator: tokenizes texts or conversations for both sides, and aligns them."""
 
 from __future__ import annotations
 
@@ -45,36 +45,38 @@ from xtok.training.samples import (
 
 @dataclass(frozen=True)
 class Samples:
-    """The texts and conversations of a side of a batch, for the audit and for bits per byte.
+    """The texts and conversations of one side of a batch, for the audit and for bits per byte.
 
-    Hides them from `Trainer`, which rebuilds every tuple of a batch, but not as a named tuple.
+    `Trainer` rebuilds all tuples in a batch, but loses the type of named tuples. It does not look
+    into this class.
     """
 
     sources: Sequence[SideText | ChatRecord]
-    rows: Sequence[SampleRow]  # before `max_length` cuts them
+    rows: Sequence[SampleRow]  # before truncation to `max_length`
 
 
 class DistillationCollator:
-    """Tokenize samples for a student and its teachers, and align both sides, for a `DataLoader`.
+    """A `collate_fn` that tokenizes samples for a student and its teachers, and aligns them.
 
     A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
     `tools` and `chat_template_kwargs`. Conversations are rendered with each side's chat template;
-    only the assistant's answers are targets. Rows are padded on the right. A chunk that
-    `max_length` cuts is dropped.
+    only the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts a
+    chunk, the whole chunk is dropped.
 
-    The teachers can read more than the student: `teacher_context` is a text before `text`, and
+    The teachers can read more than the student: `teacher_context` is a text that precedes `text`.
     `teacher_messages` (messages, or an object with `messages`, `tools` and `chat_template_kwargs`)
-    replaces `messages`, but must end with the same answers. Both can be a list with a value for
-    each teacher. `max_length` first cuts the additional text, from the left.
+    replaces `messages`, but must end with the same answers. Both can be a list with one value per
+    teacher. `max_length` first cuts the additional text, from the left.
 
     The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and `teachers`:
     for each teacher the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`. Labels and
-    chunk ids belong to the tokens themselves. **Shift the alignment** before a loss, with `prepare`
-    or `xtok.shift_to_predictions`; without this, losses are wrong without an error.
+    chunk ids belong to the tokens themselves. **Shift the alignment** with `prepare` or
+    `xtok.shift_to_predictions` before you compute a loss. Otherwise, losses are wrong, and there is
+    no error.
 
-    For `alm` from stored log-probabilities of one teacher, a sample is a mapping of lists:
-    `input_ids`, `realized_logprob` (natural log-probability of each token, None if unknown, as for
-    the first token), and optionally `loss_mask`.
+    For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
+    `input_ids`, `realized_logprob` (the natural log-probability of each token; None if unknown, and
+    for the first token), and optionally `loss_mask`.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -82,14 +84,14 @@ class DistillationCollator:
     ([[104, 105], [104, -100]], [2, 1])
 
     Args:
-        student: a model as `load_tokenizer` takes it: a repo id, a path or a loaded tokenizer.
-        teachers: a model or a list; an empty list trains without teachers.
+        student: a repo id, a path or a loaded tokenizer, as in `load_tokenizer`.
+        teachers: one model or a list; an empty list trains without teachers.
         max_length: maximum number of tokens of a sample, on each side.
         bos: begin texts with the declared bos token, unless they already do.
         eos: end texts with the declared eos token, unless they already do.
         max_comb_len: as in `TokenAligner`.
-        student_template: the student's chat template, if it is not the tokenizer's own.
-        teacher_templates: a chat template for each teacher; None is the tokenizer's own.
+        student_template: a chat template that replaces the student tokenizer's own.
+        teacher_templates: one chat template per teacher; None uses the tokenizer's own.
 
     Raises:
         ValueError: if the numbers of teachers and templates differ.
@@ -114,7 +116,7 @@ class DistillationCollator:
         check_length(max_length)
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        # For each teacher, the pair of student and teacher.
+        # One pair of student and teacher for each teacher.
         self.pairs: list[Pair] = [load_pair(self.student, teacher) for teacher in self.teachers]
         self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
         self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
@@ -123,20 +125,20 @@ class DistillationCollator:
 
     @property
     def tokenizer(self) -> Any:
-        """The student's tokenizer with `save_pretrained`, which trainers call at checkpoints."""
+        """The student's tokenizer, whose `save_pretrained` trainers call for checkpoints."""
         return self.student.library or _TokenizerFile(self.student)
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the batch of some samples.
+        """Return the batch for these samples.
 
         Raises:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
                 the teachers' answers differ from the student's.
-            ValueError: for an empty batch, samples of another type, and log-probabilities that do
-                not match their ids, are above 0, or belong to the next tokens.
+            ValueError: if the batch is empty, a sample has an unsupported type, or
+                log-probabilities do not match their ids, are above 0, or belong to the next tokens.
         """
         if not samples:
-            raise ValueError("a batch needs samples")
+            raise ValueError("a batch needs at least one sample")
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
             return self._logprob_batch(rows)
@@ -163,24 +165,24 @@ class DistillationCollator:
         teacher_messages: Sequence[Any] | None = None,
         teacher_context: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the batch of rows of the student's ids, as in on-policy training.
+        """Return the batch for rows of student ids, as in on-policy training.
 
-        The teachers read the same bytes in their own tokens (`Retokenizer`). Only targets are
-        aligned, turn by turn. `max_length` cuts the teachers' rows. A batch that is padded on the
-        left also contains `position_ids`, `[B, T]`.
+        The teachers read the same bytes, tokenized with their own vocabulary (`Retokenizer`). Only
+        targets are aligned, turn by turn. `max_length` cuts the teachers' rows. If the batch is
+        padded on the left, it also contains `position_ids`, `[B, T]`.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
             attention_mask: `[B, T]`, 0 for padding.
             labels: int64 `[B, T]`, -100 for prompts and padding.
             teacher_messages: the teachers' prompt for each row, up to the last answer: messages, an
-                object as in a sample, or a text. None is the student's prompt. A list has a value
-                for each teacher.
-            teacher_context: for each row, a text before the prompt, as in a sample.
+                object as in a sample, or a text. None uses the student's prompt. A list contains
+                one value per teacher.
+            teacher_context: a text before the prompt for each row, as in a sample.
 
         Raises:
             XtokError: if a teacher cannot spell the bytes or render a conversation.
-            ValueError: for shapes that differ, and ids that the student does not have.
+            ValueError: if shapes differ, or an id does not exist in the student's vocabulary.
         """
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or any(tuple(x.shape) != shape for x in (attention_mask, labels)):
@@ -298,7 +300,7 @@ class DistillationCollator:
         return [*map(int, conversation.ids)]
 
     def rows(self, number: int, samples: Sequence[SideText | ChatRecord]) -> list[SampleRow]:
-        """Return uncut rows for the student (number 0) or the nth teacher."""
+        """Return rows before truncation, for the student (number 0) or the nth teacher."""
         tokenizer = [self.student, *self.teachers][number]
         template = [self.student_template, *self.teacher_templates][number]
         texts = [s for s in samples if isinstance(s, SideText)]
@@ -330,11 +332,12 @@ class DistillationCollator:
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
         """Return the bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
-        Without texts, these are the bytes of the tokens. Their sum is the length for bits per byte.
+        Without texts, the bytes of the tokens are used. Bits per byte divide by the sum of these
+        bytes.
 
         Args:
             number: 0 for the student, n for the nth teacher.
-            side: this side of a batch of `prepare`.
+            side: this side's part of a batch from `prepare`.
         """
         tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
         sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
@@ -353,12 +356,12 @@ class DistillationCollator:
                 cut_rows.append(f"sample {number}" + " (to nothing)" * (not has_room))
         if cut_rows:
             name = teacher.vocabulary.model_id
-            note = f"max_length {end} cuts the additional text of {name} from the left"
+            note = f"the additional text of {name} is cut from the left to fit max_length {end}"
             warnings.warn(f"{note}: {listed(cut_rows)}", stacklevel=4)
 
 
 def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
-    """Return the first rows of a collator's batch, before `prepare`."""
+    """Return the first rows of a collator's batch; call it before `prepare`."""
     part: dict[str, Any] = map_tensors(batch, lambda tensor: tensor[:num_rows])
     for side in (part, *part["teachers"]):
         if "samples" in side:
@@ -368,11 +371,12 @@ def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
 
 
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Shift labels and alignments to the predicting positions, and move a batch to a device.
+    """Shift labels and alignments to the predicting positions, and move the batch to a device.
 
     Each side gets `targets`, the labels of the next positions (-100 if padding would predict them).
-    Each teacher gets `shifted`, the result of `shift_to_predictions`, and with `realized_logprob`
-    also `teacher_logprobs`, of the predicted tokens. `stored` predictions stay the same.
+    Each teacher gets `shifted`, the result of `shift_to_predictions`. With `realized_logprob`, it
+    also gets `teacher_logprobs`, the log-probabilities of the predicted tokens. `stored`
+    predictions are not shifted.
     """
     student, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (student, *teachers):
@@ -387,7 +391,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
 
 
 def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:
-    """Return the labels of the next positions, int64 `[B, T]`; padding predicts nothing."""
+    """Return the labels of the next positions, int64 `[B, T]`, and -100 at padding."""
     return predicted(side["labels"]).masked_fill(side["attention_mask"] == 0, IGNORED)
 
 
@@ -404,7 +408,7 @@ class _TokenizerFile(NamedTuple):
         if isinstance(source, Path) and source.is_file():
             shutil.copy(source, folder)
         else:
-            sys.stderr.write(f"note: {folder} contains no tokenizer: load {name} with the model\n")
+            sys.stderr.write(f"note: {folder} contains no tokenizer; load {name} with the model\n")
 
 
 def _respell(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:

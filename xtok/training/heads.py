@@ -1,4 +1,4 @@
-"""A model's hidden states and head, from which losses compute logits in blocks."""
+"""Find a model's head, so that losses can compute logits from hidden states in blocks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from xtok.errors import XtokError
 from xtok.training.losses.logits import AnyLogits, HiddenLogits
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""Configuration keys of a factor of the logits: Cohere, Granite (a divisor) and HyperCLOVA X,
+"""Configuration keys for a factor of the logits: Cohere, Granite (a divisor) and HyperCLOVA X,
 Falcon H1, Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Configuration keys of c in c · tanh(logits / c): Gemma and nanochat, RecurrentGemma."""
+"""Configuration keys for c in c · tanh(logits / c): Gemma and nanochat, RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""The largest |hidden · weight| at the positions where a head is compared with the model's logits.
-
-0 keeps the hidden states. The others reveal a factor or a softcap even if the logits are small."""
+"""Sizes to which hidden states are scaled before a head is compared with the model's logits: the
+largest |hidden · weight|. 0 does not scale. Larger sizes reveal a factor or a softcap even if the
+logits are small."""
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
-"""Names of the weight of a router's loss in models and configurations; JetMoE uses the second."""
+"""Names of the router loss weight in models and configurations; JetMoE uses the second name."""
 
 WHOLE_LOGITS_HINT = (
     "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
@@ -44,15 +44,15 @@ SOFT_PROMPT_HINT = (
 class Head:
     """The output layers of a causal language model."""
 
-    decoder: nn.Module  # first output: the hidden states after the last norm
+    decoder: nn.Module  # its first output: the hidden states after the last norm
     linear: Any  # an `nn.Linear`
     bias: Tensor | None  # added to the bias of `linear`
     scale: float
     softcap: float | None
-    shards: Any = None  # the FSDP2 module that shards the head
+    shards: Any = None  # the FSDP2 module that shards the head, if any
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
-        """Return the logits of hidden states `[B, T, d]`; `autocast` is the decoder's."""
+        """Return the logits for hidden states `[B, T, d]`; `autocast` is the decoder's setting."""
         hidden, weight, bias = self._gather(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
@@ -64,7 +64,7 @@ class Head:
     def _gather(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         linear = self.linear
         if self.shards is not None:
-            self.shards.unshard()  # FSDP2 reshards after the gradient or in the next run
+            self.shards.unshard()  # FSDP2 reshards after the backward pass or in the next run
         if not hasattr(linear.weight, "ds_id"):
             return hidden, linear.weight, linear.bias
 
@@ -72,7 +72,8 @@ class Head:
             bias = linear.bias
             return hidden, linear.weight.clone(), None if bias is None else bias.clone()
 
-        # DeepSpeed's hooks gather at the module's call and at the start of its backward.
+        # DeepSpeed's hooks gather the weights when the module is called and when its backward
+        # starts.
         linear.forward = forward
         try:
             hidden, weight, bias = linear(hidden)
@@ -82,12 +83,12 @@ class Head:
 
 
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
-    """Run a model, wrapped or not, on its side of a batch; return its outputs.
+    """Run a model, wrapped or not, on its side of a batch, and return its outputs.
 
     With a head, the `logits` are `HiddenLogits`.
 
     Raises:
-        XtokError: if the model adds positions, as in prompt tuning.
+        XtokError: if the model adds positions, for example with prompt tuning.
     """
     options |= {name: side[name] for name in ("input_ids", "attention_mask")}
     options["use_cache"] = False
@@ -97,8 +98,8 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     if head is None:
         outputs = model(**options)
     else:
-        # Call the wrapper and return hidden states as outputs: DDP and FSDP reduce only gradients
-        # of their outputs.
+        # Call the wrapper and return the hidden states as outputs, because DDP and FSDP reduce only
+        # gradients of their outputs.
         inner = unwrap(model)
 
         def add_hidden(outputs: Any, _: Tensor) -> Any:
@@ -107,7 +108,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
 
         with ExitStack() as hooks:
             hooks.enter_context(_hook(head.decoder, lambda _, x: calls.append((x, _autocast(x)))))
-            for module in {inner, _base(inner)}:  # PEFT calls only the base's forward
+            for module in {inner, _base(inner)}:  # PEFT calls only the base model's forward
                 hooks.enter_context(_hook(module, add_hidden, first=True))
             outputs = model(**options, logits_to_keep=1)
         [(_, autocast)] = calls
@@ -123,15 +124,16 @@ def _autocast(like: Tensor) -> torch.dtype | None:
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
-    """Run a model on its side of a batch; return its logits."""
+    """Run a model on its side of a batch, and return its logits."""
     logits: AnyLogits = run(model, side, head).logits
     return logits
 
 
 def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> Tensor | None:
-    """Return the router's weighted loss in a mixture of experts; None for other models.
+    """Return the weighted router loss of a mixture of experts; None for other models.
 
-    Requires `output_router_logits`. The default coefficient is the model's, or its configuration's.
+    Requires `output_router_logits`. By default, the coefficient comes from the model or its
+    configuration.
     """
     loss = getattr(outputs, "aux_loss", None)
     if not isinstance(loss, Tensor):
@@ -146,7 +148,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
-    """Run models in evaluation mode; restore each module's mode afterwards."""
+    """Run models in evaluation mode, and restore each module's mode afterwards."""
     training = [m for model in models if model for m in model.modules() if m.training]
     for module in training:
         module.training = False
@@ -158,7 +160,7 @@ def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
 
 
 def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores the random generators, for example after dropout."""
+    """Return a context manager that restores the random generators, for example after dropout."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -168,14 +170,14 @@ def find_heads(
     takes_hidden: Sequence[bool],
     wanted: bool | None = None,
 ) -> tuple[list[Head | None], list[str]]:
-    """Return the head of each model that runs without whole logits, and notes on the others.
+    """Return the head of each model that can run without whole logits, and notes on the others.
 
     Args:
         models: the student, then its teachers; None for stored predictions.
-        sides: of a batch, for each model, on its device.
+        sides: each model's side of a batch, on the model's device.
         takes_hidden: for each model, whether its losses accept hidden states.
-        wanted: False: whole logits; True: hidden states or an error; None: hidden states if
-            possible.
+        wanted: False for whole logits, True for hidden states or an error, None for hidden states
+            if possible.
 
     Raises:
         XtokError: if `wanted` is True, and a loss or a model does not support it.
@@ -196,25 +198,25 @@ def find_heads(
         elif wanted:
             raise XtokError(f"{names[number]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
-            notes.append(f"{names[number]} makes whole logits: {result}")
+            notes.append(f"{names[number]} computes whole logits: {result}")
     if in_blocks:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(in_blocks)}")
     return heads, notes
 
 
 def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
-    """Check that a model has an embedding for each id; otherwise, a GPU ends the process.
+    """Check that a model has an embedding for each id; a missing row would crash a GPU.
 
     Raises:
-        XtokError: if an id has no row.
+        XtokError: if an id has no embedding.
     """
     rows = None
-    with suppress(AttributeError, NotImplementedError):  # None has no embeddings, too
+    with suppress(AttributeError, NotImplementedError):  # also for None, which has no embeddings
         rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
     if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
         name = f"teacher {number}" if number else "the student"
         raise XtokError(
-            f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but its ids reach "
+            f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but the batch contains id "
             f"{largest:,}",
             hint="check that student and teacher are not swapped, and that each model uses the "
             "tokenizer in its folder",
@@ -227,7 +229,7 @@ def why_whole_logits(model: Any) -> str | None:
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
-        return "torch.compile hides its hidden states"
+        return "its hidden states are hidden by torch.compile"
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):
         return f"{name} is not a decoder of Transformers"
     if not accepts(inner, "logits_to_keep"):
@@ -244,7 +246,7 @@ def why_whole_logits(model: Any) -> str | None:
 
 
 def accepts(model: Any, argument: str) -> bool:
-    """Whether the forward of a model, inside any wrapper, has this argument."""
+    """Whether a model's forward, inside any wrappers, has this argument."""
     return argument in inspect.signature(type(_base(unwrap(model))).forward).parameters
 
 
@@ -255,7 +257,7 @@ def _shards(inner: Any, linear: nn.Module) -> Any:
 
     sharded: list[Any] = [module for module in inner.modules() if isinstance(module, FSDPModule)]
     around = [module for module in sharded if any(layer is linear for layer in module.modules())]
-    return around[-1] if around else None  # the innermost
+    return around[-1] if around else None  # the innermost model
 
 
 def _weight_problem(weight: Tensor) -> str | None:
@@ -268,9 +270,9 @@ def _weight_problem(weight: Tensor) -> str | None:
 
 @torch.no_grad()
 def find_head(model: Any, ids: Tensor) -> Head | str:
-    """Return a head that reproduces the model's logits at three positions of ids `[B, T]`.
+    """Find a head that reproduces the model's logits at three positions of ids `[B, T]`.
 
-    Otherwise, return the reason.
+    If there is none, return the reason.
     """
     inner = unwrap(model)
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
@@ -310,7 +312,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
 
 
 def _candidates(inner: Any, decoder: nn.Module, linear: Any) -> list[Head]:
-    """Return heads with all combinations of the configuration's factors and softcaps."""
+    """Return heads with all combinations of the factors and softcaps in the configuration."""
     config = inner.config.get_text_config()
     scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
     factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
@@ -337,7 +339,7 @@ def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _hook(
     module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
-    """Call a function with a module's output and its first part; a result replaces the output."""
+    """Call a function with a module's outputs and the first output; it can replace them."""
     handle = module.register_forward_hook(
         lambda _, args, output: function(output, output[0]), prepend=first
     )

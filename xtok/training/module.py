@@ -1,4 +1,4 @@
-"""A map in PyTorch: student probabilities to teacher probabilities, frozen or learnable."""
+"""A map as a PyTorch module, frozen or learnable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xtok.training.sparse import check_width, project_sparse, work_dtype
 
 
 class ProjectionModule(nn.Module):
-    """A map W as a module: `[..., V_student]` probabilities to `[..., V_teacher]`.
+    """Projects student probabilities `[..., V_student]` to teacher probabilities with a map.
 
-    If learnable, a row is the softmax over parameters that are initialized from the map. A scale
-    slot is the sigmoid of its parameter, and the row's other entries share the remaining mass. Each
-    row sums to 1, and a row with one entry never changes.
+    If the module is learnable, each row is the softmax of parameters that are initialized from the
+    map. A scale slot is the sigmoid of its parameter, and the other entries of the row share the
+    remaining weight. Each row sums to 1, so a row with one entry never changes.
 
     >>> import torch
     >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
@@ -36,14 +36,14 @@ class ProjectionModule(nn.Module):
         XtokError: if its file does not record a width.
     """
 
-    # Entries sorted by teacher id, then by student id; column t is entries offsets[t] to
-    # offsets[t + 1].
+    # Entries are sorted by teacher id, then by student id. Column t consists of the entries
+    # offsets[t] to offsets[t + 1].
     student_ids: Tensor  # int64 [nnz]
     teacher_ids: Tensor  # int64 [nnz]
     offsets: Tensor  # int64 [V_teacher + 1]
-    is_slot: Tensor  # bool [nnz], scale slots; none is the only entry of its row
-    weights: Tensor  # float32 [nnz], the map's; training does not change them
-    logits: nn.Parameter | None  # float32 [nnz], the parameters of a learnable module
+    is_slot: Tensor  # bool [nnz], scale slots; a slot is never the only entry of its row
+    weights: Tensor  # float32 [nnz], weights of the map, unchanged by training
+    logits: nn.Parameter | None  # float32 [nnz], parameters of a learnable module
 
     def __init__(
         self, projection: ProjectionMap | str | PathLike[str], *, learnable: bool = False
@@ -79,14 +79,15 @@ class ProjectionModule(nn.Module):
         return self.logits is not None
 
     def entry_weights(self) -> Tensor:
-        """Return the current weights, float32 `[nnz]`, with gradient if learnable."""
+        """Return the current weights, float32 `[nnz]`; a learnable module tracks gradients."""
         if self.logits is None:
             return self.weights
         num_rows = self.shape[0]
         with torch.autocast(self.logits.device.type, enabled=False):
             logits = self.logits.float()
             nothing = torch.zeros(num_rows, device=logits.device)
-            # Above a logit of 17, float32 rounds the sigmoid to 1: nothing is left for the others.
+            # Above a logit of 17, float32 rounds the sigmoid to 1, and the other entries would get
+            # 0.
             slot = torch.where(self.is_slot, torch.sigmoid(logits).clamp(max=1 - 2**-24), 0.0)
             remaining = 1 - nothing.index_add(0, self.student_ids, slot)
             other_logits = logits.masked_fill(self.is_slot, -torch.inf)
@@ -98,7 +99,9 @@ class ProjectionModule(nn.Module):
             return torch.where(self.is_slot, slot, shares)
 
     def forward(self, student_probs: Tensor) -> Tensor:
-        """Project student probabilities to the teacher's vocabulary, in float32 under any autocast.
+        """Project student probabilities to the teacher's vocabulary.
+
+        The result is computed in float32 under any autocast.
 
         Args:
             student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
@@ -116,9 +119,10 @@ class ProjectionModule(nn.Module):
         return projected.reshape(*student_probs.shape[:-1], self.shape[1])
 
     def to_map(self) -> ProjectionMap:
-        """Return the map with the current weights, without entries that became 0.
+        """Return the map with the current weights, and without entries that became 0.
 
-        If learnable, the history gets a step `learn`, and changed rows become MIXED.
+        If the module is learnable, the history gets a step `learn`, and changed rows get the kind
+        MIXED.
         """
         if self.logits is None:
             return self.map
@@ -139,6 +143,6 @@ class ProjectionModule(nn.Module):
         return replace(learned, **edges._asdict(), row_kind=kind, scale_slot=scale_slot, reports=())
 
     def extra_repr(self) -> str:
-        """Describe the module for `print`."""
+        """Return the module's description for `print`."""
         rows, columns = self.shape
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"

@@ -1,4 +1,4 @@
-"""The objective of a trainer: distillation from each teacher, plus the student's cross-entropy."""
+"""The objective of a trainer: distillation from each teacher plus the student's cross-entropy."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class LossTerms(NamedTuple):
     """Scalar terms of the objective. Only `loss` has a gradient."""
 
     loss: Tensor
-    cross_entropy: Tensor  # of the student; 0 with weight 0
-    distillation: Tensor  # weighted sum over the teachers
-    coverage: Tensor  # share of the targets in a chunk, mean over the teachers
-    router: Tensor  # router loss of a mixture of experts, with its weight; else 0
+    cross_entropy: Tensor  # the student's cross-entropy; 0 with weight 0
+    distillation: Tensor  # weighted sum of the teachers' losses
+    coverage: Tensor  # share of the targets that are in a chunk, averaged over the teachers
+    router: Tensor  # weighted router loss of a mixture of experts; 0 for other models
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The student's loss, exact over gradient accumulation and processes."""
+    """The student's loss, exact with gradient accumulation and several processes."""
 
-    losses: Sequence[BatchLoss]  # one per teacher
-    teacher_weights: Sequence[float] | None = None  # each is 1 if None
+    losses: Sequence[BatchLoss]  # one loss per teacher
+    teacher_weights: Sequence[float] | None = None  # None: each weight is 1
     combine: CombineConfig = field(default_factory=CombineConfig)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Objective:
         """The weight of each teacher's loss.
 
         Raises:
-            ValueError: if their number is wrong, or one is not a finite number of at least 0.
+            ValueError: if the number of weights is wrong, or a weight is negative or not finite.
         """
         count = len(self.losses)
         weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
@@ -71,14 +71,15 @@ class Objective:
 
     @property
     def takes_hidden(self) -> list[bool]:
-        """Whether the losses support `HiddenLogits` of the student, then of each teacher."""
+        """Whether the losses support `HiddenLogits`: for the student, then for each teacher."""
         per_teacher = [loss.takes_hidden for loss in self.losses]
         return [all(per_teacher), *per_teacher]
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
-        """Count the terms of each mean: targets, then the chunks of each teacher's loss.
+        """Count the terms of each mean: the targets, then the chunks of each teacher's loss.
 
-        `terms` takes the sum over all batches of an optimizer step, on all processes, as `totals`.
+        Pass the sum over all batches of an optimizer step, on all processes, to `terms` as
+        `totals`.
 
         Returns:
             int64 `[1 + teachers]`, on the batch's device.
@@ -98,17 +99,17 @@ class Objective:
         whole: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
-        """Return the loss of a batch and its parts, or with `totals` its share of the step's loss.
+        """Return the loss of a batch and its parts; with `totals`, its share of the step's loss.
 
         The shares of all batches add up to the loss of one batch with all rows, and so do their
-        gradients. Exception: P-KL with `top_k` chooses its columns per batch.
+        gradients. P-KL with `top_k` is an exception, because it chooses its columns per batch.
 
         Args:
             student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
             batch: a batch of `prepare`.
-            totals: the counts of all batches of the step.
-            whole: for `dynamic_scaling`, the distillation and cross-entropy of the step.
+            totals: the sum of the counts of all batches of the step.
+            whole: the distillation loss and the cross-entropy of the step, for `dynamic_scaling`.
             router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -130,7 +131,7 @@ class Objective:
     def means(
         self, student: AnyLogits, teachers: Sequence[AnyLogits | None], batch: Mapping[str, Any]
     ) -> Tensor:
-        """Return the means that `count` counts, `[1 + teachers]`, without weights or a gradient."""
+        """Return the mean of each loss that `count` counts, `[1 + teachers]`, detached."""
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
         plans = [plan_cross_entropy(student, batch["targets"])]
         plans += [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
@@ -144,7 +145,7 @@ class Objective:
         shares: Tensor,
         weights: tuple[Tensor | float, Tensor | float],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
+        """Return the weighted sum, and the detached distillation loss and cross-entropy."""
         distillation_weight, cross_entropy_weight = weights
         plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
         teacher_shares = zip(shares[1:], self.weight_by_teacher, strict=True)
@@ -183,17 +184,18 @@ def make_objective(
     """Build the objective of a student and its teachers.
 
     Args:
-        pairs: the `pairs` of a collator, one for each teacher; None for stored predictions.
-        losses: a name or a `BatchLoss`, for all teachers or one for each.
-        map: the map of the loss, its file or its module, for all teachers or one for each.
-        config: options of losses by name, as in `make_loss`, for all teachers or one for each.
+        pairs: the `pairs` of a collator, one per teacher; None for stored predictions.
+        losses: a name or a `BatchLoss`; one for all teachers, or one per teacher.
+        map: the map of the loss, its file or its module; one for all teachers, or one per teacher.
+        config: the options of the losses, as in `make_loss`; one for all teachers, or one per
+            teacher.
         teacher_weights: weights of the teachers' losses, each 1 by default.
-        combine: weights of distillation and cross-entropy.
+        combine: weights of the distillation loss and the cross-entropy.
         device: device of the maps.
 
     Raises:
-        XtokError: if a map is missing, belongs to other tokenizers, has its sides swapped, or no
-            loss takes it, if stored predictions and losses do not match, or if all weights are 0.
+        XtokError: if a map is missing, unused, swapped or belongs to other tokenizers, if stored
+            predictions do not match the losses, or if all weights are 0.
         ValueError: if the numbers of losses, maps and teachers differ.
     """
     names = _per_teacher("losses", losses, len(pairs))
@@ -231,8 +233,8 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
     if pair is not None and name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
-            f"same-tokenizer needs one tokenizer, but {student} and {teacher} have different ones",
-            hint="use event-kl, with the output of `xtok events STUDENT TEACHER`",
+            f"same-tokenizer needs equal tokenizers, but those of {student} and {teacher} differ",
+            hint="use the loss event-kl, with the output of `xtok events STUDENT TEACHER`",
         )
 
 
@@ -242,7 +244,7 @@ def _bind(name: LossName, any_map: Any, pair: Pair | None, device: torch.device 
         return None
     if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
-            "the map is learnable, but a trainer optimizes only its model",
+            "the map is learnable, but a trainer optimizes only the model",
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )

@@ -1,4 +1,4 @@
-"""Rows of a batch: columns with a value per token, checked and padded."""
+"""Check and pad rows of a batch: columns with one value per token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xtok.conversation.batching import pad
 _T = TypeVar("_T")
 
 IGNORED = -100
-"""The label of tokens that are not targets, as in PyTorch's cross-entropy."""
+"""Label of tokens that are not targets, as in PyTorch's cross-entropy."""
 
 
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the existing columns of a row among `names`, checked for one value per token."""
+    """Return those columns of a row that exist, and check that each has one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != len(row["input_ids"]):
@@ -34,7 +34,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
     if ids.dtype.kind in "iuf":
         with np.errstate(invalid="ignore"):
             is_id = ids.astype(np.int64) == ids
-    else:  # mixed types, or numbers beyond 64 bits
+    else:  # mixed types, or integers beyond 64 bits
         is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in ids.tolist()])
     if not is_id.all():
         wrong = ids.tolist()[int(np.flatnonzero(~is_id)[0])]
@@ -43,7 +43,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
 
 
 def read_flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
-    """Return a column of flags; a missing column is all True."""
+    """Return a column of flags. A missing column is all True."""
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
     if not is_flag.all():
@@ -58,7 +58,7 @@ def check_length(max_length: int | None) -> None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to all tensors in dicts, lists, named tuples and dataclasses."""
+    """Apply a function to all tensors in nested dicts, lists, named tuples and dataclasses."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def to_device(value: _T, device: torch.device | str) -> _T:
-    """Return a value with all its tensors on a device."""
+    """Move all tensors in a nested value to a device."""
     moved: _T = map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
     return moved
 

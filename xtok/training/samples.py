@@ -1,4 +1,4 @@
-"""A sample as a row of ids for each side, and the alignment of these rows."""
+"""Convert a sample to a row of ids for each side, and align these rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xtok.training.rows import checked_columns, read_flags, read_ids
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part = tuple[list[int], bool]
-"""Neighbouring tokens, and whether they are targets."""
+"""A range of tokens, and whether they are targets."""
 
 
 class SampleRow(NamedTuple):
@@ -39,13 +39,13 @@ class SampleRow(NamedTuple):
     conversation: Conversation | None = None
     text: str | None = None
     num_before: int = 0
-    own_bos: int = 0  # 1 if the text itself begins with one
+    own_bos: int = 0  # 1 if the text itself begins with a bos token
     num_alone: int = 0
-    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the stretches of targets
+    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the ranges of targets
 
     @property
     def begin(self) -> int:
-        """Position of the tokens that only the teacher reads."""
+        """First position of the tokens that only the teacher reads."""
         return self.num_before + self.own_bos
 
     def insert_context(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
@@ -59,13 +59,13 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Count a declared bos token at the beginning in `num_before`."""
+        """Include a declared bos token at the beginning in `num_before`."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def without_prompt(self) -> SampleRow:
-        """Count the prompt in `num_alone`, so that only the teacher reads it."""
+        """Include the prompt in `num_alone`, so that only the teacher reads it."""
         targets = np.flatnonzero(self.is_target)
         first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
@@ -73,7 +73,8 @@ class SampleRow(NamedTuple):
     def keep(self, end: int | None) -> NDArray[np.int64]:
         """Return the positions within a maximum length, int64.
 
-        The tokens of the teacher alone are cut first, from the left, then the row from the right.
+        Tokens that only the teacher reads are cut first, from the left. Then the row is cut from
+        the right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
         excluded = slice(self.begin, self.begin + excess)
@@ -82,7 +83,7 @@ class SampleRow(NamedTuple):
 
 def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
     """Return a text, or a conversation, as the student and each teacher read it."""
-    sample = to_json_types(sample)  # of objects, too
+    sample = to_json_types(sample)  # also converts message objects
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = read_row(sample, location)
     check_fields(fields, location, "text" if isinstance(text, str) else "messages")
@@ -97,12 +98,12 @@ def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideTe
 
 
 def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
-    """Return a teacher's row, and the log-probabilities of its tokens, NaN if unknown."""
+    """Return a teacher's row, and the log-probabilities of its tokens (NaN if unknown)."""
     ids = read_ids(row["input_ids"], "input_ids")
     columns = checked_columns(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
         raise ValueError(
-            "a row with input_ids has no realized_logprob: give text or messages, or "
+            "a row with input_ids has no realized_logprob: pass text or messages instead, or "
             "add the teacher's log-probabilities of these ids"
         )
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
@@ -117,14 +118,14 @@ def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float
 
 
 def split_parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
-    """Split a row where targets begin and end."""
+    """Split a row at the positions where targets begin or end."""
     starts = np.flatnonzero(np.diff(is_target, prepend=~is_target[:1]))
     bounds = pairwise([*starts, len(ids)])
     return [(ids[start:stop].tolist(), bool(is_target[start])) for start, stop in bounds]
 
 
 def join_parts(parts: Sequence[Part]) -> SampleRow:
-    """Join parts to a row."""
+    """Concatenate parts to a row."""
     ids = [i for part, _ in parts for i in part]
     mask = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
@@ -139,7 +140,7 @@ def align_rows(
     rows: tuple[SampleRow, SampleRow],
     end: int | None,
 ) -> FlatAlignment:
-    """Align two whole rows, cut them at `end`, and keep the chunks that consist of targets."""
+    """Align two whole rows, truncate them to `end`, and keep the chunks that consist of targets."""
     student, teacher = rows
     if student.conversation is None or teacher.conversation is None:
         teacher_only = teacher.begin + np.arange(teacher.num_alone)
@@ -158,7 +159,7 @@ def _align_texts(
     student: SampleRow,
     teacher: SampleRow,
 ) -> FlatAlignment:
-    """Align two rows by bytes, or by byte offsets in the text if a side loses bytes of it."""
+    """Align two rows by bytes, or by byte offsets in the text if a tokenizer drops text."""
     by_spans = aligner.prefers_spans(student.ids, teacher.ids)
     if student.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(student.ids, teacher.ids)
@@ -166,7 +167,7 @@ def _align_texts(
         inner = row.ids[row.num_before :]
         if tokenizer.table.lengths[inner].sum() < len(student.text.encode()):
             name = tokenizer.vocabulary.model_id
-            note = f"{name} has no tokens for a part of the text, which is in no chunk"
+            note = f"{name} has no tokens for a part of the text, so this part is in no chunk"
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(student.ids, teacher.ids)
@@ -175,7 +176,7 @@ def _align_texts(
 
 
 def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the byte offsets of a row's tokens; control tokens lie outside the text."""
+    """Return the byte offsets of a row's tokens. Control tokens lie outside the text."""
     encoding = tokenizer.encode(row.text or "")
     offsets_before = np.arange(-row.num_before, 0)
     num_after = len(row.ids) - row.num_before - len(encoding.ids)
@@ -184,9 +185,9 @@ def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 
 
 def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the bytes of its text that each token of a row covers, int64 `[T]`.
+    """Return the number of bytes of the text that each token of a row covers, int64 `[T]`.
 
-    Control tokens cover 0 bytes. A space that a tokenizer adds before the text does not count.
+    Control tokens cover 0 bytes. A space that the tokenizer adds before the text is not counted.
     """
     if row.conversation is not None:
         sizes = np.diff(row.conversation.bounds)
@@ -201,7 +202,7 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align the targets stretch by stretch, without unknown tokens and ids beyond the tokenizer.
+    """Align the targets range by range, except unknown tokens and ids beyond the tokenizer.
 
     The teacher's row ends at `end`.
     """
@@ -234,7 +235,7 @@ def _cut_alignment(
     for row, chunk, positions in sides:
         is_kept[chunk[~row.is_target]] = False
         is_kept[np.delete(chunk, positions)] = False
-    is_kept[-1] = False  # for tokens in no chunk, −1
+    is_kept[-1] = False  # −1 for tokens outside chunks
     number = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
     chunks = [number[chunk[positions]] for _, chunk, positions in sides]
     return FlatAlignment(

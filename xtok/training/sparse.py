@@ -1,4 +1,4 @@
-"""Products of a sparse map with probabilities, and the sizes of blocks."""
+"""Multiply probabilities by a sparse map, and choose the sizes of blocks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch.nn.functional import embedding_bag
 from xtok.errors import XtokError
 
 BLOCK_NUMBERS = 2**25
-"""Numbers in a temporary tensor: 128 MiB in float32. Each block of hidden states reads the whole
-head: 2**24 took 1.2 times as long, and 2**26 0.9 (event KL, 512 tokens, 128,256 × 262,208 ids)."""
+"""Maximum number of values in a temporary tensor (128 MiB in float32). Each block of hidden states
+reads the whole head: 2**24 took 1.2 times as long, and 2**26 0.9 times (event KL, 512 tokens,
+128,256 × 262,208 ids)."""
 
 CACHED_BLOCK_NUMBERS = 2**22
-"""The same for comparisons on a CPU, which are fastest in the cache."""
+"""The same limit for comparisons on a CPU, which are fastest if the tensor fits into the cache."""
 
 
 def project_sparse(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
-    """Multiply probabilities by a sparse map stored by column, with both gradients.
+    """Multiply probabilities by a sparse map that is stored by column; differentiable in both.
 
-    out[b, j] = Σ_i probs[b, student_ids[i]] · weights[i], over the entries i of column j
+    out[b, j] = Σ_i probs[b, student_ids[i]] · weights[i], for all entries i of column j
 
-    A column is a bag of student tokens. `torch.sparse.mm` (PyTorch 2.13) would make a dense
-    gradient to the weights.
+    Columns are computed as bags of student tokens, because `torch.sparse.mm` (PyTorch 2.13) would
+    allocate a dense gradient for the weights.
 
     Args:
         probs: `[b, V]`.
-        student_ids: int64 `[m]`, by column.
+        student_ids: int64 `[m]`, sorted by column.
         starts: int64 `[k]`, the start of each column's entries.
         weights: `[m]`, in the dtype of `probs`.
     """
@@ -42,9 +43,9 @@ def check_width(side: str, logits_width: int, map_width: int) -> None:
     """Raise an `XtokError` if logits are narrower than the map."""
     if logits_width < map_width:
         raise XtokError(
-            f"the {side}'s logits are {logits_width} wide, expected at least {map_width} "
+            f"the {side}'s logits have width {logits_width}, expected at least {map_width} "
             "(the map's width)",
-            hint=f"use a map for this {side}, or build it {logits_width} wide with {{option}}",
+            hint=f"use a map for this {side}, or build it with width {logits_width}: {{option}}",
             parameter="vocab_size",
         )
 
@@ -55,7 +56,7 @@ def true_indices(mask: Tensor, count: int) -> Tensor:
 
 
 def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers and the indices of n joined ranges, int64 `[total]` each."""
+    """Concatenate n ranges; return each element's range number and index, int64 `[total]` each."""
     device = starts.device
     numbers = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts
@@ -63,7 +64,7 @@ def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
 
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
-    """Return the number of rows of a width that a temporary tensor may have."""
+    """Return the maximum number of rows of this width in a temporary tensor."""
     in_cache = cached and like.device.type == "cpu"
     size = min(BLOCK_NUMBERS, CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
     return max(1, size // max(width, 1))

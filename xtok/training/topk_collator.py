@@ -1,4 +1,4 @@
-"""A data collator for stored predictions: rows of `xtok project` to a batch for `topk-kl`."""
+"""A data collator for the stored predictions that `xtok project` writes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from xtok.training.rows import IGNORED, check_length, checked_columns, read_flag
 class StoredTopK:
     """Stored predictions for the tokens of a padded batch, for `topk_kl`."""
 
-    top_ids: torch.Tensor  # int64 [B, T, K], the student's
+    top_ids: torch.Tensor  # int64 [B, T, K], student ids
     top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ for unused entries
-    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ if the candidates have the whole mass
-    valid: torch.Tensor  # bool [B, T], whether a token counts
+    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ if the candidates sum to 1
+    valid: torch.Tensor  # bool [B, T], whether a token contributes to the loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopKCollator:
-    """Turns rows of stored predictions into a batch for the loss `topk-kl`, without a teacher.
+    """Builds a batch for the loss `topk-kl` from rows of stored predictions.
 
-    A row is a mapping of lists, for example from the Parquet file of `xtok project`. Row i predicts
-    token i, so the first one is empty. `input_ids` are the student's; `topk_ids` and
-    `topk_logprobs` contain candidates per token, and `rest_logprob` the logarithm of the remaining
-    mass (None: the complement to 1). Tokens with candidates count, unless `valid` or `loss_mask`
-    excludes them. The batch has the form of a `DistillationCollator` batch, with `stored` in its
-    only teacher.
+    A sample is a mapping of lists, for example from the Parquet file of `xtok project`. `input_ids`
+    are student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
+    `rest_logprob` the logarithm of the remaining probability (None: 1 minus the candidates' sum).
+    Entry i predicts token i, so the first entry is empty. All tokens with candidates contribute to
+    the loss, unless `valid` or `loss_mask` excludes them. The batch has the form of a
+    `DistillationCollator` batch, with `stored` in its only teacher.
     """
 
-    max_length: int | None = None  # tokens to keep per row; all if None
-    pad_id: int = 0  # of `input_ids`
+    max_length: int | None = None  # maximum number of tokens per row; None: no limit
+    pad_id: int = 0  # pad id of `input_ids`
 
     pairs: ClassVar[list[None]] = [None]
 
@@ -49,13 +49,13 @@ class TopKCollator:
         check_length(self.max_length)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of the rows.
+        """Return the batch for these rows.
 
         Raises:
             ValueError: if rows or columns are missing or invalid.
         """
         if not rows:
-            raise ValueError("a batch needs samples")
+            raise ValueError("a batch needs at least one sample")
         for row in rows:
             if missing := [name for name in _NEEDED if row.get(name) is None]:
                 raise ValueError(f"a row has no {missing[0]}")
@@ -71,7 +71,7 @@ class TopKCollator:
         return {**batch, "teachers": [{"stored": stored}]}
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
-        """Return a row as arrays, its candidates `[T, width]`."""
+        """Convert a row to arrays, with candidates `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
         topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)
@@ -91,7 +91,7 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
 def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    """Return a row's checked predictions; a `rest_logprob` indicates `project`."""
+    """Return a row's checked predictions. `rest_logprob` indicates that `project` wrote them."""
     lists = columns["topk_ids"], columns["topk_logprobs"]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
@@ -111,7 +111,7 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
 def pad_candidates(
     counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return consecutive candidates as rows, `[rows, width]`, padded with id 0 and −inf."""
+    """Convert flat candidates to rows `[rows, width]`, padded with id 0 and −inf."""
     filled = np.arange(width) < counts[:, None]
     top_ids = np.zeros(filled.shape, np.int64)
     top_logprobs = np.full(filled.shape, -np.inf, np.float32)

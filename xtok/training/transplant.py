@@ -1,4 +1,4 @@
-"""`transplant`: give a model another tokenizer, with embeddings made from the old ones."""
+"""`transplant`: give a model another tokenizer, with embeddings computed from the old ones."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.heads import evaluating
 
 Init = Literal["pieces", "mean"]
-"""The rows of tokens that the model lacks: the mean of their pieces, or of all rows."""
+"""Initialization of tokens that the model lacks: mean of their pieces, or of all rows."""
 
 RECORD = "xtok_transplant.json"
-"""Marks a folder as written by `transplant`: the options, the counts and the other files."""
+"""File that marks a folder of `transplant`; it records options, counts and the other files."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -51,19 +51,19 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Transplant:
-    """The new model's folder, and the origin of its rows."""
+    """The new model's folder, and the number of rows by origin."""
 
     folder: str
     model: str
     tokenizer: str
     old_vocab_size: int
     vocab_size: int
-    copied: int  # tokens that both tokenizers have
+    copied: int  # tokens of both tokenizers
     roles: int  # control tokens, copied from the token with the same role
-    composed: int  # tokens made from rows of other tokens
-    empty: int  # tokens without pieces, which get the mean row
-    padding: int  # rows without a token, which get the mean row as well
-    bits_before: float | None = None  # per byte of text, with the old tokenizer
+    composed: int  # tokens computed from rows of other tokens
+    empty: int  # tokens without pieces, which get the mean of all rows
+    padding: int  # rows without a token, which also get the mean of all rows
+    bits_before: float | None = None  # bits per byte of the model with the old tokenizer
     bits_after: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -72,19 +72,19 @@ class NewRows(NamedTuple):
     """The new rows as weighted sums of old rows: W · E_old, mixed with the mean of E_old."""
 
     edges: Edges  # W: new ids (sorted), old ids, weights
-    mean_share: NDArray[np.float32]  # [V_new], the share of the mean in each row
-    old_ids: NDArray[np.int64]  # the rows that the mean is taken over
+    mean_share: NDArray[np.float32]  # [V_new], share of the mean in each row
+    old_ids: NDArray[np.int64]  # old rows that the mean averages
 
     def without_shrinkage(self) -> NewRows:
-        """Return the rows with the mean only where there is nothing else."""
+        """Return the rows without shrinkage: only rows without other sources use the mean."""
         share = np.ones_like(self.mean_share)
         share[self.edges.student_ids] = 0
         return self._replace(mean_share=share)
 
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the rows that replace a tensor `[V_old, ...]`, some at a time, in its dtype."""
+        """Yield the new rows of a tensor `[V_old, ...]` in blocks, in the tensor's dtype."""
         dtype = torch.promote_types(old.dtype, torch.float32)
-        some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 needs memory
+        some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 is large
         total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))
         mean = (total / len(self.old_ids)).to(dtype)
         per_row = (-1, *[1] * (old.ndim - 1))
@@ -109,27 +109,28 @@ def transplant(
     documents: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Transplant:
-    """Give a model another tokenizer, and write it as a folder that Transformers loads.
+    """Give a model another tokenizer, and write it to a folder that Transformers can load.
 
-    Tokens that both tokenizers have keep their rows, and control tokens take the row of the
-    model's token with the same role. The other rows are weighted means of old rows. Train the new
-    model afterwards, with the original as the teacher.
+    Tokens of both tokenizers keep their rows, and control tokens get the row of the model's token
+    with the same role. All other rows are weighted means of old rows. Train the new model
+    afterwards, with the original model as the teacher.
 
     Args:
         model: a folder or repo with safetensors weights.
         tokenizer: the new tokenizer; Transformers must be able to load it.
-        folder: the folder to write. It is missing, empty, or an unchanged result of `transplant`.
-        init: the rows of tokens that the model lacks: `pieces` (the mean of the rows of the old
-            tokens that spell the new one), `mean` (the mean of all rows), or a map from the new
-            tokenizer (rows) to the old one (columns).
-        shrink: the share of the mean of all rows in these rows, from 0 to 1. If the model has a
-            head apart from its input embeddings, only the head is shrunk.
+        folder: the output folder. It must be missing, empty, or an unchanged result of
+            `transplant`.
+        init: initialization of tokens that the model lacks: `pieces` (the mean of the rows of the
+            old tokens that spell the new token), `mean` (the mean of all rows), or a map from the
+            new tokenizer (rows) to the old tokenizer (columns).
+        shrink: the share of the mean of all rows in these rows, from 0 to 1. If the model's head is
+            separate from its input embeddings, only the head is shrunk.
         pad_to_multiple_of: round the number of rows up to a multiple.
-        documents: texts on which both models are measured, in bits per byte.
-        progress: called for each pass over a vocabulary or over the weights.
+        documents: texts on which the bits per byte of both models are measured.
+        progress: called for each pass over a vocabulary or the weights.
 
     Raises:
-        EmbeddingError: if the model has no weights that can be used.
+        EmbeddingError: if the model has no usable weights.
         TokenizerError: if xtok or Transformers cannot load a tokenizer.
         OutputError: if the folder cannot be written, or contains other files.
         XtokError: if the architecture is not supported, or the map belongs to other tokenizers.
@@ -137,12 +138,12 @@ def transplant(
     """
     if not 0 <= shrink <= 1:
         raise ValueError(f"shrink is {shrink}, expected a number from 0 to 1")
-    if isinstance(documents, str):  # its characters would be the documents
+    if isinstance(documents, str):  # a string would be read as a list of one-character documents
         raise ValueError(f"documents is the string {documents[:20]!r}, expected a list of strings")
     if isinstance(init, str) and init not in get_args(Init) and not Path(init).is_file():
         raise XtokError(
-            f"init is {init}, expected {', '.join(get_args(Init))} or the path of a map",
-            hint="give one of these with {option}",
+            f"init is {init}, expected {', '.join(get_args(Init))} or the path of an existing map",
+            hint="pass one of these values with {option}",
             parameter="init",
         )
     target = check_folder(folder, record=RECORD)
@@ -157,13 +158,13 @@ def transplant(
         )
     source.tensor_files()  # before longer work
     rows, counts = new_rows(pair, init, shrink, progress)
-    widths = range(pair.shape[0], pair.shape[1] + 1, pad_to_multiple_of)  # wide enough, and padded
+    widths = range(pair.shape[0], pair.shape[1] + 1, pad_to_multiple_of)  # the padded width
     is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[1] in widths
     plan = None if is_same else _plan_weights(source, old, rows)
     bits_before = _measure_bits(source.folder(), old, documents)
     with atomic_folder(target) as temporary:
         if plan is None:
-            notes = [f"{old.vocabulary.model_id} has this tokenizer already: the folder is a copy"]
+            notes = [f"{old.vocabulary.model_id} already has this tokenizer; the folder is a copy"]
             for path in filter(Path.is_file, source.folder().iterdir()):
                 shutil.copyfile(path, temporary / path.name)
         else:
@@ -183,28 +184,28 @@ def transplant(
 def new_rows(
     pair: Pair, init: Init | MapLike, shrink: float, progress: Progress = silent
 ) -> tuple[NewRows, dict[str, int]]:
-    """Return the rows of the student's tokens in terms of the teacher's, and their counts.
+    """Return the new tokens' rows as weighted sums of old rows, and their counts by origin.
 
     Args:
         pair: the new tokenizer (student) and the old one (teacher).
-        init: as `transplant` takes it.
-        shrink: likewise.
+        init: as in `transplant`.
+        shrink: as in `transplant`.
         progress: called for the pass over the new vocabulary.
     """
     table, old_table = pair.tables
     old_eos = old_table.roles.get("eos", ())
     partners = pair.equal_bytes.copy()
     for new_id, old_id in pair.equal_roles.items():
-        # A model predicts the end of a text, and no padding: one row for both would mix the two.
+        # A model predicts the end of a text, but never padding, so the two must not share a row.
         roles = table.roles_by_id.get(new_id, ())
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
-    # All positions attend to the first token, so a token that begins texts gets that row, even if
-    # it begins turns as well. If it also ends texts, the end is more important.
+    # All positions attend to the first token, so a token that begins texts gets the row of the old
+    # first token, even if it also begins turns. If it also ends texts, the end is more important.
     for new_id in set(table.roles.get("bos", ())) - set(table.roles.get("eos", ())):
         partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
-    # Of several ids with the same bytes, the tokenizer emits one. A copy in the others (`<0x0A>`
-    # beside a newline) would take half of its probability.
+    # Of several ids with the same bytes, the tokenizer emits only one. A copy of its row in another
+    # id (`<0x0A>` and a newline) would take half of its probability.
     partners[np.setdiff1d(table.text_ids, table.emitted_ids)] = -1
     copied = np.flatnonzero(partners >= 0)
     missing = table.emitted_ids[partners[table.emitted_ids] < 0]
@@ -227,7 +228,7 @@ def new_rows(
 
 
 def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress) -> Edges:
-    """Return the edges of tokens that the old tokenizer lacks; weights sum to 1 in each row."""
+    """Return the edges of tokens that the old tokenizer lacks. Each row's weights sum to 1."""
     if init == "mean":
         return single_edges((), ())
     if init == "pieces":
@@ -235,7 +236,7 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
         return Edges(np.repeat(ids, counts), pieces, np.repeat(1 / np.maximum(counts, 1), counts))
     projection = ProjectionMap.of(init)
     new, old = pair.tokenizers
-    if not projection.student.is_lower_bound:  # the map can have rows for padding
+    if not projection.student.is_lower_bound:  # the map can contain rows for padding
         new = new.at_width(projection.student.vocab_size)
     projection, _ = bind_map(projection, load_pair(new, old))
     edges: Edges = projection.edges.take(~projection.is_slot)
@@ -243,11 +244,11 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
 
 
 _NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
-"""The header of each file of weights, and the new rows of each tensor with a row for each token."""
+"""The header of each weights file, and the new rows of each tensor with one row per token."""
 
 
 def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
-    """Find the tensors with a row for each token.
+    """Find the tensors with one row per token.
 
     Raises:
         EmbeddingError: if the architecture or the type of the weights is not supported.
@@ -267,7 +268,7 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
     require_embedding_rows(old, num_rows, layer)
 
     def has_rows(tensor: str) -> bool:
-        """Whether a tensor has a row for each token; by its shape if the class does not have it."""
+        """Whether a tensor has one row per token, judged by its shape if its class is unknown."""
         matches = [
             has_rows_by_class[t]
             for t in has_rows_by_class
@@ -280,9 +281,9 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
 
 
 def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[str, bool], bool]:
-    """Return for each tensor of a model's class whether it has a row for each token.
+    """Return, for each tensor of a model's class, whether it has one row per token.
 
-    The second value is whether the model's head is its input-embedding layer.
+    The second value is True if the model's head is also its input-embedding layer.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -303,22 +304,22 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
         ) from error
     problem = ""
     if config.get_text_config() is not config:
-        problem = "takes more than text"
+        problem = "also takes other input than text"
     elif getattr(config, "vocab_size_per_layer_input", 0) and config.hidden_size_per_layer_input:
         problem = "has embeddings in each layer"
     elif any(a.shape[1:] != wider_tensors[n].shape[1:] for n, a in tensors.items()):
-        problem = "has a tensor with a column for each token"
+        problem = "has a tensor with one column per token"
     if problem:
         raise EmbeddingError(
-            f"{name} is a {config.model_type} model, which {problem}: unsupported",
-            hint="give a model for text alone, with one input-embedding layer",
+            f"{name} is a {config.model_type} model, which {problem}; unsupported",
+            hint="use a text-only model with one input-embedding layer",
         )
     is_tied = bool(getattr(config, "tie_word_embeddings", True))
     return {n: tensor.shape != wider_tensors[n].shape for n, tensor in tensors.items()}, is_tied
 
 
 def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
-    """Write the weights, one file after another: at most one old matrix is in memory."""
+    """Write the weights file by file, with at most one old matrix in memory."""
     (headers, new_rows), names, total = plan, dict[str, str](), 0
     for path, tensors in headers.items():
         header, size = _new_header(tensors, new_rows)
@@ -344,7 +345,7 @@ def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
 def _new_header(
     tensors: Mapping[str, Any], new_rows: Mapping[str, NewRows]
 ) -> tuple[dict[str, Any], int]:
-    """Return a file's header after the replacement of some tensors, and the tensors' bytes."""
+    """Return a file's header after some tensors are replaced, and the tensors' bytes."""
     header, size = dict[str, Any](), 0
     for name, info in tensors.items():
         (first, last), shape = info["data_offsets"], info["shape"]
@@ -358,24 +359,24 @@ def _new_header(
 
 
 def _first_token_notes(pair: Pair) -> list[str]:
-    """Return a note if the old tokenizer adds a first token to each text, and the new one none."""
+    """Return a note if only the old tokenizer adds a first token to each text."""
     (new, old), (table, old_table) = pair.tokenizers, pair.tables
     if old.bos_id is None or new.bos_id is not None:
         return []
     bos = table.roles.get("bos", ())
-    fix = f"begin each text with {table.name(bos[0])}" if bos else "it has no bos token"
+    fix = f"begin each text with {table.name(bos[0])} yourself" if bos else "it has no bos token"
     old_first = old_table.name(old.bos_id)
     return [
         f"the model's tokenizer begins each text with {old_first}, but {new.vocabulary.model_id} "
-        f"adds no first token: {fix}"
+        f"adds no first token; {fix}"
     ]
 
 
 def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
-    """Write both configs with the new width and ids, and the licence; return notes."""
+    """Write both configs with the new width and ids, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
-    for i in table.roles.get("turn_end", ()):  # with the row of an old end, it ends a text as well
+    for i in table.roles.get("turn_end", ()):  # gets the row of an old end, so it ends texts
         ends += [i] if i not in ends and pair.equal_roles.get(i) in old_ends else []
     config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
     config.pop("tokenizer_class", None)
@@ -386,12 +387,12 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     _write_json(folder / _GENERATION_CONFIG, generation)
     for path in filter(None, map(source.find, _COPIED_FILES)):
         shutil.copyfile(path, folder / path.name)
-    notes = [f"removed from the configs, as ids of the old tokenizer: {listed(dropped)}"]
+    notes = [f"removed from the configs (ids of the old tokenizer): {listed(dropped)}"]
     return notes if dropped else []
 
 
 def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
-    """Set the ids of special tokens in a config; return the keys without a new id."""
+    """Set the ids of special tokens in a config, and return the keys that have no new id."""
     dropped = []
     for key in {**dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")), **settings}:
         if key.endswith("_token_id"):
@@ -405,10 +406,11 @@ def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files of a tokenizer, and check that Transformers loads the same tokenizer.
+    """Write the files of a tokenizer, and check that Transformers loads it unchanged.
 
     Raises:
-        TokenizerError: if it loads another: the class can depend on the model's type.
+        TokenizerError: if it loads a different tokenizer, because its class can depend on the
+            model's type.
     """
     from transformers import AutoTokenizer
 
@@ -420,14 +422,14 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     reloaded = AutoTokenizer.from_pretrained(folder)
     if reloaded.backend_tokenizer.to_str() != library.backend_tokenizer.to_str():
         raise TokenizerError(
-            f"Transformers loads {tokenizer.vocabulary.model_id} as {type(reloaded).__name__}, "
-            f"which differs from {type(library).__name__}, if it is next to this model",
-            hint="name the tokenizer's class in its tokenizer_config.json",
+            f"next to this model, Transformers loads {tokenizer.vocabulary.model_id} as "
+            f"{type(reloaded).__name__}, which differs from {type(library).__name__}",
+            hint="add the tokenizer's class to its tokenizer_config.json",
         )
 
 
 def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Return a tokenizer with a row for each of its ids, rounded up to a multiple.
+    """Return a tokenizer with one row per id, rounded up to a multiple.
 
     Raises:
         TokenizerError: if Transformers cannot load it.
@@ -436,7 +438,7 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     if library is None or not hasattr(library, "backend_tokenizer"):
         raise TokenizerError(
             f"Transformers cannot load the tokenizer {name}",
-            hint="give a folder or repo with a tokenizer.json",
+            hint="use a folder or repo with a tokenizer.json",
         )
     width = math.ceil((1 + max(library.get_vocab().values())) / multiple) * multiple
     if width > MAX_WIDTH:
@@ -450,7 +452,7 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
 
 
 def _write_record(result: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
-    """Write the record, after all other files."""
+    """Write the record, as the last file."""
     excluded = "folder", "notes", "bits_before", "bits_after"
     record = {key: value for key, value in asdict(result).items() if key not in excluded}
     record |= {"init": init if init in get_args(Init) else "map", "shrink": shrink}
@@ -463,7 +465,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
-    """Load a model, and return its bits per byte of some documents; None without any."""
+    """Load a model, and return its bits per byte on some documents; None without documents."""
     if not documents:
         return None
     from transformers import AutoModelForCausalLM
@@ -472,10 +474,11 @@ def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) 
 
 
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
-    """Return the cross-entropy of texts in bits per byte, for models with different tokenizers.
+    """Return the cross-entropy of texts in bits per byte.
 
-    Each text follows the bos token, or the eos token if there is no bos token. A text has at most
-    as many bytes as the model has positions, so all tokenizers are measured on the same bytes.
+    Models with different tokenizers can be compared. Each text follows the bos token, or the eos
+    token if there is no bos token. Texts are cut to as many bytes as the model has positions, so
+    that all tokenizers are measured on the same bytes.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]

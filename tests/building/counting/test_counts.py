@@ -1,4 +1,4 @@
-"""Chunks and their counts: those of `align`, and the kernels beside plain twins."""
+"""Chunks and their counts equal those of `align`, and kernels equal plain implementations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA, OFFSETS = np.frombuffer(b"".join(TOKENS), np.uint8), np.cumsum([0, *map(le
 
 
 def side(unknown: str) -> Vocabulary:
-    """The tokens, the first of which stands for no bytes, and has no counterpart."""
+    """The tokens of one side. The first token has no bytes and no counterpart."""
     types = np.array([TokenType.UNKNOWN] + [TokenType.NORMAL] * (len(TOKENS) - 1), np.uint8)
     return vocabulary(len(TOKENS), table=TokenTable(DATA, OFFSETS, types, {0: unknown}))
 

@@ -112,8 +112,8 @@ def test_a_difference_excludes_only_its_own_chunk(
     )
     assert dict(zip(*(array.tolist() for array in text.pairs), strict=True)) == first
     sentence = (
-        "6 bytes of text left out (10.17%, in 2 documents): spelled differently, first in a.jsonl, "
-        "'12' by the student and '1２' by the teacher"
+        "6 bytes of text left out (10.17%, in 2 documents) because the two sides differ, first in "
+        "a.jsonl: '12' for the student, '1２' for the teacher"
     )
     assert known(text.left_out).sentence == sentence
     config = xtok.BuildConfig(exact_match=False)

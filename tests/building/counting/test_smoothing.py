@@ -50,7 +50,7 @@ def test_alpha_is_chosen_by_the_losses_of_whole_maps(
     base: dict[tuple[int, int], int],
     top_k: int,
 ) -> None:
-    """Scores are those of whole maps, though only rows that are asked for are made."""
+    """The scores equal those of whole maps, although only the requested rows are computed."""
     keys, amounts = arrays(base)
     edges = pair_edges(keys, amounts.astype(np.float32)).normalized()
     edges = edges._replace(weights=edges.weights.astype(np.float32))

@@ -45,7 +45,7 @@ from xtok.tokenizers.table import match_bytes
 
 
 class Table:
-    """A source whose vectors are given by text."""
+    """A source that looks up the vector of each text in a table."""
 
     model_id = "table"
 

@@ -337,7 +337,7 @@ def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: P
 
 
 def renormalized(rows: list[Row]) -> list[Row]:
-    """Rows whose probabilities sum to 1."""
+    """Return rows with probabilities that sum to 1."""
     scaled: list[Row] = json.loads(json.dumps(rows))
     for row in scaled:
         for logprobs in row["topk_logprobs"]:
@@ -668,7 +668,7 @@ def test_conversations_are_recovered_from_ids(
 def test_a_mask_can_exclude_turns_of_a_conversation(
     has_messages: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """As the response mask of a rollout: of a student's turn, its own template's end as well."""
+    """Like the response mask of a rollout. The mask also covers the student's end of a turn."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
     theirs = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
     turn = theirs.message_spans[3].whole
@@ -737,7 +737,7 @@ def test_a_teacher_with_two_bos_is_noted(
 
 
 def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
-    """Before all is projected, and where ids of another day are not those of the messages."""
+    """Before the projection, and if the ids were rendered on another day."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
     dated += "{{ m.content }}\n{% endfor %}"
     theirs = xtok.render(
@@ -818,7 +818,7 @@ def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_p
 def test_the_config_of_another_cache_is_not_replaced(
     rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    """A compressed cache cannot be read without its own; the same one may be written again."""
+    """A compressed cache requires its own config. An equal config can be written again."""
     path = teachers.write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=4096)
     config = tmp_path / "compression_config.yaml"
     before = config.read_bytes()

@@ -319,7 +319,7 @@ def test_long_lines(byte_level: Tokenizer, tmp_path: Path, set_row_limit: SetNum
     set_row_limit(1 << 20)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
-    assert "line 1: more than 1 MiB" in message_of(path, byte_level)
+    assert "line 1: JSON value is larger than 1 MiB" in message_of(path, byte_level)
 
 
 def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:

@@ -171,7 +171,11 @@ def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) ->
 def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     result = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
-    fails(result, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")
+    fails(
+        result,
+        "http://127.0.0.1:9: ConnectError: ",
+        "the address of the teacher's vLLM or SGLang server",
+    )
     result = cli("serve", *models)
     assert result.returncode == 2
     assert "--teacher-url" in result.stderr
@@ -209,7 +213,7 @@ def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
     [path] = tmp_path.glob("maps/*.safetensors")
     path.unlink()
     os.mkfifo(path)
-    assert "note: the map from the teacher to the student is not kept" in serve().stderr
+    assert "note: the map from the teacher to the student is not cached" in serve().stderr
 
 
 @pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])

@@ -732,7 +732,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
 def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
         begun(url, digits)
-    assert "neither as vLLM nor as SGLang" in raised.value.message
+    assert "neither like vLLM nor like SGLang" in raised.value.message
     with pytest.raises(XtokError, match=r"127\.0\.0\.1:9: Connect"):
         begun("http://user:secret@127.0.0.1:9", digits)
     for wrong in ("ftp://x", "http://", "127.0.0.1:99999", "http://[::1", "http://u:secret@x:y"):

@@ -45,7 +45,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL tells its makers of each trainer, except where this says that it is a test."""
+    """Disable TRL's telemetry."""
     monkeypatch.setenv("CI", "1")
 
 
@@ -240,7 +240,7 @@ def test_padding_does_not_change_the_positions_of_a_row(make_trainer: Make) -> N
 
 
 def test_the_coefficient_of_a_router_s_loss(make_trainer: Make) -> None:
-    """TRL's option, which is also what counts where the configuration has another."""
+    """TRL's option takes precedence over the configuration."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     def experts(width: int, *, seed: int) -> Any:
@@ -345,7 +345,7 @@ CHATS_FOR_THE_TEACHER: list[Any] = [
 
 @pytest.mark.parametrize("row", CHATS_FOR_THE_TEACHER)
 def test_a_teacher_reads_more_than_the_student(make_trainer: Make, small: Path, row: Any) -> None:
-    """On policy and off: the teacher's ids are its own prompt, then the student's answer."""
+    """On policy and off policy, the teacher's ids are its own prompt and the student's answer."""
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
     trainer = make_trainer(rows=[row] * 2, template=template, chat_template=CHATML, max_steps=2)

@@ -100,7 +100,7 @@ def make_trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) 
 
 
 def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Predictions of a teacher that knows the text: 0.6 on its next token, 0.3 on another."""
+    """Predictions of a teacher with 0.6 on the text's next token, and 0.3 on another token."""
     texts = [tokenizer.encode(row["text"]).ids.tolist() for row in rows]
     return [
         {
@@ -341,7 +341,7 @@ def test_heads_are_found_again_if_the_model_is_compiled(
     trainer.evaluate()
     assert "in blocks, from hidden states: the student" in capsys.readouterr().err
     trainer.compute_loss(torch.compile(trainer.model, backend="eager"), collator(ROWS[:1]))
-    assert "student makes whole logits: torch.compile" in capsys.readouterr().err
+    assert "student computes whole logits: torch.compile" in capsys.readouterr().err
 
 
 def test_a_loss_that_needs_whole_logits(make_trainer: Make) -> None:
@@ -454,7 +454,7 @@ def test_invalid_arguments_are_refused(
 def test_a_run_without_teachers_equals_a_collator_without_teachers(
     make_trainer: Make, collator: Collator, tmp_path: Path
 ) -> None:
-    """A run without teachers is that of a collator without any."""
+    """A run with `teachers=[]` equals a run with a collator without teachers."""
     width = collator.student.vocabulary.vocab_size
     runs = []
     for collate in (collator, Collator(collator.student, [], student_template="chatml")):
@@ -565,7 +565,7 @@ def test_a_checkpoint_without_a_tokenizer_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Collator("bytes", []).tokenizer.save_pretrained(tmp_path)
-    assert "contains no tokenizer: load bytes with the model" in capsys.readouterr().err
+    assert "contains no tokenizer; load bytes with the model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("widths", "name"), [((40, 256), "the student"), ((256, 40), "teacher 1")])
@@ -643,7 +643,7 @@ def test_the_example_names_the_option_for_a_map(trainer_options: list[str], tmp_
     assert hf_trainer.OPTIONS[error.value.parameter] == "--map"
 
 
-@pytest.mark.filterwarnings("ignore:.*this teacher will probably cost quality:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*this teacher will probably reduce quality:UserWarning")
 def test_the_example_trains_on_chats(trainer_options: list[str], tmp_path: Path) -> None:
     """Each side has its own chat template; an error names the option of the script."""
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")

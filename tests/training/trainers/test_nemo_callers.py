@@ -47,7 +47,7 @@ def map_path(library_tokenizers: tuple[Any, Any], tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def aligner(library_tokenizers: tuple[Any, Any], map_path: str) -> TokenAligner:
-    """As its `setup` makes one."""
+    """Create an aligner like NeMo-RL's `setup`."""
     return TokenAligner(
         student_tokenizer=library_tokenizers[0],
         teacher_tokenizer=library_tokenizers[1],
@@ -89,7 +89,7 @@ def test_a_text_collator(
 
 
 def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tensor]]) -> None:
-    """Use the fields as its losses do: shift, mean of each chunk, chunks that both sides have."""
+    """Use the fields like NeMo-RL's losses: shift, mean of each chunk, chunks of both sides."""
     valid = batch["alignment_0_pair_valid"] & batch["alignment_0_pair_is_correct"]
     width = valid.shape[1]
     assert width >= 1

@@ -1,1 +1,1 @@
-"""Text in, counts of token pairs out."""
+"""Count token pairs on text."""

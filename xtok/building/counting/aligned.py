@@ -1,4 +1,4 @@
-"""Chunks of documents: text with the same bytes on both sides, cut at shared token boundaries."""
+"""Find the chunks of documents: text with equal bytes between shared token boundaries."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from xtok.tokenizers.display import escape, quoted
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
 
-_CONTEXT = 16  # bytes to show before a difference, and of each side's text after it
+_CONTEXT = 16  # number of bytes to print before and after a difference
 
 
 class Difference(NamedTuple):
-    """First difference between the sides' spellings of a text, with preceding text; escaped."""
+    """First difference between both sides' bytes of a text, with preceding text, escaped."""
 
-    group: str  # name of the document's group
+    group: str  # name of the document's file
     student: str
     teacher: str
 
 
 class AlignedTexts(NamedTuple):
-    """Documents of two sides, and their correct chunks, as in `xtok align`.
+    """Documents of two sides with their correct chunks, as in `xtok align`.
 
-    Text that the sides spell differently is in no chunk.
+    Text for which the two sides have different bytes is in no chunk.
     """
 
     student: FlatIds
@@ -39,17 +39,18 @@ class AlignedTexts(NamedTuple):
     # int64 [4, chunks]: first token and end in the student's ids, then in the teacher's
     spans: NDArray[np.int64]
     documents: NDArray[np.int64]  # [chunks], ascending
-    differs: NDArray[np.bool_]  # [documents], whether tokens are outside of chunks
+    differs: NDArray[np.bool_]  # [documents], whether any tokens are outside chunks
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens at the start of each chunk, int64; see `counts`."""
+        """The pair of tokens at the start of each chunk, int64, as in `counts`."""
         return pair_keys(self.student.ids[self.spans[0]], self.teacher.ids[self.spans[2]])
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:
-        """Return the number of bytes of each document outside of chunks, int64 `[documents]`.
+        """Return the number of bytes outside chunks in each document, int64 `[documents]`.
 
-        At least 1 for a document with differences, even if one side's tokens have extra bytes.
+        For a document with differences, this is at least 1, even if only the other side has extra
+        bytes.
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
@@ -59,10 +60,10 @@ class AlignedTexts(NamedTuple):
         return np.where(self.differs, (sizes - inside).clip(1), 0)
 
     def first_difference(self, tables: Sequence[TokenTable], group: str) -> Difference:
-        """Return the first difference in the first document with differences, of this group."""
+        """Return the first difference in the documents of this file."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
-        # Per side: its ids, and starts and ends of the stretches between chunks
+        # Per side: its ids, and the starts and ends of the ranges between chunks
         sides = []
         for side, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
             start, stop = side.bounds[document : document + 2]
@@ -85,14 +86,14 @@ def _whole_characters(data: bytes) -> bytes:
 
 
 class TextAligner:
-    """Find the chunks of documents in both sides' ids; the pair's token form is `bytes`."""
+    """Finds the chunks of documents in both sides' ids. The pair's token form is `bytes`."""
 
     def __init__(self, pair: Pair) -> None:
         self.tables = pair.tables
         self.aligner = TokenAligner(pair)
 
     def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
-        """Align documents; exclude chunks with a token without bytes, such as an unknown token."""
+        """Align documents, and exclude chunks with tokens without bytes, such as unknown tokens."""
         alignment = self.aligner.align_sequences(student, teacher)
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)

@@ -1,6 +1,6 @@
-"""Counts of token pairs and chunks, as integers: independent of order and grouping.
+"""Count token pairs and chunks as integers.
 
-A pair is an int64, as in `pair_keys`.
+Integer counts do not depend on the order of the text. A pair is an int64, as in `pair_keys`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from xtok.maps.edges import Edges, pair_keys, pair_order, row_starts
 if TYPE_CHECKING:
     from xtok.building.counting.aligned import AlignedTexts
 
-UNIT = 720_720  # count of a chunk, shared by its pairs; divisible by every number up to 16
+UNIT = 720_720  # count of one chunk, which its pairs share; divisible by all numbers up to 16
 
-# Maximum number of tokens of a chunk on each side; longer chunks are skipped and reported
+# Maximum number of tokens of a chunk on each side. Longer chunks are skipped and reported.
 LONGEST_CHUNK = 64
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # pairs, and their counts
@@ -31,7 +31,7 @@ _ONE = np.ones(1, np.int64)
 
 
 def count_unit(target: Target) -> int:
-    """Return the count of one occurrence."""
+    """Return the count that one occurrence adds."""
     return 1 if target == "start" else UNIT
 
 
@@ -41,9 +41,9 @@ def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
 
 
 class MapRows(NamedTuple):
-    """Rows of a map for kernels; row s contains the entries `bounds[s]` to `bounds[s + 1]`.
+    """Rows of a map as arrays for kernels. Row s has the entries `bounds[s]` to `bounds[s + 1]`.
 
-    `bounds` is int64, `columns` int32, ascending in each row, `weights` float64.
+    `bounds` is int64, `columns` is int32 (ascending in each row), and `weights` is float64.
     """
 
     bounds: NDArray[np.int64]
@@ -52,7 +52,7 @@ class MapRows(NamedTuple):
 
     @staticmethod
     def of(edges: Edges, num_rows: int) -> MapRows:
-        """Convert edges without duplicates, in any order."""
+        """Convert edges in any order, without duplicates."""
         edges = edges.take(pair_order(edges)[0])
         bounds = offsets_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
@@ -62,17 +62,17 @@ _NO_ROWS = MapRows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 
 
 class PairCounts:
-    """Number of occurrences of each pair, in sorted runs.
+    """Counts of pairs, stored in sorted runs.
 
-    A run has at least twice the length of the next, so each pair is merged few times. Sorting the
-    pairs of a text takes less than 1 % of the time of encoding it.
+    Each run is at least twice as long as the next run, so a pair is merged only a few times.
+    Sorting the pairs of a text takes less than 1 % of the time for encoding the text.
     """
 
     def __init__(self) -> None:
         self._runs: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
-        """Add amounts to pairs; a single amount applies to all pairs."""
+        """Add amounts to the counts of pairs; a single amount applies to all pairs."""
         if len(amounts) == 1:
             distinct, counts = np.unique(keys, return_counts=True)
             run = distinct, counts * amounts
@@ -89,9 +89,9 @@ class PairCounts:
 
 
 def sum_pairs(parts: Sequence[Pairs]) -> Pairs:
-    """Add up the counts of equal pairs; sort by pair."""
+    """Add up the counts of equal pairs, and sort by pair."""
     keys, counts = map(np.concatenate, zip(*parts, strict=True))
-    order = np.argsort(keys, kind="stable")  # fast for parts that are sorted
+    order = np.argsort(keys, kind="stable")  # a stable sort is fast for sorted parts
     starts = row_starts(keys[order])
     counts = np.add.reduceat(counts[order], starts) if len(starts) else counts
     return keys[order][starts], counts
@@ -100,13 +100,13 @@ def sum_pairs(parts: Sequence[Pairs]) -> Pairs:
 class DistinctChunks(NamedTuple):
     """Distinct chunks, and the number of occurrences of each."""
 
-    ids: NDArray[np.int32]  # ids of all chunks, concatenated; in each, the student's tokens first
+    ids: NDArray[np.int32]  # ids of all chunks, concatenated; each with the student's tokens first
     bounds: NDArray[np.int64]  # [chunks + 1], start of each chunk in `ids`
     widths: NDArray[np.int64]  # [chunks], number of student tokens
     counts: NDArray[np.int64]
 
     def recount(self, counts: NDArray[np.int64]) -> DistinctChunks:
-        """Return the chunks with these counts above 0, except those that are too long to count."""
+        """Return the chunks with new counts, without those that are too long or have count 0."""
         lengths = np.diff(self.bounds)
         is_used = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)
         bounds = offsets_of(lengths[is_used])
@@ -120,12 +120,12 @@ class DistinctChunks(NamedTuple):
         return pair_keys(self.ids[starts], self.ids[starts + self.widths])
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return the pairs within chunks in ascending order, and their counts.
+        """Return the pairs within chunks, in ascending order, and their counts.
 
         The pairs of a chunk share its count equally, or in proportion to the student tokens'
-        weights for each teacher token: the E step of IBM Model 1 (Brown et al., Computational
-        Linguistics 19(2), 1993, section 4.2). Its likelihood equals P-KL's average over a chunk's
-        rows.
+        weights for each teacher token. The latter is the E step of IBM Model 1 (Brown et al.,
+        Computational Linguistics 19(2), 1993, section 4.2), whose likelihood equals P-KL's average
+        over a chunk's rows.
         """
         pairs = PairCounts()
         for start in range(0, len(self.counts), _CHUNKS_AT_ONCE):
@@ -141,7 +141,7 @@ class DistinctChunks(NamedTuple):
 
 
 class ChunkCounts:
-    """Number of occurrences of each chunk, in an open-addressed hash table; indices are stable."""
+    """Counts of chunks in an open-addressed hash table. The index of a chunk never changes."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -162,9 +162,9 @@ class ChunkCounts:
         t_ids: NDArray[np.int32],
         amounts: NDArray[np.int64] = _ONE,
     ) -> NDArray[np.int64]:
-        """Add amounts to chunks; a single amount applies to all. Return their indices, int64.
+        """Add amounts to the counts of chunks, and return the chunks' indices, int64.
 
-        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`.
+        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. A single amount applies to all chunks.
         """
         indices = np.empty(spans.shape[1], np.int64)
         self._make_room(len(indices), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))
@@ -174,7 +174,7 @@ class ChunkCounts:
         return indices
 
     def _make_room(self, num_chunks: int, num_ids: int) -> None:
-        """Move everything to larger arrays if these numbers could be too many."""
+        """Move all data to larger arrays if there may not be enough room."""
         num_chunks += self._size
         num_ids += int(self._chunks.bounds[self._size])
         if 4 * num_chunks > 3 * len(self._table) or num_ids > len(self._chunks.ids):
@@ -204,19 +204,22 @@ class Counts(NamedTuple):
     chunks: DistinctChunks
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return all pairs in ascending order, and their counts; see `DistinctChunks.pairs`."""
+        """Return all pairs, in ascending order, and their counts, as in `DistinctChunks.pairs`."""
         return sum_pairs([(self.keys, self.counts), self.chunks.pairs(predicted)])
 
 
 class Tally:
-    """Growing counts for a target."""
+    """Accumulates the counts for a target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._pairs, self._chunks = PairCounts(), ChunkCounts()
 
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | slice = slice(None)) -> int:
-        """Count chunks, bool `[chunks]`, and pairs at their starts; return the number skipped."""
+        """Count the chosen chunks and the pairs at their starts, and return the number skipped.
+
+        `chosen` is bool `[chunks]`.
+        """
         if self.target != "chunk":
             self._pairs.add(aligned.keys[chosen], np.full(1, count_unit(self.target), np.int64))
         if self.target == "start":
@@ -232,5 +235,5 @@ class Tally:
 
 
 def is_too_long(num_student: NDArray[np.int64], num_teacher: NDArray[np.int64]) -> Any:
-    """Whether chunks with these numbers of tokens are excluded from the counts, bool."""
+    """Return a mask of the chunks that have too many tokens to count."""
     return np.maximum(num_student, num_teacher) > LONGEST_CHUNK

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from xtok.conversation.texts import TextBatch
     from xtok.tokenizers import Tokenizer
 
-_AHEAD = 4  # number of batches to encode at the same time
+_AHEAD = 4  # number of batches that are encoded at the same time
 
 
 class TextEncoder:
-    """Encode documents with several tokenizers on all cores; a context that ends its threads."""
+    """Encodes documents with several tokenizers on all cores. A context manager."""
 
     def __init__(self, *tokenizers: Tokenizer) -> None:
         self.tokenizers = tokenizers
         self.num_threads = available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         for tokenizer in tokenizers:
-            tokenizer.library_arrays([""])  # makes its encoder here, not in each thread
+            tokenizer.library_arrays([""])  # creates the encoder once, instead of in each thread
 
     def __enter__(self) -> TextEncoder:
         return self
@@ -41,9 +41,10 @@ class TextEncoder:
     def read(
         self, batches: Iterable[TextBatch], total: int, advance: Callable[[int, int], object]
     ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
-        """Encode batches ahead of the caller; yield each batch with each side's ids.
+        """Encode batches ahead of the caller, and yield each batch with each side's ids.
 
-        `advance` is called with the bytes on disk and the first tokenizer's tokens of each batch.
+        `advance` is called for each batch, with its bytes on disk and its tokens from the first
+        tokenizer.
         """
         consumed, batches = 0, iter(batches)
         waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()
@@ -60,15 +61,15 @@ class TextEncoder:
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Encode documents as within a text; control tokens in them are ordinary text."""
+        """Encode documents as in the middle of a text. Control tokens in them are ordinary text."""
         return self.start_encoding(texts)()
 
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
-        """Start encoding in other threads; the returned function waits for the result."""
+        """Start encoding in other threads, and return a function that waits for the result."""
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
         cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
-        parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # of similar length
+        parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # parts of similar length
         jobs = [
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in self.tokenizers
@@ -77,5 +78,5 @@ class TextEncoder:
 
 
 def _join(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
-    arrays = [*rows, np.zeros(0, np.int32)]  # np.concatenate needs at least one array
+    arrays = [*rows, np.zeros(0, np.int32)]  # np.concatenate requires at least one array
     return FlatIds(np.concatenate(arrays), offsets_of([*map(len, arrays[:-1])]))

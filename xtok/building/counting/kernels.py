@@ -1,7 +1,7 @@
-"""Numba kernels: positions of chunks, counts of chunks and their pairs, losses of chunks.
+"""Numba kernels that locate and count chunks, and compute their losses.
 
-A side's documents are `ids` (int32) and `bounds` (int64 `[documents + 1]`). The kernels are serial,
-release the GIL, and check nothing.
+The documents of a side are given as `ids` (int32) and `bounds` (int64 `[documents + 1]`). The
+kernels are serial, release the GIL, and do not check their arguments.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 ):
     """Find the position of each chunk in the tokens of one side, in one pass.
 
-    `chunk_ids`, int32 `[tokens]`, are numbers of chunks in a document, or −1; `num_chunks` is
-    int64 `[documents]`; `lengths`, int64 `[V]`, is in bytes. Outputs: `starts` and `ends`, int64
-    `[chunks]`; `is_chunk`, bool `[chunks]`, becomes False if a token has no bytes.
+    `chunk_ids`, int32 `[tokens]`, contains each token's chunk number within its document, or −1.
+    `num_chunks` is int64 `[documents]`, and `lengths`, int64 `[V]`, is the number of bytes per
+    token. The outputs are `starts` and `ends`, int64 `[chunks]`, and `is_chunk`, bool `[chunks]`,
+    which becomes False if a token has no bytes.
     """
-    chunk = np.int64(-1)  # of all documents
+    chunk = np.int64(-1)  # number of chunks in the previous documents
     for d in range(len(num_chunks)):
         before = np.int64(-1)  # number of the previous chunk
         for i in range(bounds[d], bounds[d + 1]):
@@ -36,7 +37,7 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def entry_weight(rows, row, column):  # type: ignore[no-untyped-def]
-    """Return the weight of a column in a row, 0 if missing; columns are ascending."""
+    """Return the weight of a column in a row, or 0 if the row lacks it."""
     bounds, columns, weights = rows
     low, high = bounds[row], bounds[row + 1]
     while low < high:
@@ -54,12 +55,13 @@ def entry_weight(rows, row, column):  # type: ignore[no-untyped-def]
 def add_chunks(  # type: ignore[no-untyped-def]
     spans, amounts, s_ids, t_ids, chunks, table, size, indices
 ):
-    """Add amounts to chunks in an open-addressed table; return their new number.
+    """Add amounts to chunks in an open-addressed table, and return the new number of chunks.
 
-    Most time goes into memory latency. `spans` are four int64 arrays: the first token and the end
-    of each chunk in `s_ids`, then in `t_ids`; `amounts` has one int64 per chunk, or a single one.
-    `chunks` are the `DistinctChunks` so far, with room for all; `table`, int64 `[2**n]`, contains
-    their indices, −1 if free; `size` is their number; `indices`, one per chunk, is an output.
+    Memory latency takes most of the time. `spans` consists of four int64 arrays: the first token
+    and the end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per chunk,
+    or a single value. `chunks` are the `DistinctChunks` so far, with enough room. `table`, int64
+    `[2**n]`, contains their indices, or −1 in free places, and `size` is their number. `indices`,
+    one per chunk, is an output.
     """
     s_starts, s_ends, t_starts, t_ends = spans
     ids, bounds, widths, counts = chunks
@@ -115,11 +117,11 @@ def _copy(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
 
 @kernel
 def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-def]
-    """List the pairs within distinct chunks; the pairs of a chunk share `unit` * its count.
+    """List the pairs within distinct chunks. The pairs of a chunk share `unit` * its count.
 
-    The teacher tokens get equal parts, which the student tokens share in proportion to their
-    weights for the teacher token, rounded, or equally without weights. `chunks` are
-    `DistinctChunks`, `rows` are `MapRows`.
+    The teacher tokens get equal parts. The student tokens share each part in proportion to their
+    weights for the teacher token (rounded), or equally if there are no weights. `chunks` are
+    `DistinctChunks`, and `rows` are `MapRows`.
     """
     ids, bounds, widths, counts = chunks
     index = np.int64(0)
@@ -144,10 +146,10 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
 
 @kernel
 def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-untyped-def]
-    """Compute the cross-entropy of distinct chunks as P-KL averages it, float64 `[chunks]`.
+    """Compute the cross-entropy of distinct chunks, averaged as in P-KL, float64 `[chunks]`.
 
-    A chunk's prediction is the mean of its student tokens' rows, its loss the mean over its teacher
-    tokens of `-ln((1 - epsilon) * prediction + uniform)`.
+    The prediction of a chunk is the mean of its student tokens' rows. Its loss is the mean of
+    `-ln((1 - epsilon) * prediction + uniform)` over its teacher tokens.
     """
     ids, bounds, widths, _ = chunks
     for c in range(len(widths)):

@@ -1,4 +1,4 @@
-"""`PairText`: the counts of one pass over the text of a pair."""
+"""`PairText`: read the text of a pair once, and store all counts."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.pairs import Pair
 
-HELD_OUT = 16  # one of this many documents is held out to choose alpha
+HELD_OUT = 16  # 1 / share of documents that are held out to choose alpha
 
 
 @dataclass
 class TextTotals:
-    """Totals of a text, and of the part that both sides spell with the same bytes."""
+    """Totals of a text, and of the part for which both sides have the same bytes."""
 
     documents: int = 0
-    held_out: int = 0  # documents for choosing alpha
-    differing: int = 0  # documents that the sides spell with different bytes
+    held_out: int = 0  # documents held out to choose alpha
+    differing: int = 0  # documents for which the two sides have different bytes
     num_bytes: int = 0
-    lost_bytes: int = 0  # outside of chunks, because the sides spell them differently; not counted
+    lost_bytes: int = 0  # bytes outside chunks, where the two sides differ; not counted
     student_tokens: int = 0
     teacher_tokens: int = 0
     starts: int = 0  # shared token boundaries
-    skipped_chunks: int = 0  # too long to count
+    skipped_chunks: int = 0  # chunks that are too long to count
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Text that is not counted, because the two sides spell it differently."""
+    """Text that is not counted, because the two sides have different bytes for it."""
 
     num_bytes: int
     share: float  # share of the text
@@ -65,39 +65,39 @@ class LeftOut:
 
     @property
     def reason(self) -> str:
-        """The sentence after the number of bytes."""
+        """The note without the number of bytes at its beginning."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
-            f"{plural(self.documents, 'document')}): spelled differently, first in "
-            f"{self.first.group}, {self.first.student} by the student and {self.first.teacher} by "
+            f"{plural(self.documents, 'document')}) because the two sides differ, first in "
+            f"{self.first.group}: {self.first.student} for the student, {self.first.teacher} for "
             "the teacher"
         )
 
     @property
     def sentence(self) -> str:
-        """The note of all commands that read text."""
+        """The note that all commands that read text print."""
         return f"{self.num_bytes:,} {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountPlan:
-    """Optional counts of a text, in addition to totals, tokens, and pairs at shared boundaries."""
+    """Optional counts of a text, in addition to totals, tokens and pairs at shared boundaries."""
 
     target: Target = "start"  # pairs to count, as in `BuildConfig`
-    hold_out: bool = False  # count one of sixteen documents, chosen by a hash, separately
-    per_document: bool = False  # chunks of each document; they take as much memory as the text
+    hold_out: bool = False  # count one sixteenth of the documents separately, chosen by a hash
+    per_document: bool = False  # chunks of each document, in the memory of the text
 
 
 @dataclass(frozen=True, eq=False)
 class PerDocument:
-    """The chunks of each document; entry e is the count of one chunk in one document."""
+    """The chunks of each document. Entry e is the count of one chunk in one document."""
 
     groups: tuple[str, ...]  # [documents], file names
     documents: NDArray[np.int32]  # [entries]
     chunk_indices: NDArray[np.int32]  # [entries], index of the chunk in `chunks`
     counts: NDArray[np.int32]  # [entries]
-    chunks: DistinctChunks  # with their counts in the whole text
+    chunks: DistinctChunks  # distinct chunks, with their counts in the whole text
 
     @cached_property
     def num_chunks(self) -> NDArray[np.float64]:
@@ -119,16 +119,16 @@ class PerDocument:
         return np.bincount(pair_chunks, self._chunk_counts(in_group), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum a value of each pair over all boundaries of each document."""
+        """Add up a value of each pair over all boundaries of each document."""
         return self.over_chunks(values[self._pairs[1]])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum a value of each chunk over all chunks of each document."""
+        """Add up a value of each chunk over all chunks of each document."""
         weights = self.counts * values[self.chunk_indices]
         return np.bincount(self.documents, weights, len(self.groups)).astype(np.float64)
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
-        """Return the loss of each distinct chunk under a map, float64 `[chunks]`."""
+        """Return the loss of each distinct chunk for a map, float64 `[chunks]`."""
         losses = np.zeros(len(self.chunks.widths))
         rows = MapRows.of(edges, shape[0])
         chunk_losses(self.chunks, rows, EPSILON, EPSILON / shape[1], losses)
@@ -139,9 +139,9 @@ class PerDocument:
         return np.bincount(self.chunk_indices, amounts, len(self.chunks.widths)).astype(np.int64)
 
     def hindsight(self, in_group: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
-        """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
+        """Return the best map for the chosen documents, bool `[documents]`, cut to `top_k`.
 
-        One EM step comes close to the optimum for chunks.
+        The map is counted on these documents. For chunks, one EM step comes close to the optimum.
         """
         chunks = self.chunks.recount(self._chunk_counts(in_group))
         first = heaviest(pair_edges(*chunks.pairs()), top_k)
@@ -150,15 +150,15 @@ class PerDocument:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairText:
-    """The counts of one pass over the text of a pair."""
+    """All counts of the text of a pair."""
 
-    sources: tuple[SourceFile, ...]  # the files
+    sources: tuple[SourceFile, ...]  # the input files
     totals: TextTotals
-    tokens: tuple[NDArray[np.int64], ...]  # `[V]` of each tokenizer, count of each token
+    tokens: tuple[NDArray[np.int64], ...]  # count of each token, `[V]`, for each tokenizer
     counts: Counts
     held_out: Counts  # counts of the held-out documents
     per_document: PerDocument | None = None
-    first_difference: Difference | None = None  # between the sides' spellings
+    first_difference: Difference | None = None  # first difference between the two sides, if any
 
     @staticmethod
     def read(
@@ -169,14 +169,14 @@ class PairText:
         field: str = "text",
         progress: Progress = silent,
     ) -> PairText:
-        """Read and count text, in one pass.
+        """Read and count text in one pass.
 
         Args:
-            pair: a pair with its tokenizers; with a single tokenizer, only tokens are counted.
-            texts: paths or globs, as for `build`.
+            pair: a pair with its tokenizers; for a single tokenizer, only tokens are counted.
+            texts: paths or globs, as in `build`.
             plan: the optional counts.
             field: the field or column with the text.
-            progress: called with the bytes on disk.
+            progress: called with the size of the files in bytes.
         """
         tokenizers = pair_tokenizers(pair)
         files = find_texts(texts)
@@ -193,42 +193,42 @@ class PairText:
 
     @property
     def left_out(self) -> LeftOut | None:
-        """Text that is not counted because the sides spell it differently, if any."""
+        """Text that is not counted because the two sides differ, if any."""
         totals, first = self.totals, self.first_difference
         share = totals.lost_bytes / max(1, totals.num_bytes)
         return first and LeftOut(totals.lost_bytes, share, totals.differing, first)
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the quality of the counts: little text, or text that was left out."""
+        """Notes about the quality of the counts: little text, or text that was left out."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*short_text_notes(self.totals.num_bytes), *left_out]
 
     def require_starts(self) -> None:
-        """Raise an `XtokError` if the text has no shared token boundary."""
+        """Raise an `XtokError` if the text contains no shared token boundary."""
         if not self.totals.starts:
             documents = plural(self.totals.documents, "document")
             raise XtokError(
-                f"the text has no shared token boundary: {documents}, "
-                f"{self.totals.num_bytes:,} bytes",
-                hint="give non-empty text that both tokenizers can spell; xtok align shows how "
+                f"the text contains no shared token boundary ({documents}, "
+                f"{self.totals.num_bytes:,} bytes)",
+                hint="use non-empty text that both tokenizers can spell; xtok align shows how "
                 "they differ",
             )
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs at shared token boundaries, ascending, and their counts; for the target `start`."""
+        """Pairs at shared token boundaries (ascending) and their counts, for the target `start`."""
         return sum_pairs([(part.keys, part.counts) for part in (self.counts, self.held_out)])
 
 
 def pair_tokenizers(pair: Pair) -> list[Tokenizer]:
-    """Return the tokenizers of a pair: two, or one."""
+    """Return the two tokenizers of a pair, or a single tokenizer."""
     sides = pair.student_tokenizer, pair.teacher_tokenizer
     return [side for side in sides if side is not None]
 
 
 class TextCounter:
-    """Growing counts of a text."""
+    """Accumulates the counts of a text."""
 
     def __init__(self, pair: Pair, plan: CountPlan) -> None:
         self.plan, self.totals = plan, TextTotals()
@@ -239,7 +239,7 @@ class TextCounter:
         self._documents = DocumentCounter() if plan.per_document else None
 
     def add(self, batch: TextBatch, sides: Sequence[FlatIds]) -> None:
-        """Count documents, as ids of each tokenizer."""
+        """Count documents, given as each tokenizer's ids."""
         for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
         if self._aligner is None:
@@ -286,7 +286,7 @@ class TextCounter:
 
 
 class DocumentCounter:
-    """Growing counts of each document's chunks."""
+    """Accumulates the counts of each document's chunks."""
 
     def __init__(self) -> None:
         self._groups: list[str] = []
@@ -294,7 +294,7 @@ class DocumentCounter:
         self._entries = [np.zeros((3, 0), np.int32)]
 
     def add(self, aligned: AlignedTexts, group: str) -> None:
-        """Add documents of one group."""
+        """Add documents of one file."""
         chunk_indices = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
         entries, counts = np.unique(aligned.documents * size + chunk_indices, return_counts=True)
@@ -305,7 +305,7 @@ class DocumentCounter:
         self._groups += [group] * len(aligned.differs)
 
     def result(self) -> PerDocument:
-        """Return the counts."""
+        """Return the counts of all documents."""
         documents, chunk_indices, counts = np.concatenate(self._entries, axis=1)
         chunks = self._chunks.chunks()
         return PerDocument(tuple(self._groups), documents, chunk_indices, counts, chunks)

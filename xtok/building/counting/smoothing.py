@@ -1,4 +1,4 @@
-"""Smooth counts towards a map; measure counts, and how well a map predicts them."""
+"""Smooth counts towards a map, and measure how well a map predicts counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from xtok.maps.edges import Edges, heaviest, pair_keys, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
 
-EPSILON = 1e-3  # share of the uniform distribution in a cross-entropy, to keep it finite
+EPSILON = 1e-3  # share of the uniform distribution in a cross-entropy, so that it is finite
 
 
 def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
-    """Return `(counts + alpha * base) / (N + alpha)` for each row with N counts.
+    """Return `(counts + alpha * base) / (N + alpha)` for each row, where N is the row's count.
 
     This is the posterior mean under a Dirichlet prior of strength alpha, the pseudo-count, around
     the base row (MacKay and Peto, Natural Language Engineering 1(3), 1995). A row without counts
@@ -30,13 +30,13 @@ def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
 def choose_alpha(
     pairs: Pairs, held_out: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
 ) -> float:
-    """Return the alpha that gives the best map, cut to `top_k`, for the held-out counts.
+    """Return the alpha whose map, cut to `top_k`, best predicts the held-out counts.
 
-    Ties go to the smallest alpha; without data to compare, it is 4.
+    Among equal results, the smallest alpha is used. Without held-out data, alpha is 4.
     """
     if not (len(held_out[0]) and len(pairs[0])):
         return 4.0
-    rows = np.unique(held_out[0] >> 32)  # other rows do not matter
+    rows = np.unique(held_out[0] >> 32)  # only these rows matter
     counts = pair_edges(pairs[0], pairs[1] / unit)
     counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
     entropies = []
@@ -47,13 +47,13 @@ def choose_alpha(
 
 
 def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Return `-ln((1 - eps) * weight + eps / width)` of each weight, in nats."""
+    """Return `-ln((1 - eps) * weight + eps / width)` for each weight, in nats."""
     nats: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
     return nats
 
 
 def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weights of pairs `student_id << 32 | teacher_id`, 0 for pairs without an edge."""
+    """Return the weight of each pair `student_id << 32 | teacher_id`, 0 without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
     edge_keys = pair_keys(edges.student_ids, edges.teacher_ids)
@@ -64,7 +64,7 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
-    """Return the entropy of counts summed by id, in bits."""
+    """Add up counts by id, and return their entropy in bits."""
     _, indices = np.unique(ids, return_inverse=True)
     sums = np.bincount(indices, counts)
     shares = sums[sums > 0] / (counts.sum() or 1)
@@ -72,7 +72,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
-    """Return the share of the chosen counts, 0 without counts."""
+    """Return the share of the chosen counts in all counts; 0 if there are no counts."""
     return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 
@@ -81,6 +81,6 @@ def entropy_kept(
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],
 ) -> float:
-    """Return the smaller event entropy of the two sides, divided by the smaller token entropy."""
+    """Return the smaller event entropy of both sides, divided by the smaller token entropy."""
     total = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / total if total > 0 else 1.0

@@ -1,8 +1,9 @@
-"""Synthetic text from two vocabularies' tokens, and pairs of tokens counted on it.
+"""Generate synthetic text from two vocabularies, and count pairs of tokens on it.
 
-Tokens of byte-pair encoding are in order of frequency (Sennrich et al., ACL 2016). In synthetic
-text, the kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and
-tokens of a kind follow Zipf's law. A continuation follows the same last letters as in other tokens.
+Byte-pair encoding orders tokens by frequency (Sennrich et al., ACL 2016). In synthetic text, the
+kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and the tokens of
+each kind follow Zipf's law. A continuation follows the same letters that precede it in other
+tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class TextKind(IntEnum):
     """Kind of a token in synthetic text."""
 
-    WORD = 0  # a space and letters
+    WORD = 0  # a space, then letters
     CONTINUATION = 1  # letters only
     UNSPACED = 2  # a script without spaces between words
     NUMBER = 3
@@ -44,7 +45,8 @@ class TextKind(IntEnum):
 
 
 # Transition probabilities between kinds, in languages with spaces (English, French, German, Python)
-# and without (Chinese, Japanese); scripts/benchmark.py synthetic prints them, to within 0.03.
+# and without spaces (Chinese, Japanese). `scripts/benchmark.py synthetic` prints them (within
+# 0.03).
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -67,8 +69,9 @@ _UNSPACED = np.array(
 )
 _SHARE_UNSPACED = 0.33
 
-# Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. A little
-# flatter than the fit of scripts/benchmark.py synthetic, to count rare tokens often enough.
+# Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. This is a
+# little flatter than the fit of `scripts/benchmark.py synthetic`, so that rare tokens are counted
+# often enough.
 _ZIPF = {
     TextKind.WORD: (1.0, 0.9),
     TextKind.CONTINUATION: (5.0, 0.8),
@@ -77,28 +80,28 @@ _ZIPF = {
 }
 _SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}  # single ASCII characters
 
-_CONTEXT = 6  # maximum bytes of a word to look up a continuation by; the minimum is 2
-_LOOK_UP, _SERVES = 0.7, 0.75  # probability of a look-up, and of using a context that was found
+_CONTEXT = 6  # maximum number of last bytes for a look-up; the minimum is 2
+_LOOK_UP, _SERVES = 0.7, 0.75  # probability of a look-up, and of using a matching context
 _TOKENS_PER_TEXT = 24
-_LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2's longest has 1,024 bytes
+_LONGEST_TOKEN = 1024  # longer tokens would fill the texts (Claude 2's longest: 1,024)
 PREFIXES_PER_ROW = 32
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_PER_DOCUMENT = 25  # texts, joined, since encoding few documents is faster
+_PER_DOCUMENT = 25  # joined texts, because encoding few documents is faster
 
 NUM_TEXTS = 50_000
 # If the sides share less than half of all tokens, more chunks have several tokens, so counts vary
-# more (scripts/benchmark.py chunks).
+# more (`scripts/benchmark.py chunks`).
 MANY_TEXTS = 150_000
 
-# Pseudo-count of a token's first piece, or, shared, of all its pieces
+# Pseudo-count of a token's first piece, or of all its pieces together
 FIRST_PIECE = 1 / 3
 
-# Pseudo-count per row of the pairs from `prefixes`
+# Pseudo-count of the pairs from `prefixes`, per row
 FALLBACK = 0.02
 
 Integers = NDArray[np.int64]
-Pool = tuple[Integers, NDArray[np.float64]]  # tokens, and their cumulated weights
+Pool = tuple[Integers, NDArray[np.float64]]  # tokens and their cumulative weights
 
 
 def synthetic_edges(
@@ -110,10 +113,10 @@ def synthetic_edges(
 ) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on synthetic text.
 
-    Text tokens of the student also get pseudo-counts: for the first piece of their spelling and for
-    teacher tokens with the same beginning; for chunks, for all pieces in both directions.
-    `num_texts` is two per id by default, at most `NUM_TEXTS` or `MANY_TEXTS`. The edges have
-    float64 weights and can repeat. Also return the student ids without a spelling.
+    The student's text tokens also get pseudo-counts for the first piece of their spelling and for
+    teacher tokens with the same beginning; for the target `chunk`, for all pieces in both
+    directions. By default, `num_texts` is two per id, at most `NUM_TEXTS` or `MANY_TEXTS`. The
+    edges have float64 weights and can repeat. Also returns the student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -166,16 +169,19 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 
 
 def _pieces(pair: Pair) -> Edges:
-    """Spell each student token, as an equal teacher token if there is one, with equal weights."""
+    """Spell each student token in teacher tokens with equal weights.
+
+    If there is an equal teacher token, it is the only piece.
+    """
     pieces, counts = partners_or_pieces(pair, pair.equal_bytes, pair.tables[0].text_ids)
     student_ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     return Edges(student_ids, pieces, FIRST_PIECE / counts[student_ids])
 
 
 def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
-    """Pair tokens if one's bytes start with the other's, weighted by Zipf's law.
+    """Pair tokens if the bytes of one token start with the other token; weight by Zipf's law.
 
-    Beginnings of the row's token come first, shortest first.
+    Prefixes of the row's token come first, in order of length.
     """
     tokens = sorted(rows.keys() | columns.keys())
     # [tokens], row and column of each token, or −1
@@ -187,7 +193,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     longer = np.arange(len(tokens))
     shorter, before = longer, _longest_beginnings(tokens)
     pairs = []
-    for depth in count():  # pairs of tokens with themselves, then ever shorter beginnings
+    for depth in count():  # pairs of tokens with themselves, then with shorter and shorter prefixes
         forward = (row[longer] >= 0) & (column[shorter] >= 0)
         rank = np.full(int(forward.sum()), -1 - depth)
         pairs.append((row[longer[forward]], column[shorter[forward]], rank))
@@ -200,7 +206,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
         if not len(longer):
             break
     s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
-    first = np.argsort((s_ids << 32) + rank)  # without ties
+    first = np.argsort((s_ids << 32) + rank)  # unique keys
     first = first[ranks(s_ids[first]) < PREFIXES_PER_ROW]
     s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
@@ -208,9 +214,9 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
 
 
 def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
-    """Return the index of the longest other token that each sorted token starts with, or −1."""
+    """Return, for each sorted token, the index of its longest proper prefix, or −1."""
     longest: list[int] = []
-    open_ids: list[int] = []  # indices of nested beginnings of the current token
+    open_ids: list[int] = []  # indices of the current token's prefixes
     for index, token in enumerate(tokens):
         while open_ids and not token.startswith(tokens[open_ids[-1]]):
             open_ids.pop()
@@ -220,9 +226,9 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
 
 
 class _EvenNumbers:
-    """Numbers in [0, 1) that are spread more evenly than random numbers, so fewer texts suffice.
+    """Quasi-random numbers in [0, 1), more even than random numbers, so fewer texts suffice.
 
-    Each decision has its own multiples of the golden ratio, modulo 1, assigned in the order of the
+    Each decision uses its own multiples of the golden ratio, modulo 1, in the order of the
     decision's causes (array-RQMC: L'Ecuyer, Lécot and Tuffin, Operations Research 56(4), 2008).
     """
 
@@ -250,7 +256,7 @@ class _EvenNumbers:
 
 
 class SyntheticSource:
-    """Tokens of several vocabularies by kind, with their weights, and continuations of words."""
+    """Source of synthetic text: tokens by kind with their weights, and continuations of words."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.draw = _EvenNumbers()
@@ -276,14 +282,14 @@ class SyntheticSource:
             self.pools[pool] = ids, np.cumsum(self.weights[ids])
         padded = np.frombuffer(bytes(8) + b"".join(tokens), np.uint8)
         self.data = padded[8:]
-        # The eight bytes before each position, the last byte as the highest
+        # The eight bytes before each position; the last byte is the most significant
         self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
         self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
         self.starts = np.append(np.int32(0), self.ends[:-1])
         self._index(pool_of)
 
     def _index(self, pool_of: Integers) -> None:
-        """Index the positions of letters in tokens by their preceding bytes, last byte first."""
+        """Index letters in tokens by their preceding bytes, starting with the last byte."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
@@ -297,17 +303,17 @@ class SyntheticSource:
             keys = keys << 8 | np.where(behind >= back, self.data[offsets - back], 0)
         order = np.argsort(keys, kind="stable")
         order = order[behind[order] >= 2]
-        self.keys = np.append(keys[order], np.iinfo(np.int64).max)  # beyond all contexts
+        self.keys = np.append(keys[order], np.iinfo(np.int64).max)  # greater than all contexts
         self.offsets, token_at = offsets[order], token_at[order]
         self.token_ends = self.ends[token_at]
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
     def texts(self, number: int) -> list[str]:
-        """Draw texts."""
+        """Draw this number of texts."""
         starts, stops = self._spans(number)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
-        # [tokens], distance from a token's position in the text to its position in the data
+        # [tokens], offset from a token's position in the text to its position in the data
         shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
         offsets = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
         drawn = self.data[offsets].tobytes()
@@ -320,11 +326,11 @@ class SyntheticSource:
         """Return the position of each token in the joined tokens, int64 `[number, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
         script = self._draw_scripts(number)
-        # Cumulative transition probabilities, after each kind in texts with and without spaces
+        # Cumulative transition probabilities after each kind, in texts with and without spaces
         chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(TextKind), -1).T
         kind = np.where(unspaced, TextKind.UNSPACED, TextKind.WORD)
         indented = np.zeros(number, np.bool_)
-        # The last bytes of each text, the very last byte first; and their number
+        # The last bytes of each text in reverse order, and their number
         tail, tail_length = np.zeros((2, number), np.int64)
         starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
         start = np.zeros(number, np.int64)
@@ -343,7 +349,7 @@ class SyntheticSource:
                 self._continue_words(rows, tail, tail_length, start, stop)
             starts[:, step], stops[:, step] = start, stop
             length = np.minimum(stop - start, _CONTEXT)
-            bits = 8 * (_CONTEXT - length)  # bits of the tail to keep
+            bits = 8 * (_CONTEXT - length)  # number of bits of the tail to keep
             before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
             tail = before_stop >> bits << bits | tail >> 8 * length
             tail_length = np.minimum(tail_length + length, _CONTEXT)
@@ -379,7 +385,7 @@ class SyntheticSource:
     def _continue_words(
         self, rows: Integers, tail: Integers, tail_length: Integers, start: Integers, stop: Integers
     ) -> None:
-        """Replace drawn tokens, in place, by text that follows the last letters in some token."""
+        """Replace drawn tokens in place with text that follows the same letters elsewhere."""
         rows = rows[np.argsort(tail[rows], kind="stable")]  # for the processor's cache
         for length in range(_CONTEXT, 1, -1):
             bits = 8 * (_CONTEXT - length)
@@ -397,15 +403,15 @@ class SyntheticSource:
             rows = rows[~serves]
 
 
-# Scripts that are drawn together. They are defined by fixed code points, unlike the classes of
-# `tokenizers.classes`, because maps must not change with a new version of Unicode.
-# Their tokens have the numbers from 6 as their kinds.
+# Scripts that are drawn together. Unlike the classes of `tokenizers.classes`, they are defined by
+# fixed code points, because maps must not change with a new version of Unicode. Their tokens have
+# the numbers from 6 as their kinds.
 _JAPANESE, _KANA, _HAN, _OTHERS = range(len(TextKind), len(TextKind) + 4)
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
 def text_kind(token: bytes) -> TextKind | None:
-    """Return the kind of a token; None if it is not valid text."""
+    """Return the kind of a token, or None if it is not valid text."""
     text = token.decode("utf-8", "ignore")
     if not text or text.encode() != token:
         return None
@@ -423,7 +429,7 @@ def text_kind(token: bytes) -> TextKind | None:
 
 def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
     by_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
-    # USER_DEFINED tokens are markup; their rank is unrelated to their frequency.
+    # USER_DEFINED tokens are markup, so their rank is unrelated to their frequency.
     normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
     for token in compress(table.tokens(), normal):
         is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
@@ -445,7 +451,7 @@ def _script(token: bytes) -> int:
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weight tokens by rank; single ASCII characters, of arbitrary rank, by frequency."""
+    """Weight tokens by rank. Single ASCII characters have arbitrary ranks, so use frequencies."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1
@@ -486,8 +492,8 @@ def _space_weights() -> dict[str, float]:
     return weights | runs
 
 
-# National standards list the characters in common use, as rows of a 94 × 94 table: the first levels
-# of GB 2312 and JIS X 0208, and the Korean syllables of KS X 1001. Kana are added below.
+# National standards list the common characters as rows of a 94 × 94 table: the first levels of GB
+# 2312 and JIS X 0208, and the Korean syllables of KS X 1001. Kana are added below.
 _STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
 _KANA_SHARE = 0.1
 

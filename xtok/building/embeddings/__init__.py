@@ -1,1 +1,1 @@
-"""Maps from token similarity."""
+"""Build maps from the similarity of tokens."""

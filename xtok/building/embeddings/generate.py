@@ -1,4 +1,4 @@
-"""`generate`: a map of similar tokens, by spelling or by embeddings."""
+"""`generate`: map tokens to similar tokens, by spelling or by embeddings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xtok.building.embeddings.sources import InputLayer, SentenceModel
 
 
-OWN = "own"  # both models' own input-embedding layers
+OWN = "own"  # the input-embedding layers of both models
 
 SPELLING = "spelling"  # byte n-grams, without an embedding model
 
@@ -49,26 +49,27 @@ def generate(
 ) -> ProjectionMap:
     """Map each student token to the most similar teacher tokens.
 
-    Rows of control and unused ids are empty; with embeddings, also rows of partial characters.
-    Weights follow NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, normalized.
+    The rows of control and unused ids are empty. With embeddings, the rows of partial characters
+    are also empty. Weights follow NeMo-RL's rule: |cosine| to the power of 10 times the row's
+    largest |cosine|, normalized.
 
     >>> xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        embedding_model: `own`, both models' input embeddings, fitted on shared tokens; `spelling`,
-            byte n-grams; `sentence:MODEL`, a sentence-transformers model; `input:MODEL`, the mean
-            input embedding of the token's pieces. Default: `own` if both models have safetensors
-            weights, otherwise `spelling`.
+        embedding_model: `own` (both models' input embeddings, fitted on shared tokens), `spelling`
+            (byte n-grams), `sentence:MODEL` (a sentence-transformers model) or `input:MODEL` (the
+            mean input embedding of the token's pieces). Default: `own` if both models have
+            safetensors weights, otherwise `spelling`.
         config: the options.
         offline: use only the local cache of models.
-        cache_dir: folder for sentence embeddings; default: xtok's cache folder.
-        force_recompute: replace cached sentence embeddings.
+        cache_dir: folder for sentence embeddings. Default: xtok's cache folder.
+        force_recompute: recompute cached sentence embeddings.
         progress: called for each pass.
 
     Raises:
-        EmbeddingError: if an embedding model is unusable.
+        EmbeddingError: if an embedding model cannot be used.
     """
     config = GenerateConfig.or_default(config)
     _check_device(config.device)
@@ -126,7 +127,7 @@ def _check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
         raise EmbeddingError(
             f"the device {device} cannot be used: {str(error).splitlines()[0]}",
-            hint="give cpu, cuda or cuda:0 with {option}",
+            hint="pass cpu, cuda or cuda:0 with {option}",
             parameter="device",
         ) from error
 
@@ -152,7 +153,7 @@ def _edges_by_spelling(
 
 
 def _power(base: Floats, exponent: Floats) -> Floats:
-    """Raise to an exponent in eighths, with operations that round equally on all machines."""
+    """Compute base ** exponent, rounded to eighths, with the same rounding on all machines."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
     while eighths.any():
@@ -172,7 +173,7 @@ def _weights(
 def _above_threshold(
     weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the entries to keep, as edges of indices, normalized; and counts of the others."""
+    """Return the entries above the threshold as normalized edges of indices, and counts."""
     is_kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
@@ -213,7 +214,7 @@ def _edges_by_embedding(
         x, y, counts = fitted_embeddings(
             pair, row_ids, column_ids, offline=offline, progress=progress
         )
-    # Of teacher ids with equal bytes, only the canonical id is compared. Zero vectors are excluded.
+    # If teacher ids have equal bytes, only the canonical id is compared. Zero vectors are excluded.
     single = np.isin(column_ids, list(tables[1].canonical_ids().values()))
     rows, columns = x.any(axis=1), single & y.any(axis=1)
     for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
@@ -248,10 +249,10 @@ def _textless_notes(table: TokenTable, side: str, num_texts: int) -> list[str]:
 def _most_similar(
     x: Vectors, y: Vectors, config: GenerateConfig, progress: Progress
 ) -> tuple[Floats, NDArray[np.int32], Floats]:
-    """Return the weights of similar vectors and their indices, `[n, top_k]`, and sums, `[n]`."""
+    """Return the weights and indices of similar vectors, `[n, top_k]`, and row sums, `[n]`."""
     import torch
 
-    # The threshold applies to the share in the whole row, not only in the `top_k`.
+    # The threshold applies to the share of the whole row, not only of the `top_k`.
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         values, indices, sums = largest_cosines(

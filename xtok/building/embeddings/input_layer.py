@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xtok.errors import EmbeddingError
 from xtok.tokenizers.checkpoint import Checkpoint, read_tensor
 
-# Names of the layer in the checkpoints of transformers' models, the most common first
+# Names of the layer in Transformers checkpoints, the most common first
 _NAMES = (
     "model.embed_tokens.weight", "transformer.wte.weight", "embeddings.word_embeddings.weight",
     "model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight",
@@ -24,11 +24,11 @@ _NAMES = (
     "gpt_neox.embed_in.weight", "embed_in.weight", "backbone.embeddings.weight",
     "backbone.embedding.weight", "shared.weight",
 )  # fmt: skip
-_OUTPUT_NAME = "lm_head.weight"  # the same matrix if config.json ties both
+_OUTPUT_NAME = "lm_head.weight"  # the same matrix if config.json ties the two
 
 
 def input_layer(model: Checkpoint) -> tuple[str, NDArray[np.float32]]:
-    """Return the name of a model's input-embedding layer, and its float32 `[rows, dimension]`."""
+    """Return the name and the weights, float32 `[rows, dim]`, of the input-embedding layer."""
     files = model.tensor_files()
     name = choose_layer(files, model)
     return name, np.asarray(read_tensor(model.shard(files[name]), name).float().numpy())
@@ -42,7 +42,7 @@ def choose_layer(names: Collection[str], model: Checkpoint) -> str:
     if _OUTPUT_NAME in names and model.json("config.json").get("tie_word_embeddings") is True:
         return _OUTPUT_NAME
     raise EmbeddingError(
-        f"{model}: none of its {len(names)} tensors is a known input-embedding layer",
-        hint="give another model; known names include model.embed_tokens.weight, "
+        f"{model}: none of its {len(names)} tensors has a known input-embedding name",
+        hint="use another model; known names include model.embed_tokens.weight, "
         "transformer.wte.weight and embeddings.word_embeddings.weight",
     )

@@ -1,4 +1,4 @@
-"""Numba kernels of `similarity` and `spelling`."""
+"""Numba kernels for `similarity` and `spelling`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import numpy as np
 
 from xtok._lib.kernels import kernel
 
-STRIDE = 64  # similarities to compare with the smallest kept value before reading them one by one
+STRIDE = 64  # number of similarities that are compared at once with the smallest kept value
 
 
 @kernel
 def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
-    """Merge a tile of similarities into each row's `k` largest so far.
+    """Merge a tile of similarities into the `k` largest values of each row.
 
-    `tile` is float32 `[rows, columns]` without NaN; `first_id`, the id of its first column,
-    is larger than all earlier ids. `values`, float32 `[rows, k]`, descend; ties go by `ids`.
+    `tile` is float32 `[rows, columns]` without NaN. `first_id`, the id of its first column, is
+    larger than all earlier ids. `values`, float32 `[rows, k]`, are descending; ties are sorted by
+    `ids`.
     """
     k = values.shape[1]
     for row in range(tile.shape[0]):
@@ -44,10 +45,11 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
 
 @kernel
 def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-untyped-def]
-    """Fill empty rows, from row `first`, with the `k` columns of the largest cosines.
+    """Fill empty rows, from row `first`, with the `k` columns that have the largest cosines.
 
-    A product is the sum of the squared weights of `SharedGrams`. `indices`, int32 `[rows, k]`, are
-    -1 in empty rows; ties go to the lower index. `values`, float64 `[rows, k]`, descend, then 0.
+    A product is the sum of the squared weights of the `SharedGrams`. `indices`, int32 `[rows, k]`,
+    are -1 in empty rows. Ties are sorted by index. `values`, float64 `[rows, k]`, are descending
+    and padded with 0.
     """
     row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_order = shared
     k = values.shape[1]
@@ -61,7 +63,7 @@ def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-
             gram = row_grams[i]
             for j in range(starts[gram], starts[gram + 1]):
                 column = columns[j]
-                touched[num_touched] = column  # overwritten by the next column unless it is new
+                touched[num_touched] = column  # the next column overwrites it, unless it is new
                 num_touched += sums[column] == 0
                 sums[column] += squares[gram]
         for i in range(num_touched):

@@ -1,4 +1,4 @@
-"""Both models' input embeddings, and a linear map from the student's to the teacher's."""
+"""Fit a linear map from the student's input embeddings to the teacher's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _HELD_OUT = 10  # every tenth anchor is held out
 _FEWEST_ANCHORS = 20
-_RIDGE = 0.01  # penalty, as a share of the mean variance
+_RIDGE = 0.01  # ridge penalty, relative to the mean variance
 
 
 def lacking_weights(pair: Pair, *, offline: bool) -> str:
-    """Return a sentence about a model without safetensors weights; "" if both have weights."""
+    """Return a sentence that names a model without safetensors weights, "" if both have weights."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = checkpoint_of(tokenizer, offline)
@@ -46,9 +46,10 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
 def fitted_embeddings(
     pair: Pair, row_ids: Ids, column_ids: Ids, *, offline: bool, progress: Progress
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
-    """Return both models' vectors in the teacher's space, and counts with the error of the fit.
+    """Return both models' vectors in the teacher's space, and counts that include the fit's error.
 
-    A ridge regression on centred equal tokens (anchors); every tenth is held out for the error.
+    The fit is a ridge regression on the centred vectors of equal tokens (anchors). Every tenth
+    anchor is held out to measure the error.
     """
     import torch
 
@@ -88,7 +89,7 @@ def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file without embeddings",
-            hint="give the model's folder or repo id, or another {option}",
+            hint="use the model's folder or repo id, or another {option}",
             parameter="embedding_model",
         )
     name, matrix = input_layer(model)
@@ -102,8 +103,8 @@ def _anchors(pair: Pair, row_ids: Ids, column_ids: Ids) -> tuple[Ids, Ids]:
     indices = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
     if len(indices) < _FEWEST_ANCHORS:
         raise EmbeddingError(
-            f"only {len(indices)} tokens are equal on both sides, expected at least "
-            f"{_FEWEST_ANCHORS} to fit one model's embeddings to the other's",
+            f"only {len(indices)} tokens are equal on both sides, but fitting one model's "
+            f"embeddings to the other's requires at least {_FEWEST_ANCHORS}",
             hint="give spelling, sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
@@ -119,7 +120,7 @@ def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
 
     total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64)
     starts = range(0, len(x), 8192)
-    for first in range(0, len(starts), 4):  # four at a time, since each result is a whole matrix
+    for first in range(0, len(starts), 4):  # four at a time, to save memory
         for part in pool.map(work, starts[first : first + 4]):
             total += part
     return total

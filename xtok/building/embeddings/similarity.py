@@ -1,4 +1,4 @@
-"""Largest cosine similarities of two lists of vectors, in tiles of a fixed size."""
+"""Compute the largest cosine similarities of two lists of vectors, in tiles of a fixed size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]
 Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
-# Rows and columns of a tile on a CPU: 4 MB. Every product has this shape and runs on one thread, so
-# its bits depend neither on the chunk size nor on the number of threads.
+# Rows and columns of a tile on a CPU (4 MB). Every product has this shape and runs on one thread,
+# so the exact result does not depend on the chunk size or the number of threads.
 TILE = (512, 2048)
 
 CUDA_TILE = (4096, 16384)
 
-# Number of student vectors to prepare at once; it limits the memory and does not affect the result
+# Number of student vectors to prepare at once. It limits the memory and does not affect the result.
 CHUNK_SIZE = 8192
 
 
@@ -37,18 +37,18 @@ def largest_cosines(
     advance: Callable[[int], object],
     weigh: Weigh | None = None,
 ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-    """Return each student vector's largest cosines and teacher indices, both `[n, top_k]`.
+    """Return the largest cosines of each student vector and their teacher indices, `[n, top_k]`.
 
-    They are sorted by descending value, then index. Also return the sum of all m weights, `[n]`, if
-    `weigh` converts cosines and a row's largest to weights.
+    They are sorted by descending value, then by index. `weigh` converts cosines, and the largest
+    cosine of a row, to weights; with `weigh`, the sum of all m weights, `[n]`, is also returned.
 
     Args:
         students: float32 `[n, d]`, finite, without zero vectors.
-        teachers: the same, `[m, d]`.
-        config: `top_k` is cut to m. The transform `power` compares |cosine|. `dtype` is the
-            rounding of the normalized vectors; sums stay float32.
-        pool: threads of `one_thread_each`.
-        advance: called with the number of compared student vectors.
+        teachers: the teacher's vectors, `[m, d]`, with the same requirements.
+        config: the options. `top_k` is at most m. The transform `power` compares |cosine|.
+            Normalized vectors are rounded to `dtype`; sums are always float32.
+        pool: a pool from `one_thread_each`.
+        advance: called with the number of student vectors that were compared.
         weigh: the function for the weights.
     """
     import torch
@@ -95,8 +95,8 @@ def _prepare(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.
     import torch
 
     low: torch.dtype = getattr(torch, dtype)
-    # A GPU multiplies low precision directly. A CPU rounds to it and multiplies as float32, which
-    # gives the same products.
+    # A GPU multiplies in low precision directly. On a CPU, vectors are rounded to low precision and
+    # multiplied as float32, which gives the same products.
     length = -(-len(vectors) // multiple) * multiple
     stored_dtype = torch.float32 if device == "cpu" else low
     result = torch.zeros(length, vectors.shape[1], dtype=stored_dtype, device=device)

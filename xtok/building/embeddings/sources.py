@@ -1,4 +1,4 @@
-"""Models that embed tokens as text: sentence models, and input-embedding layers."""
+"""Embed tokens as text, with sentence models or input-embedding layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
-_TEXTS_PER_BATCH = 256  # fixed, because the padding of a batch affects the last bits
+_TEXTS_PER_BATCH = 256  # constant, because the padding of a batch affects the last bits of results
 
 
 def open_source(
@@ -36,18 +36,18 @@ def open_source(
     force_recompute: bool,
     offline: bool,
 ) -> SentenceModel | InputLayer:
-    """Return the source of `sentence:MODEL` or `input:MODEL`, fetched but not loaded."""
+    """Download the model of `sentence:MODEL` or `input:MODEL`, and return it without loading it."""
     kind, colon, location = embedding_model.partition(":")
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
-            f"the embedding model {embedding_model} does not name the embeddings to use",
-            hint="give sentence:MODEL for its sentence embeddings, input:MODEL for its "
+            f"the embedding model {embedding_model} does not specify which embeddings to use",
+            hint="pass sentence:MODEL for its sentence embeddings, input:MODEL for its "
             "input-embedding layer, own for the two models' own layers, or spelling for none",
         )
     path = Path(location).expanduser()
     if not path.is_dir() and (path.exists() or location.count("/") > 1 or location[0] in "./~"):
         raise EmbeddingError(
-            f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
+            f"no such folder: {location}", hint="pass the path of a model's folder, or a repo id"
         )
     repo, _, revision = location.partition("@")
     model = Checkpoint(repo, revision=revision or None, offline=offline)
@@ -60,7 +60,7 @@ def open_source(
 
 
 class SentenceModel:
-    """A sentence-transformers model; its vectors are cached, since embedding takes minutes."""
+    """A sentence-transformers model. Its vectors are cached, because embedding takes minutes."""
 
     def __init__(
         self, model: Checkpoint, config: GenerateConfig, cache: Path, *, force_recompute: bool
@@ -75,7 +75,7 @@ class SentenceModel:
         if model.find("modules.json", required=True) is None:
             raise EmbeddingError(
                 f"{model} has no modules.json, so it is not a sentence-transformers model",
-                hint=f"give input:{model} for its input-embedding layer, or another model",
+                hint=f"pass input:{model} for its input-embedding layer, or another model",
             )
         self._library, self._folder, self.model_id = library, model.folder(), model.model_id
         self._config, self._cache, self._recompute = config, cache, force_recompute
@@ -100,12 +100,12 @@ class SentenceModel:
             np.save(content, vectors)
             try:
                 write_sealed(path, [content.getbuffer()], path.name)
-            except OutputError as error:  # keep minutes of work without the cache
+            except OutputError as error:  # without a cache, still use the result of minutes of work
                 self.notes.append(f"embeddings are not cached: {error.message}")
         return vectors
 
     def _compute(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed batches of texts of similar length, on one thread for reproducible rounding."""
+        """Embed batches of texts with similar lengths, on one thread for reproducible rounding."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)
         with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
@@ -132,12 +132,12 @@ class SentenceModel:
         except Exception as error:
             raise EmbeddingError(
                 f"the sentence model {self.model_id} cannot be loaded: {error}",
-                hint="check its modules.json and config.json, or fetch it again",
+                hint="check its modules.json and config.json, or download it again",
             ) from error
 
 
 class InputLayer:
-    """The input-embedding layer of a language model; a text is the mean over its pieces."""
+    """The input-embedding layer of a language model. A text's vector is the mean of its pieces."""
 
     def __init__(self, model: Checkpoint) -> None:
         self._model = model
@@ -146,7 +146,7 @@ class InputLayer:
         if tokenizer is None:
             raise EmbeddingError(
                 f"{model} has no tokenizer.json to segment tokens with",
-                hint="give a folder that also contains the model's tokenizer",
+                hint="use a folder that also contains the model's tokenizer",
             )
         self.model_id, self.notes = model.model_id, list[str]()
         digest = hashlib.sha256(tokenizer.read_bytes())
@@ -157,7 +157,7 @@ class InputLayer:
         }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Segment the texts as within a longer text, and average their pieces' rows."""
+        """Segment each text as in the middle of a longer text, and average its pieces' rows."""
         suffix = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{suffix}", offline=self._model.offline)
         require_embedding_rows(tokenizer, len(self._matrix), self._name)
@@ -168,7 +168,8 @@ class InputLayer:
                 spelled = tokenizer.segment_batch([text.encode() for text in part])
                 pieces = {start + i: ids for i, ids in enumerate(spelled) if ids}
                 if pieces:
-                    # Pieces of all texts, concatenated; reduceat sums each text's pieces
+                    # The pieces of all texts are concatenated, and reduceat adds up each text's
+                    # pieces.
                     lengths = np.array([len(ids) for ids in pieces.values()])
                     flat = self._matrix[np.concatenate(list(pieces.values()))]
                     sums = np.add.reduceat(flat, np.cumsum(lengths) - lengths, axis=0)
@@ -184,19 +185,19 @@ def require_embedding_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> No
         raise EmbeddingError(
             f"{tokenizer.vocabulary.model_id}, {name}: {num_rows} rows, expected at least {needed} "
             "(the tokenizer's ids)",
-            hint="give a checkpoint and a tokenizer that belong together",
+            hint="use a checkpoint and a tokenizer that belong together",
         )
 
 
 def require_finite(
     vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
-    """Raise an `EmbeddingError` that names tokens with NaN or infinity in their embeddings."""
+    """Raise an `EmbeddingError` if embeddings contain NaN or infinity; names the tokens."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
         raise EmbeddingError(
-            f"embeddings by {model_id} are not finite for {examples_of(bad, table)}",
-            hint="check the checkpoint, or give float32 with {option}",
+            f"embeddings from {model_id} are not finite for {examples_of(bad, table)}",
+            hint="check the checkpoint, or pass float32 with {option}",
             parameter="dtype",
         )
 

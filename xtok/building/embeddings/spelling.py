@@ -1,9 +1,9 @@
-"""Similarity of spelling: cosines of byte n-gram vectors, without a model.
+"""Compare spellings by the cosines of byte n-gram vectors, without a model.
 
-A token's n-grams are its stretches of 1 to 4 bytes, with marks at both ends, and the whole token. A
-repeated n-gram counts as another n-gram, so 8 spaces are nearest to 9 and 7. The weight of an
-n-gram is 16 · log2((N + 1) / tokens with it) + 1, of N tokens on both sides, rounded: integer sums
-are equal on all machines.
+The n-grams of a token are its substrings of 1 to 4 bytes, with marks at both ends, and the whole
+token. A repeated n-gram counts as a different n-gram, so 8 spaces are most similar to 9 and 7
+spaces. With N tokens on both sides, the weight of an n-gram is 16 · log2((N + 1) / number of tokens
+that contain it) + 1. Weights are rounded, because integer sums are equal on all machines.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from xtok._lib.threads import available_cores
 from xtok.building.embeddings.kernels import add_up_and_keep_largest
 from xtok.maps.edges import ranks
 
-# N-grams in more columns are ignored: with a limit of 3,000, the search for Llama 3 → Qwen takes
-# three times as long, with the same first entries.
+# N-grams that occur in more columns are ignored. With a limit of 3,000, the search for Llama 3 →
+# Qwen takes three times as long and finds the same first entries.
 MOST_COLUMNS = 1000
 
-_LONGEST = 2048  # maximum bytes of a token to use, to keep sums of squares below 2**31
+_LONGEST = 2048  # maximum number of bytes; keeps sums of squares below 2**31
 _TOKEN_BITS, _TIMES_BITS = 25, 12
 BLOCK_ROWS = 4096
-_PARTS = 4  # parts of the n-grams of one length
+_PARTS = 4  # number of parts into which the n-grams of one length are split
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -42,14 +42,15 @@ def most_similar(
 ) -> tuple[Floats, Ints]:
     """Return each row's largest cosines and the indices of their columns, both `[rows, top_k]`.
 
-    They are sorted by descending cosine, then index, and padded with 0 and -1. A row without
-    similar columns is compared again with all n-grams.
+    They are sorted by descending cosine, then by index, and padded with 0 and -1. If a row has no
+    similar columns, it is compared again with all n-grams.
     """
     values = np.zeros((len(rows), top_k))
     indices = np.full((len(rows), top_k), -1, np.int32)
     if not (rows and columns):
         return values, indices
-    # Neighbours in sorted order share n-grams, so their columns are in the processor's cache.
+    # Neighbours in sorted order share n-grams, so their columns are already in the processor's
+    # cache.
     row_order, column_order = (
         np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
     )
@@ -63,7 +64,7 @@ def most_similar(
 
 
 class SharedGrams(NamedTuple):
-    """The n-grams of rows and columns, as input of the kernel."""
+    """The n-grams that occur in rows and in columns, as arrays for the kernel."""
 
     row_starts: NDArray[np.int64]  # [rows + 1], start of each row in `row_grams`
     row_grams: Ints
@@ -71,8 +72,8 @@ class SharedGrams(NamedTuple):
     squares: Ints  # [n-grams], squared weights
     starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
     columns: Ints
-    per_length: Floats  # [columns], 1 / length
-    column_order: NDArray[np.int64]  # [columns], index to return
+    per_length: Floats  # [columns], 1 / vector length
+    column_order: NDArray[np.int64]  # [columns], index of the column in the result
 
 
 def _shared_ngrams(
@@ -127,9 +128,10 @@ def _fill(values: Floats, indices: Ints, shared: SharedGrams, progress: Progress
 
 
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield numbered n-grams, sorted, with the index of each one's token.
+    """Yield sorted, numbered n-grams with the indices of their tokens.
 
-    Whole tokens come first, then n-grams by length, in parts by their last symbol, to save memory.
+    Whole tokens come first, then n-grams by length. To save memory, each length is split into parts
+    by the last symbol.
     """
     number: dict[bytes, int] = {}
     token_numbers = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
@@ -139,7 +141,7 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 2
     owners = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
     ends = np.cumsum(sizes)
-    # Symbols have 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
+    # Symbols have 9 bits: 1 and 2 are the marks, and 3 to 258 are the bytes.
     is_byte = np.ones(len(owners), np.bool_)
     is_byte[ends - sizes] = is_byte[ends - 1] = False
     symbols = np.zeros(len(owners), np.int16)
@@ -158,10 +160,10 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _number(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
-    codes <<= _TOKEN_BITS  # an n-gram and its token as one integer, for a single sort
+    codes <<= _TOKEN_BITS  # n-gram and token in one integer, for a single sort
     codes |= owners
     codes.sort()
-    times = ranks(codes)  # earlier occurrences in the same token
+    times = ranks(codes)  # number of earlier occurrences in the same token
     owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
     codes = (_numbers(codes >> _TOKEN_BITS) << _TIMES_BITS | times) << _TOKEN_BITS | owners
     codes.sort()

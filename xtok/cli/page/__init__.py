@@ -1,1 +1,1 @@
-"""The HTML page about maps."""
+"""The HTML report page about maps."""

@@ -1,6 +1,6 @@
 """The report page: one HTML file that contains its style, script and data.
 
-Its content security policy allows only this style and script, and no requests.
+The page's content security policy allows only this style and script, and no requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MARKS = {
     "usable": ("!", "usable", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
-"""For each grade, a sign and the words for a loss and for a finding."""
+"""For each grade: a sign, and the words for a loss and for a finding."""
 
 
 def report(
@@ -62,21 +62,21 @@ def report(
     field: str = "text",
     progress: Progress = silent,
 ) -> Report:
-    """Write an HTML page about one map, or about two maps of a pair, and return its contents.
+    """Write an HTML page about one or two maps of a pair, and return the page's contents.
 
     Args:
-        maps: a map or two, or their paths.
-        output: the path of the page, which ends in `.html`.
-        data: also write the contents as JSON, next to the page.
-        texts: paths and globs of text to measure the maps on, as for `evaluate`.
-        pair: the maps' pair; its tokenizers are needed for pieces, sentences and text.
+        maps: one or two maps, or their paths.
+        output: the path of the page, which must end in `.html`.
+        data: also write the contents as JSON next to the page.
+        texts: paths and globs of text for measuring the maps, as in `evaluate`.
+        pair: the maps' pair. Its tokenizers are required for pieces, sentences and text.
         names: names of the maps on the page.
-        field: the field or column that holds the text.
-        progress: called for each pass over a vocabulary, and for the text.
+        field: the field or column with the text.
+        progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        OutputError: if a file cannot be written, or the JSON file has other contents.
-        XtokError: as `examine` raises it, for maps and texts.
+        OutputError: if a file cannot be written, or an existing JSON file has other contents.
+        XtokError: as in `examine`, for maps and texts.
     """
     paths = check_page(output, data)
     examined = examine(maps, texts=texts, pair=pair, names=names, field=field, progress=progress)
@@ -87,7 +87,7 @@ def report(
 
 
 def check_page(output: str | Path, data: bool) -> list[Path]:
-    """Check the output paths of `report` before any work: the page, and its data."""
+    """Check the output paths of `report`: the page and its data. Call this before any work."""
     paths = [check_output(output, [".html"], "page")]
     if data:
         path = check_output(Path(output).with_suffix(".json"), [".json"], "page")
@@ -97,7 +97,7 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
             record = None
         if not (isinstance(record, dict) and {"pair", "maps"} <= record.keys()):
             raise OutputError(
-                f"{path} exists and does not contain the data of a page, so it is not replaced",
+                f"{path} exists but does not contain the data of a page, so it is not replaced",
                 hint="move the file, or choose another name for the page",
             )
         paths.append(path)
@@ -105,7 +105,7 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
 
 
 def render(examined: PageData) -> bytes:
-    """Return the page about one map, or about two maps of a pair."""
+    """Render the page about one or two maps of a pair."""
     report = examined.report
     data = {
         "columns": pack(examined),
@@ -120,7 +120,7 @@ def render(examined: PageData) -> bytes:
         most_entries=MOST_ENTRIES,
         is_whole=all(m.top_k <= MOST_ENTRIES for m in examined.maps),
         on_text={(c.name, c.token_class): c for c in measured},
-        data=Markup(text.replace("<", "\\u003c")),  # inside a script element
+        data=Markup(text.replace("<", "\\u003c")),  # because it is inside a script element
     )
     return html.encode("utf-8", "backslashreplace")
 

@@ -1,4 +1,4 @@
-"""The overlap of two vocabularies as SVG; `page.css` defines the colours."""
+"""Draw the overlap of two vocabularies as SVG; `page.css` defines the colours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def overlap(shared: SharedCounts, label: str) -> Markup:
         f'<svg class="overlap" viewBox="0 0 {right - left + 4:.2f} {2 * _RADIUS + 4}" '
         f'preserveAspectRatio="xMinYMid" role="img" aria-label="{escape(label)}">'
         f'<circle class="student" {student}<circle class="teacher" {teacher}'
-        # the teacher's circle within the student's; its position is relative to the teacher's box
+        # the teacher's circle inside the student's; its position is relative to the teacher's box
         f'<circle class="both" clip-path="circle({a:.2f}px at {b - distance:.2f}px {b:.2f}px)" '
         f"{teacher}</svg>"
     )
@@ -46,7 +46,7 @@ def _distance(a: float, b: float, area: float) -> float:
 
 
 def _common(a: float, b: float, distance: float) -> float:
-    # The limits of the cosines give the right area also if one circle lies within the other.
+    # With these limits of the cosines, the area is also correct if one circle contains the other.
     first = (distance**2 + a**2 - b**2) / (2 * distance)
     second = distance - first
     height = sqrt(max(0.0, a**2 - first**2))

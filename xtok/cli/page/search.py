@@ -1,7 +1,7 @@
-"""The rows of maps for the search of the page: columns of bytes, deflated, in base64.
+"""Pack the rows of maps for the page's search: columns of bytes, deflated, in base64.
 
-Each column is deflated separately, with its bytes sorted by significance; `page.js` unpacks them.
-Tokens are cut to their first bytes, weights to three digits.
+Each column is deflated separately, with its bytes sorted by significance. `page.js` unpacks them.
+Tokens are cut to their first bytes, and weights are rounded to three digits.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from xtok.inspection.report import PageData
 
 SHOWN_BYTES = 160
-"""Largest number of bytes of a token on the page."""
+"""Maximum number of bytes of a token on the page."""
 
 MOST_PIECES = 16
-"""Largest number of pieces of a token on the page."""
+"""Maximum number of pieces of a token on the page."""
 
 MOST_ENTRIES = 8
-"""Largest number of entries of a row on the page; the presets of `build` have 8."""
+"""Maximum number of entries of a row on the page. The presets of `build` have 8."""
 
 PageColumns = dict[str, tuple[int, str]]
-"""Bytes per number and base64, by name."""
+"""Number of bytes per value, and base64 text, by name."""
 
 
 def pack(examined: PageData) -> PageColumns:
-    """Pack the tokens and their pieces, and the heaviest entries of each row of the maps."""
+    """Pack the tokens, their pieces, and the heaviest entries of each row of the maps."""
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
     columns = _tokens(examined.pair.tables, partners, examined.text)
     columns |= _pieces(examined.pair, partners)
@@ -48,17 +48,17 @@ def pack(examined: PageData) -> PageColumns:
 
 
 def cut_sizes(table: TokenTable) -> dict[int, int]:
-    """Return the full sizes of the tokens that are cut, by id."""
+    """Return the full size of each token that is cut, by id."""
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
 def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
-    """Return the bytes per number, and numbers ≥ 0 as base64, lowest bytes first, deflated."""
+    """Deflate numbers ≥ 0, lowest bytes first; return the bytes per number, and base64."""
     array = np.frombuffer(numbers, np.uint8) if isinstance(numbers, bytes) else numbers
     largest = int(array.max(initial=0))
     width = next(n for n in (1, 2, 3, 4) if largest < 256**n)
     planes = array.astype("<u4")[:, None].view(np.uint8)[:, :width].T
-    data = zlib.compress(planes.tobytes(), 6, wbits=-15)  # without zlib's header
+    data = zlib.compress(planes.tobytes(), 6, wbits=-15)  # omits zlib's header
     return width, base64.b64encode(data).decode()
 
 
@@ -68,7 +68,7 @@ def _tokens(
     columns = {"partner": packed(_deltas(partners[0]))}
     for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
         names = [token[:SHOWN_BYTES] for token in table.named_tokens]
-        if side == "teacher":  # tokens with the student's bytes are already on the page
+        if side == "teacher":  # tokens with the bytes of a student token are already on the page
             names = [token if s < 0 else b"" for token, s in zip(names, partners[1], strict=True)]
         columns[f"{side}_sizes"] = packed(np.fromiter(map(len, names), np.int64, len(names)))
         columns[f"{side}_bytes"] = packed(b"".join(names))
@@ -79,7 +79,7 @@ def _tokens(
 
 
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
-    """Pack the pieces of tokens without a partner: the number of pieces, then their ids."""
+    """Pack the pieces of tokens without a partner: the numbers of pieces, then the ids."""
     columns: PageColumns = {}
     for side, side_pair, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
         if side_pair.teacher_tokenizer is None:
@@ -110,9 +110,9 @@ def _entries(m: ProjectionMap, partner: NDArray[np.int64]) -> dict[str, NDArray[
 
 
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
-    """Return weights with three digits as integers: 900 * exponent + digits - 100.
+    """Encode weights with three digits as integers: 900 * exponent + digits - 100.
 
-    A weight is digits * 10 ** -(exponent + 2); 1.0 is 0.
+    A weight is digits * 10 ** -(exponent + 2), and 1.0 is encoded as 0.
     """
     weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # the smallest float32
     exponent = np.ceil(-np.log10(weights) - 1e-9).astype(np.int64)
@@ -123,7 +123,7 @@ def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ids ≥ −1 as folded differences to the preceding id ≥ 0; −1 becomes 0.
+    """Encode ids ≥ −1 as non-negative differences from the preceding id ≥ 0; −1 becomes 0.
 
     A difference d ≥ 0 becomes 2 * d + 1, and d < 0 becomes -2 * d.
     """

@@ -1,1 +1,1 @@
-"""Results as tables and lines on a terminal."""
+"""Print results as tables and lines on a terminal."""

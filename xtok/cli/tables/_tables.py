@@ -1,4 +1,4 @@
-"""The style of all tables, and text that is safe on a terminal."""
+"""Common style of tables, and escaping of text for terminals."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold re
 
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
-    """Yield a console; its text is written at the end, to stdout or with `write`.
+    """Yield a console whose text is written at the end, to stdout or with `write`.
 
-    Rich itself would exit with 1 for a closed pipe.
+    This also handles a closed pipe, for which Rich itself would exit with 1.
     """
     console = Console(file=result_stream(), highlight=False)
     with console.capture() as captured:
@@ -44,7 +44,7 @@ def print_all(
 
 
 _PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)
-"""Spaces at the end of lines; Rich pads captions."""
+"""Spaces at the end of lines, which Rich adds to captions."""
 
 
 def new_table(
@@ -53,7 +53,7 @@ def new_table(
     right: Collection[int] = (),
     caption: str | None = None,
 ) -> Table:
-    """Return a table; `right` lists the columns of numbers."""
+    """Return an empty table. `right` lists the columns with numbers."""
     shown = caption and Text(printable_lines(caption), "table.caption")
     table = Table(caption=shown, caption_justify="left")
     for number, header in enumerate(map(cell, headers)):
@@ -64,25 +64,25 @@ def new_table(
 
 
 def weight(value: float, digits: int = 4) -> str:
-    """Format a weight; a small positive weight does not become 0. The report's page sets digits."""
+    """Format a weight so that a small positive weight is not printed as 0."""
     least = 10.0**-digits
     return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
 
 
 def with_interval(interval: Interval) -> str:
-    """Format a figure with half of its interval."""
+    """Format a value with half the width of its confidence interval."""
     if interval.low is None or interval.high is None:
         return f"{interval.value:.3f}"
     return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
 
 
 def visible(token: str) -> str:
-    """Return an escaped token with visible spaces; combining characters get a base `◌`."""
+    """Escape a token, with visible spaces and the base `◌` before combining characters."""
     first = token[:1]
     joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
     return ("◌" if joins else "") + token.replace(" ", "␣")
 
 
 def cell(value: str) -> Text:
-    """Return a cell's text with markup and control characters escaped."""
+    """Escape markup and control characters in a cell's text."""
     return Text(printable_lines(value))

@@ -1,4 +1,4 @@
-"""An alignment on a terminal: both rows of tokens above each other, chunk by chunk."""
+"""Print an alignment: both rows of tokens above each other, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import TextAlignment
 
 _COLOURS = ("cyan", "green", "magenta", "blue")
-_BETWEEN = "¦"  # between the tokens of one chunk
-_AROUND = "│"  # between chunks
+_BETWEEN = "¦"  # separator between the tokens of one chunk
+_AROUND = "│"  # separator between chunks
 _WIDTH = 1 + max(map(len, SIDES))
 
 
@@ -29,13 +29,13 @@ _KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
 class Chunk(NamedTuple):
     """The ids and escaped tokens of a chunk, or a single token outside all chunks."""
 
-    kind: str  # `same`: one token each; `split`; `different`: unequal bytes; `alone`
+    kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
     student: Sequence[tuple[int, str]]
     teacher: Sequence[tuple[int, str]]
 
 
 class _ChunkBlock(NamedTuple):
-    lines: tuple[str, str, str]  # the student's, the teacher's, and a mark
+    lines: tuple[str, str, str]  # student's text, teacher's text, and mark
     style: str
 
     @property
@@ -70,14 +70,14 @@ def _statistics(alignment: TextAlignment) -> list[str]:
         f"{plural(total, 'student token')} ({alignment.student}), "
         f"{plural(len(alignment.teacher_tokens), 'teacher token')} ({alignment.teacher})",
         f"{plural(chunks, 'chunk')}, {alignment.num_correct:,} of them correct, "
-        f"{alignment.num_one_to_one:,} of one token on each side",
-        f"{percent(correct / max(1, total), 2)} of the student tokens in correct chunks; in none: "
+        f"{alignment.num_one_to_one:,} with one token on each side",
+        f"{percent(correct / max(1, total), 2)} of the student tokens in correct chunks; without: "
         f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",
     ]
 
 
 def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
-    """Yield the chunks of an alignment and the tokens outside of chunks, in order."""
+    """Yield the chunks of an alignment and the tokens outside chunks, in order."""
     student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
     teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
     s_done = t_done = 0
@@ -120,7 +120,7 @@ def _wrap(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBloc
 
 
 def _isolate(token: str) -> str:
-    """Return an escaped token; right-to-left text is isolated so that it stays in its cell."""
+    """Escape a token, and isolate right-to-left text so that it stays in its cell."""
     token = visible(token)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
         return f"\u2068{token}\u2069"

@@ -1,4 +1,4 @@
-"""`inspect` as tables that fit 80 columns: the tables of event maps and spelling maps are here."""
+"""Tables of `inspect` for event maps and spelling maps, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _explanation(result: Explanation[Any]) -> Iterable[RenderableType]:
 
 
 def _events(d: EventDescription) -> Iterator[Table]:
-    """Show the sides of an event map, the number of its events, and the largest events."""
+    """Print the sides of an event map, the number of events, and the largest events."""
     rows = [(label, show(d.student), show(d.teacher)) for label, show in maps.SIDE_ROWS.items()]
-    rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} of one token each side"))
+    rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} with one token on each side"))
     if d.rest is not None:
         rest = (f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens")
         rows.append(("without a partner", *rest))
@@ -52,7 +52,7 @@ def _events(d: EventDescription) -> Iterator[Table]:
 
 
 def _token_events(rows: Sequence[EventOfToken]) -> Iterator[Table]:
-    """Show the event of each token, its link, and the tokens that share it."""
+    """Print the event of each token, the token's link, and the other tokens of the event."""
     limit = 10 if len(rows) == 1 else 3
     lines = []
     for row in rows:
@@ -74,7 +74,7 @@ def _tokens(event: Event, limit: int = 10) -> tuple[str, str]:
 
 
 def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
-    """Show the spelling of each token."""
+    """Print the spelling of each token."""
     rows = []
     for token in tokens:
         pieces = " ".join(map(quoted, token.pieces)) or f"({token.left_out})"
@@ -83,7 +83,7 @@ def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 
 
 def _spellings(d: SpellingDescription) -> Iterator[Table]:
-    """Show the numbers of shared, spelled and left-out tokens on each side."""
+    """Print the numbers of shared, spelled and omitted tokens on each side."""
     rows = [[label, show(d.student), show(d.teacher)] for label, show in maps.SIDE_ROWS.items()]
     rows += [[label, *(f"{n:,}" for n in counts)] for label, counts in _spelling_counts(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)
@@ -109,4 +109,4 @@ _TABLES: Mapping[str, Callable[[Any], Iterable[RenderableType]]] = {
     "EventDescription": _events,
     "SpellingDescription": _spellings,
 }
-"""By name, because importing the types takes longer than a command that does not need them."""
+"""Printers by type name, because importing the types takes longer than most commands."""

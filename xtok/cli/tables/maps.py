@@ -1,4 +1,4 @@
-"""`inspect` and `verify` as tables that fit 80 columns."""
+"""Tables of `inspect` and `verify`, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def description(d: Description) -> Iterator[RenderableType]:
-    """Show the sides of a map, its rows and columns, and examples."""
+    """Print the sides of a map, its rows and columns, and examples."""
     yield from (_sides(d), _kinds(d), _columns(d))
     if d.coverage is not None:
         yield _classes(d.coverage)
@@ -32,7 +32,7 @@ def description(d: Description) -> Iterator[RenderableType]:
 
 
 def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
-    """Show one row in full, and several rows as lines of a table that fits one screen."""
+    """Print one row in full, or several rows as lines of a table that fits one screen."""
     rows, matching = explanation.rows, explanation.rows_matching
     if len(rows) == 1 and matching is None:
         yield _row_details(rows[0])
@@ -47,7 +47,7 @@ def print_examples(rows: Sequence[ExplainedRow]) -> None:
 
 
 _MOST_STEPS = 10
-_MOST_ENTRIES = 4  # of a row among others, so that five rows fit one screen
+_MOST_ENTRIES = 4  # maximum lines per row, so that five rows fit one screen
 
 
 def _sides(d: Description) -> Table:
@@ -90,8 +90,8 @@ def _classes(coverage: Sequence[ClassCoverage]) -> Table:
         rows.append((class_label(c.token_class), *cells))
     heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
     caption = (
-        "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
-        "tokens that no row leads to"
+        "entries: per non-empty row, without slots; slot: weight on slots; unused: teacher "
+        "tokens that occur in no row"
     )
     return new_table(*heads, rows=rows, right=range(1, 7), caption=caption)
 
@@ -123,8 +123,8 @@ def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Tab
     caption = None
     if matching is not None:
         caption = (
-            f"{len(rows):,} of {plural(matching, 'row')}; first those with the least weight on "
-            "their heaviest entry"
+            f"{len(rows):,} of {plural(matching, 'row')}, sorted by the weight of the heaviest "
+            "entry (lowest first)"
         )
     return new_table("token", "id", "kind", "entries", rows=rows, right=(1,), caption=caption)
 
@@ -155,11 +155,11 @@ def _pieces(pieces: Sequence[str]) -> str:
 
 
 def comparison(c: Comparison) -> Iterator[Table]:
-    """Show the number of rows that differ, and examples."""
+    """Print the number of rows that differ, and examples."""
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,
-        "rows with another heaviest entry": c.rows_of_other_top,
+        "rows with a different heaviest entry": c.rows_of_other_top,
     }
     shares = [(label, f"{n:,} ({percent(n / max(1, c.rows))})") for label, n in counts.items()]
     mean = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
@@ -181,7 +181,7 @@ def _weights(entries: Sequence[tuple[str, float]]) -> str:
 
 
 def print_verification(verification: Verification) -> None:
-    """Print a line per check, and a summary."""
+    """Print one line per check, and a summary."""
     widest = max(len(check.name) for check in verification.checks)
     failed = f"failed: {', '.join(verification.failed)}"
     with printing() as console:
@@ -191,5 +191,5 @@ def print_verification(verification: Verification) -> None:
             line.append(check.name.ljust(widest + 2))
             line.append_text(cell(check.message))
             console.print(line, soft_wrap=True)
-        summary = failed if verification.failed else "every check holds"
+        summary = failed if verification.failed else "all checks passed"
         console.print(cell(f"{verification.path}: {summary}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`evaluate` as tables that fit 80 columns."""
+"""Tables of `evaluate`, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 
 _MAPS = (
-    "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): for "
-    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's map, without a slot; floor: the best "
-    "map for this text. Closed: share of the gap from the recipe to the floor."
+    "cross-entropy in nats, ± half of its 95 % interval; at starts (shared token boundaries) for "
+    "gold and H-KL, over chunks for P-KL. recipe: X-Token's map without slots. floor: the best map "
+    "for this text. closed: position between recipe (0 %) and floor (100 %)."
 )
 
 _EVENTS = (
-    "leak: share of the shared boundaries where the tokens are in different events. Student, "
-    "teacher: entropy of the tokens and of the events there, in bits. Kept: the smaller entropy of "
-    "the events, as a share of the smaller entropy of the tokens."
+    "leak: share of the shared boundaries where the tokens are in different events. student, "
+    "teacher: entropy of the tokens and of the events there, in bits. kept: the smaller event "
+    "entropy, divided by the smaller token entropy."
 )
 
 
@@ -83,7 +83,7 @@ def _map_rows(
         for m in measures
     }
     for label in ("recipe", "floor"):
-        numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
+        numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # several if the cuts differ
         for number, views in losses.items():
             values = tuple(f"{getattr(view, label):.3f}" for view in views)
             numbers_by_cells.setdefault(values, []).append(number)
@@ -114,7 +114,7 @@ def _measured_place(evaluation: Evaluation) -> str:
 
 
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
-    """Return the table by class of token, with a column for each of at most four maps."""
+    """Return the table by token class, with one column per map (at most four)."""
     if evaluation.event_measures:
         show: Callable[[float], str] = partial(percent, digits=2)
         measure, reference = "leak", "shared"
@@ -126,7 +126,7 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     names = list(numbers)[:4]
     by_map = [[c for c in evaluation.classes if c.name == n] for n in names]
     references = {tuple(c.reference for c in classes) for classes in by_map}
-    if len(references) > 1:  # the maps are cut to different sizes
+    if len(references) > 1:  # the maps have different cuts
         reference += f" of {numbers[names[0]]}"
     rows = []
     for group in zip(*by_map, strict=True):

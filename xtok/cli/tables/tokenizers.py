@@ -1,4 +1,4 @@
-"""`doctor`, with its check of a server, `transplant` and `vocab` as tables of 80 columns."""
+"""Tables of `doctor`, `transplant` and `vocab`, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CACHING = {True: "on", False: "off", None: "unknown"}
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, a table per tokenizer, and the recommendations for a pair."""
+    """Print the verdict, one table per tokenizer, and recommendations for a pair."""
     with printing() as console:
         console.print(cell(diagnosis.summary))
         for side in diagnosis.tokenizers:
@@ -81,8 +81,8 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
 
 def _on_text(text: TextFacts) -> Table:
     caption = (
-        "Uncertainty: conditional entropy of the other side's token at a shared boundary, the "
-        "least that a map in this direction can reach. Leak: share of boundaries with different "
+        "uncertainty: conditional entropy of the other side's token at a shared boundary, which is "
+        "the minimum for a map in this direction. leak: share of boundaries with different "
         "events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in short_text_notes(text.num_bytes))
     )
@@ -100,7 +100,7 @@ def _on_text(text: TextFacts) -> Table:
 
 
 def print_server(report: ServerReport) -> None:
-    """Print the facts about a server, and the change for each problem."""
+    """Print the facts about a server, and a fix for each problem."""
     tokenizer = {"": "equal", None: "not compared"}.get(report.tokenizer_difference, "different")
     facts = [
         ("server", f"{_SERVERS[report.kind]} {report.version or ''}".strip()),
@@ -120,7 +120,7 @@ def print_server(report: ServerReport) -> None:
 
 
 def print_transplant(result: Transplant) -> None:
-    """Print the origin of the new rows, and both models' bits per byte."""
+    """Print the number of new rows by origin, and both models' bits per byte."""
     counts = {
         "copied, tokens of both tokenizers": result.copied,
         "copied, special tokens by role": result.roles,
@@ -137,7 +137,7 @@ def print_transplant(result: Transplant) -> None:
 
 
 def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
-    """Print tokens; `names` returns a teacher token by id."""
+    """Print tokens. `names` returns the name of a teacher token by id."""
     counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in table.types.items())
     heads = ["id", "bytes", "length", "type", "name", "roles"]
     rows = []

@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """A chat template with the constants of its file."""
+    """A chat template, with the constants in its file."""
 
     name: str
-    template: str  # Jinja
+    template: str  # Jinja source
     roles: Mapping[str, str]  # supported roles, with their names in the format
-    needs: Sequence[str] = ()  # required control or added tokens
+    needs: Sequence[str] = ()  # control or added tokens that the format requires
     pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
-    image_placeholders: Sequence[str] = ("<image>",)  # not allowed in answers
+    image_placeholders: Sequence[str] = ("<image>",)  # placeholders that answers must not contain
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
         """Return the format's own variables.
 
-        `space` is " " for SentencePiece vocabularies with byte tokens, which add a leading space.
+        `space` is " " for SentencePiece vocabularies with byte tokens, because they add a leading
+        space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the padding id.
+        """Return the padding id for this format.
 
         Raises:
             XtokError: if the vocabulary has no padding token.
@@ -101,4 +102,4 @@ def _load(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {name: _load(name) for name in sorted((*_FILES, *_ALIASES))}
-"""The formats by file name, and by Megatron-LM's names."""
+"""The formats by file name, and by Megatron-LM's name."""

@@ -1,1 +1,1 @@
-"""Formats of top-k predictions in files and responses, independent of the student."""
+"""Read and write formats of top-k predictions in files and responses."""

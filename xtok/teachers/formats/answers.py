@@ -1,4 +1,4 @@
-"""Stored responses of vLLM and SGLang: JSON lines, each with one response or a list of them."""
+"""Read stored responses of vLLM and SGLang: JSON lines with one response or a list each."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ FIELDS = (
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
     *("meta_info", "output_ids", *PER_TOKEN),
 )
-"""Fields of a response that are not columns."""
+"""Fields of a response that are not copied as columns."""
 
 FORMATS = (
-    "give Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
-    "(input_ids, token_ids, top_values), or JSON lines of responses of vLLM (prompt_logprobs) or "
+    "use Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
+    "(input_ids, token_ids, top_values), or JSON lines with responses of vLLM (prompt_logprobs) or "
     "SGLang (meta_info)"
 )
-"""Hint of errors: the supported formats."""
+"""Hint that lists the supported formats."""
 
 _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
 def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
-    """Detect the format from the first line. The second value names `project` as the source.
+    """Detect the format from the first line; also return whether `project` wrote the file.
 
     Raises:
         XtokError: if the file is empty, or not in the format of vLLM or SGLang.
@@ -58,7 +58,7 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
 
 
 def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tuple[Documents, int]]:
-    """Read a shard, like `read_cache`.
+    """Read a shard in the same way as `read_cache`.
 
     Yields:
         documents, and their approximate size on disk in bytes.
@@ -87,7 +87,7 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
 
 
 def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
-    """Yield a line's responses, one per choice: a line holds one response, or a list."""
+    """Yield the responses in a line, one per choice. A line contains one response or a list."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
             raise cache_error(location, f"{json.dumps(item)} is not a response", _RETRY_HINT)
@@ -102,7 +102,7 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
 def _choice_answer(
     value: Mapping[str, Any], choice: Mapping[str, Any], number: int, *, is_only: bool
 ) -> dict[str, Any]:
-    """Merge a choice with the fields that all choices of a response share."""
+    """Merge a choice with the common fields of its response."""
     answer = {name: v for name, v in value.items() if name != "choices"}
     answer |= {name: v for name, v in choice.items() if name in FIELDS}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
@@ -132,7 +132,7 @@ def _columns(
 ) -> dict[str, str | None]:
     """Return the other fields as strings, so that all rows have the same schema."""
     other_fields = {name: value for name, value in answer.items() if name not in FIELDS}
-    if kind == "sglang":  # its text is the generated text
+    if kind == "sglang":  # `text` is the generated text
         other_fields.pop("text", None)
         if isinstance(answer.get("prompt"), str):
             other_fields["text"] = answer["prompt"]
@@ -148,7 +148,7 @@ def _columns(
 def _mask(
     answer: Mapping[str, Any], num_tokens: int, location: LineOffset
 ) -> NDArray[np.bool_] | None:
-    """Return the training targets: from `loss_mask`, otherwise from `labels`, if present."""
+    """Return the training targets from `loss_mask` or `labels`, if present."""
     name = "labels" if answer.get("loss_mask") is None else "loss_mask"
     stored = answer.get(name)
     if stored is None:
@@ -164,7 +164,7 @@ def _mask(
 
 
 def _join(answers: Sequence[Documents]) -> Documents:
-    """Join documents; their columns are strings, and become arrays."""
+    """Concatenate documents. Their columns are strings, and become arrays."""
     locations = [name for answer in answers for name in answer.locations]
     arrow = need("pyarrow", locations[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))

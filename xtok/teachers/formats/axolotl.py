@@ -1,4 +1,4 @@
-"""axolotl's prepared columns, for output only: row i predicts token i + 1."""
+"""Write axolotl's prepared columns, in which row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xtok.teachers.formats.documents import Documents
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
-    Values are renormalized over the candidates. Rows are padded with an id of negligible
+    Values are renormalized over the candidates. Rows are padded with an id that has a negligible
     probability, because axolotl's loss includes padding in the student's normalizer.
     """
     import pyarrow

@@ -1,4 +1,4 @@
-"""Caches of predictions: format detection, reading and validation."""
+"""Open, read and validate caches of predictions in all formats."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _FOOTER = {
     "normalized": ("false", "topk"),
     "temperature": ("1", "1.0"),
 }
-"""Supported values of optional footer keys."""
+"""Supported values for optional keys of the footer."""
 
 _FOOTER_HINT = "correct or remove the footer"
 
 _FIRST_ROWS_HINT = "put this row first, or declare normalized=false in the footer"
 
 _CACHES_HINT = (
-    "pass files of top-k log-probabilities (Parquet, or responses of a server as JSON lines), or a "
-    "glob in quotes: 'cache/*.parquet'"
+    "pass files with top-k log-probabilities (Parquet, or responses of a server as JSON lines), or "
+    "a quoted glob such as 'cache/*.parquet'"
 )
 
 
@@ -67,7 +67,7 @@ def find_caches(
     for path in paths:
         if target.exists() and path.samefile(target):
             raise OutputError(f"the output {target} is an input", hint="choose a different path")
-    need("pyarrow", target)  # for the parts
+    need("pyarrow", target)  # folder for the parts
     return paths, target
 
 
@@ -79,7 +79,7 @@ class Cache:
     kind: CacheKind
     footer: Mapping[str, Any] = field(default_factory=dict)
     config: distillkit.Compression | None = None
-    looks_renormalized: bool = False  # according to the first rows; for files without a footer
+    looks_renormalized: bool = False  # judged by the first rows, for files without a footer
 
     @property
     def renormalized(self) -> bool:
@@ -88,7 +88,7 @@ class Cache:
 
     @property
     def is_projected(self) -> bool:
-        """Whether `project` wrote it."""
+        """Whether `project` wrote the cache."""
         return bool(self.footer.get("source") == PROJECTED)
 
     @property
@@ -98,14 +98,14 @@ class Cache:
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        """Row groups or ranges of lines."""
+        """The shards of the file: row groups or ranges of lines."""
         return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
         """Validate documents of this cache, also against its metadata.
 
         Raises:
-            XtokError: as `check_predictions` does, or if the footer or DistillKit's config
+            XtokError: as in `check_predictions`; also if the footer or DistillKit's config
                 contradicts the rows or the vocabulary.
         """
         rows = check_predictions(
@@ -128,7 +128,7 @@ class Cache:
             if width is None:
                 continue
             _require(rows, largest >= width, "it has the id {}", largest, f"{name}={width}")
-            if width < size - 1:  # DistillKit writes the largest id of a vocabulary with gaps
+            if width < size - 1:  # if a vocabulary has gaps, DistillKit writes its largest id
                 problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
                 raise cache_error(self.path, problem, "pass the model that made these ids")
         if self.looks_renormalized or (self.renormalized and not self.is_projected):
@@ -192,7 +192,7 @@ def _check_footer(path: Path, kind: CacheKind, footer: Mapping[str, str]) -> Non
     for key, values in expected.items():
         if footer.get(key, values[0]) not in values:
             problem = f"its footer has {key}={footer[key]}, expected {' or '.join(values)}"
-            raise cache_error(path, problem, "write the cache as this version of xtok does")
+            raise cache_error(path, problem, "write the cache with this version of xtok")
 
 
 def _detect_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
@@ -215,7 +215,7 @@ def read_cache(
     The blocks depend only on the file and the number of candidates.
 
     Yields:
-        Rows with about `candidates` candidates, and approximately their bytes on disk.
+        rows with about `candidates` candidates, and their approximate size on disk in bytes.
 
     Raises:
         XtokError: if the file is damaged, or does not match its format.

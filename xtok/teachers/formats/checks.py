@@ -1,4 +1,4 @@
-"""Validation of stored predictions against a vocabulary."""
+"""Validate stored predictions against a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _MIN_ROWS = 32
-"""Minimum number of rows that sum to 1 to detect renormalized values."""
+"""Minimum number of rows with a sum of 1 for detecting renormalized values."""
 
 _DECIMALS = 1e-4
 """Maximum distance of a sum from 1 after rounding to four decimals."""
@@ -24,14 +24,14 @@ def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Return whether rows look renormalized: their sums scatter around 1, within rounding.
+    """Whether rows look renormalized, because their sums equal 1 within rounding.
 
-    Rows of the whole vocabulary and rows with a rest do not count.
+    Rows with the whole vocabulary and rows with a rest are ignored.
     """
     has_rest = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     topk = without_padding(topk)
     bits = topk.logprobs.view(np.int32)
-    # [nnz], bfloat16 and float16 leave the last 16 and 13 bits of a float32 empty
+    # [nnz], values from bfloat16 or float16: the last 16 or 13 bits of the float32 are 0
     errors = np.select([bits & 0xFFFF == 0, bits & 0x1FFF == 0], [RELATIVE_ROUNDING, 2.0**-11])
     errors *= np.exp(topk.logprobs) * np.abs(topk.logprobs)
     limits = _DECIMALS + np.bincount(segment_ids(topk.starts), errors, len(has_rest))
@@ -64,11 +64,11 @@ def check_predictions(
 ) -> Documents:
     """Validate predictions with `checked`, after removing padding at the ends of documents.
 
-    If the pad token is also the bos or an end-of-text token, the one next to the text is kept. With
-    `renormalized`, the rest is unknown, except in rows of the whole vocabulary.
+    If the pad token is also the bos or an end-of-text token, the pad token next to the text is
+    kept. With `renormalized`, the rest is unknown, except in rows with the whole vocabulary.
 
     Raises:
-        XtokError: for an id outside the vocabulary, or a violation that `checked` finds.
+        XtokError: if an id is outside the vocabulary, or `checked` finds a violation.
     """
     documents = documents.at_tokens(~_is_padding(documents.topk, vocabulary))
     topk, table = documents.topk, vocabulary.table

@@ -1,4 +1,4 @@
-"""Columns of Parquet files, for all formats of predictions."""
+"""Read and write columns of Parquet files, for all formats of predictions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, l
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
-"""Padding for readers that require rows of fixed width, and turn −inf into NaN."""
+"""Padding value for readers that require rows of fixed width and convert −inf to NaN."""
 
 CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
     *PER_TOKEN,
 )
-"""Columns that are computed for the student, never copied from the teacher."""
+"""Columns that are computed for the student, and never copied from the teacher."""
 
 
 class CacheColumns:
-    """A record batch of documents with list columns. Only types and lengths are checked.
+    """A record batch of documents with list columns, of which only types and lengths are checked.
 
     Attributes:
         bounds: int64 `[documents + 1]`.
@@ -32,7 +32,7 @@ class CacheColumns:
 
     Args:
         batch: a pyarrow record batch.
-        locations: file and row of each document, for errors; row numbers by default.
+        locations: the file and row of each document, for errors. Default: row numbers.
     """
 
     def __init__(self, batch: Any, locations: Sequence[object] = ()) -> None:
@@ -48,7 +48,7 @@ class CacheColumns:
     ) -> tuple[list[Bounds], NDArray[Any]]:
         """Return the bounds of a column's nested lists, the outermost first, and their flat values.
 
-        The depth is 1 for a value per token, 2 for a list per token.
+        The depth is 1 for one value per token, and 2 for one list per token.
 
         Raises:
             XtokError: if the column has a different type or depth, and as in `flat_numbers`.
@@ -67,9 +67,9 @@ class CacheColumns:
         return levels, flat_numbers(array, name, dtype, self.locations, levels, optional=optional)
 
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
-        """Return an optional column with a value per token, or None.
+        """Return an optional column with one value per token, or None.
 
-        With `absent`, the column may be null in some documents, which then have this value.
+        With `absent`, documents in which the column is null get this value.
         """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
@@ -96,7 +96,7 @@ class CacheColumns:
     def check_lengths(
         self, ours: Sequence[Bounds], others: Sequence[Bounds], names: tuple[str, str]
     ) -> None:
-        """Raise an error if lists of two columns differ in length, the outermost first."""
+        """Raise an error if the lists of two columns have different lengths."""
         for depth, (a, b) in enumerate(zip(ours, others, strict=True)):
             sizes = np.stack([np.diff(a), np.diff(b)])
             differs = np.flatnonzero(sizes[0] != sizes[1])
@@ -144,7 +144,7 @@ class StudentSide(NamedTuple):
 
     model: str
     width: int  # K
-    pad_id: int  # id of negligible probability, for padding
+    pad_id: int  # id with negligible probability, for padding
 
 
 def next_tokens(
@@ -162,7 +162,7 @@ def next_tokens(
 
 
 def list_array(bounds: NDArray[np.int64], values: Any) -> Any:
-    """Return a pyarrow list array with these bounds. A matrix becomes lists of its rows."""
+    """Return a pyarrow list array with these bounds. A matrix becomes nested lists."""
     import pyarrow
 
     if isinstance(values, np.ndarray) and values.ndim == 2:

@@ -1,4 +1,4 @@
-"""DistillKit's Parquet (commit a61c2e7), compressed or plain: row i predicts token i + 1."""
+"""Read and write DistillKit's Parquet (commit a61c2e7), in which row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
     ("input_ids", "token_ids", "top_values"),
 )
-"""Columns that identify the format: compressed and plain rows."""
+"""Columns that identify compressed rows and plain rows."""
 
 CONFIG = "compression_config.yaml"
 
 _FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
-_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # integers are powers
+_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # integers are powers of x
 _MAX_POWER = 16
 _AGAIN_HINT = "create or download the cache again, with its compression_config.yaml"
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
-"""Rows of bytes: their bounds, and the bytes."""
+"""Bounds of byte rows, and their bytes."""
 
 
 def read(
@@ -40,8 +40,8 @@ def read(
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 
-    Rows have one width, padded with −inf or large negative values. Labels written by `table` refer
-    to rows, not tokens.
+    All rows have the same width, padded with −inf or large negative values. Labels that `table`
+    wrote refer to rows, not to tokens.
 
     Raises:
         XtokError: if a document with N tokens does not have N − 1 rows, or their width differs from
@@ -55,7 +55,7 @@ def read(
         packed, values = (columns.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
         columns.check_lengths([rows], values[0][:1], names)
-        assert config is not None  # `open_cache` requires it
+        assert config is not None  # `open_cache` guarantees it
         bounded = [(bounds[1], data) for bounds, data in (packed, values)]
         matrix, matrix_logprobs = decompressed_rows(bounded[0], bounded[1], config, locations[0])
         starts = np.arange(len(matrix) + 1) * matrix.shape[1]
@@ -69,7 +69,7 @@ def read(
         problem = f"its rows have {widest} candidates, but {CONFIG} has k: {config.k}"
         raise cache_error(locations[0], problem, _AGAIN_HINT)
     position = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
-    row = np.repeat(rows[:-1], lengths) + position - 1  # token i takes row i − 1 of its document
+    row = np.repeat(rows[:-1], lengths) + position - 1  # token i has row i − 1 of its document
     row[position == 0] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
@@ -81,7 +81,7 @@ def read(
 
 
 def table(documents: Documents, target: StudentSide) -> Any:
-    """Return plain columns, with one row less than tokens.
+    """Return plain columns, with one row less than there are tokens.
 
     `labels[i]` masks row i, not token i, because DistillKit's trainer uses it this way.
     """
@@ -103,7 +103,7 @@ def table(documents: Documents, target: StudentSide) -> Any:
 
 
 class Bin(NamedTuple):
-    """Residuals of some candidates: a scale, and multiples of it in a few bits."""
+    """Residuals of some candidates, stored as a scale and multiples of it in a few bits."""
 
     scale_dtype: str
     element_bits: int
@@ -121,12 +121,12 @@ class Compression(NamedTuple):
     term_dtype: str = "float32"
     residual_bins: Sequence[Bin] = ()
     delta_encoding: bool = True
-    error_diffusion: bool = False  # irrelevant for reading
+    error_diffusion: bool = False  # not used for reading
     normalize_t: bool = False
 
 
 def is_plain(names: Sequence[str]) -> bool:
-    """Return whether these columns contain plain rows."""
+    """Whether these columns contain plain rows."""
     return {"token_ids", "top_values"} <= {*names}
 
 
@@ -150,7 +150,7 @@ def read_compression(path: Path, names: Sequence[str]) -> Compression | None:
 
 def _compression(**fields: Any) -> Compression:
     if not {"d", "k", "exact_k"} <= fields.keys():
-        raise ValueError("d, k or exact_k is missing")
+        raise ValueError("the key d, k or exact_k is missing")
     fields["residual_bins"] = [Bin(**values) for values in fields.get("residual_bins") or ()]
     fields["polynomial_terms"] = list(fields.get("polynomial_terms") or ())
     config = Compression(**fields)
@@ -161,7 +161,7 @@ def _compression(**fields: Any) -> Compression:
 
 
 def _rules(config: Compression) -> list[tuple[object, str]]:
-    """Return conditions, and the problem if one does not hold. Wrong types are a `TypeError`."""
+    """Yield conditions for a config, each with the problem if it does not hold."""
     d, k, exact_k, exact_dtype, terms, term_dtype, bins, *flags = config
     powers = [term for term in terms if not isinstance(term, str)]
     dtypes = {exact_dtype, term_dtype, *(bin_.scale_dtype for bin_ in bins)}
@@ -190,11 +190,11 @@ def config_for(vocab_size: int, width: int) -> str:
 def decompressed_rows(
     ids: Packed, logprobs: Packed, config: Compression, location: object
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return ids and log-probabilities `[rows, k]`, like `LogprobCompressor`.
+    """Return the decompressed ids and log-probabilities `[rows, k]`, like `LogprobCompressor`.
 
-    A row contains `exact_k` exact values, the coefficients of a polynomial for the others, and
-    their residuals in a few bits. Approximate values that sum to more than 1 are divided by the
-    sum.
+    A row contains `exact_k` exact values, the coefficients of a polynomial for the other values,
+    and their residuals in a few bits. If the approximate probabilities sum to more than 1, they are
+    divided by the sum.
 
     Raises:
         XtokError: if the length of rows does not match the config, at `location`.
@@ -208,7 +208,7 @@ def decompressed_rows(
     candidates = packed.integers(k, bits).astype(np.int32)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are errors later
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are reported later
         if config.polynomial_terms:
             others = k - exact_k
             t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))

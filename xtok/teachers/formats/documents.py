@@ -1,4 +1,4 @@
-"""Documents of a cache: predictions and other columns, and their locations for errors."""
+"""Documents of a cache: predictions, other columns, and locations for errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns with a value per token. The student's are computed, never copied."""
+"""Columns with one value per token, which are computed for the student, and never copied."""
 
 PROJECTED = "xtok project"
-"""Source of predictions that `project` wrote."""
+"""Value that marks predictions from `project`."""
 
 AGAIN_HINT = "create or download the cache again"
 
@@ -29,13 +29,13 @@ class Documents(NamedTuple):
     """A block of documents: predictions, and the documents' other columns."""
 
     topk: TopK
-    columns: dict[str, Any]  # pyarrow arrays, a value per document
-    locations: Sequence[object]  # file and row of each document, for errors
-    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; all if None
+    columns: dict[str, Any]  # pyarrow arrays with one value per document
+    locations: Sequence[object]  # file and row of each document for errors
+    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; None means all tokens
 
     @property
     def targets(self) -> NDArray[np.bool_]:
-        """The mask of training targets; without a loss mask, all tokens."""
+        """Mask of training targets. Without a loss mask, all tokens are targets."""
         mask = self.loss_mask
         return np.ones(len(self.topk.token_ids), np.bool_) if mask is None else mask
 
@@ -44,9 +44,10 @@ class Documents(NamedTuple):
         return locate(index, self.locations, [self.topk.bounds])
 
     def at_tokens(self, is_token: NDArray[np.bool_]) -> Documents:
-        """Remove all other tokens, which are padding, bool `[N]`.
+        """Keep only the tokens of a mask, bool `[N]`; the other tokens are padding.
 
-        A prediction from padding alone is removed as well, because its token becomes the first.
+        A prediction that is based only on padding is also removed, because its token becomes the
+        first token.
         """
         if is_token.all():
             return self

@@ -1,4 +1,4 @@
-"""Values of predictions from Parquet and JSON, checked for their types and ranges."""
+"""Convert values of predictions from Parquet and JSON, and check their types and ranges."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from xtok.teachers.formats.documents import cache_error, locate
 from xtok.tokenizers.display import shorten
 
 Bounds = NDArray[np.int64]
-"""Starts of lists within their flat values, and the end of the last list."""
+"""Start of each list in the flat values, and the end of the last list."""
 
 JsonRow = Sequence[tuple[Any, Any]]
-"""Candidates of a token in JSON: ids and log-probabilities."""
+"""Candidates of a token in JSON: pairs of id and log-probability."""
 
-_WORDS = {np.float32: "numbers", np.bool_: "booleans"}  # integers otherwise
+_WORDS = {np.float32: "numbers", np.bool_: "booleans"}  # other types are integers
 _JSON_TYPES = {np.float32: {int, float}, np.bool_: {int, bool}}
 
 
 def json_document(
     token_ids: Any, rows: Sequence[JsonRow], location: object, hint: str, own: Sequence[Any] = ()
 ) -> TopK:
-    """Return a document's predictions from the rows of a response, where null stands for −∞.
+    """Convert the rows of a response to a document's predictions. In the rows, null means −∞.
 
     `own` contains the realized log-probabilities if the format stores them separately.
 
     Raises:
-        XtokError: as in `json_numbers`, or if the numbers of ids and rows differ; `hint` is for
-            missing ids.
+        XtokError: as in `json_numbers`; also if the numbers of ids and rows differ. `hint` is the
+            hint if ids are missing.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -59,7 +59,7 @@ def json_document(
 def json_numbers(
     values: Sequence[Any], name: str, dtype: type, location: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
-    """Convert a flat list from JSON to a NumPy type without loss, like `flat_numbers`."""
+    """Convert a flat JSON list to a NumPy type without loss, like `flat_numbers`."""
     types = {*map(type, values)} - _JSON_TYPES.get(dtype, {int})
     if types:
         index = next(n for n, value in enumerate(values) if type(value) in types)
@@ -83,12 +83,12 @@ def flat_numbers(
 ) -> NDArray[Any]:
     """Convert a pyarrow array to a NumPy type without loss.
 
-    Types are int32, int64, uint8, float32, and bool, which also accepts 0 and 1. `bounds`
-    contains the bounds of the documents, then of the lists within; they locate errors. With
+    The types are int32, int64, uint8, float32 and bool, which also accepts 0 and 1. `bounds`
+    contains the bounds of the documents, then of the nested lists, for locating errors. With
     `optional`, null becomes NaN.
 
     Raises:
-        XtokError: for a different type, null, or values outside the range.
+        XtokError: if the type is different, or a value is null or out of range.
     """
     import pyarrow
 
@@ -119,7 +119,7 @@ def _to_dtype(
             example = shorten(str(values[index]))
             problem = f"{name} contains {example}, expected {limits[0]}..{limits[1]}"
             raise cache_error(locate(index, locations, bounds), problem)
-    with np.errstate(over="ignore"):  # infinite values are errors later
+    with np.errstate(over="ignore"):  # infinite values are reported later
         return np.asarray(values.astype(dtype, copy=False))
 
 

@@ -1,4 +1,7 @@
-"""The neutral format, Parquet: row i predicts token i, and row 0 is empty."""
+"""Read and write the neutral Parquet format, in which row i predicts token i.
+
+Row 0 is empty.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from xtok.teachers.formats.columns import CacheColumns, list_array
 from xtok.teachers.formats.documents import Documents
 
 FORMAT_VERSION = 1
-"""Optional in the footer. Other versions are errors."""
+"""Version of the format. It is optional in the footer, and other versions are errors."""
 
 COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
 """Columns that identify the format."""

@@ -14,7 +14,7 @@ from xtok.predictions.topk import TopK, segment_ids
 from xtok.teachers.formats.flat_values import JsonRow, json_document
 
 MIN_REST = 2.0**-24
-"""Minimum probability of all tokens outside the candidates, so that none is impossible."""
+"""Minimum total probability of the tokens that are not candidates, so that none is impossible."""
 
 
 class RankedTopK(NamedTuple):
@@ -31,7 +31,7 @@ def ranked_topk(
     hint: str,
     own: Sequence[float | None] = (),
 ) -> RankedTopK:
-    """Build predictions from the rows of a response for these ids; see `json_document`.
+    """Build predictions for these ids from the rows of a response; see `json_document`.
 
     Raises:
         ValueError: if a token after the first has no candidates.
@@ -47,7 +47,7 @@ def ranked_topk(
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
     """Fill in missing log-probabilities of realized tokens, which trainers do not support.
 
-    A token without a value, such as −9999, gets an equal part of the rest.
+    If a token's value is missing (such as −9999), it gets an equal part of the rest.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -70,14 +70,14 @@ def ranked_entries(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return candidates in the layout of servers: the realized token, then the `top_k` best.
 
-    Short rows are filled up with the lowest other ids, each with an equal part of the rest.
+    Short rows are filled with the lowest other ids, each with an equal part of the rest.
 
     Returns:
         Ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries per row, `[S]`: 0
         for the first token, K if the realized token is one of the best, otherwise K + 1.
     """
     topk, requested = scores.topk, top_k
-    top_k = min(requested, vocab_size - 1)  # besides the realized token
+    top_k = min(requested, vocab_size - 1)  # in addition to the realized token
     count = len(topk.token_ids)
     row_ids = segment_ids(topk.starts)
     is_other = topk.ids != topk.token_ids[row_ids]
@@ -101,7 +101,7 @@ def ranked_entries(
 
 def _other_logprobs(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
-    rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # NaN in a row without candidates
+    rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # NaN in rows without candidates
     num_left = np.maximum(1, vocab_size - np.diff(topk.starts))
     return np.asarray(np.log(np.maximum(rest, MIN_REST) / num_left))
 

@@ -1,4 +1,4 @@
-"""SGLang's `input_token_logprobs` and `input_top_logprobs` (0.5): `[logprob, id, text]`."""
+"""Read and write SGLang's format (0.5), with entries `[logprob, id, text]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
 MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
-"""The change of a server that returns too few candidates."""
+"""Fix for a server that returns too few candidates."""
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
 
@@ -51,7 +51,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
 
 
 def _row(entry: Any, top: Any) -> JsonRow:
-    """Return the candidates of a token; the token itself is last unless it is among them."""
+    """Return the candidates of a token. If the token is not a candidate, it is appended."""
     row = [(i, logprob) for logprob, i, *_ in top or ()]
     return [*row, (entry[1], entry[0])] if row and entry[1] not in dict(row) else row
 
@@ -60,7 +60,7 @@ _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
 
 
 def _unflatten(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
-    """Return rows of (log-probability, id) from flat lists; leading rows may be empty."""
+    """Convert flat lists to rows of (log-probability, id). Leading rows can be empty."""
     flat = {name.replace("_flat", "").replace("_b64", ""): value for name, value in meta.items()}
     values = _as_list(flat["input_top_logprobs_val"], "<f4")
     entries = [*zip(values, _as_list(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
@@ -88,7 +88,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the response for these ids; checks types only.
+    """Read the response for these ids. Only types are checked.
 
     Raises:
         ValueError: if the response has a different format or different ids.
@@ -120,7 +120,7 @@ def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
 def response_rows(
     scores: RankedTopK, top_k: int, vocab_size: int
 ) -> list[list[tuple[float, int, None]]]:
-    """Return the `input_top_logprobs` of a response to a trainer, including the first token's."""
+    """Return the `input_top_logprobs` of a response to a trainer, including the first token."""
     all_ids, logprobs, ranks, _ = ranked_entries(scores, top_k, vocab_size)
     order = np.argsort(ranks, axis=1, kind="stable")[:, :top_k]
     ids, values = (np.take_along_axis(part, order, axis=1).tolist() for part in (all_ids, logprobs))

@@ -1,4 +1,4 @@
-"""Responses of servers as msgspec structs. `serve` needs msgspec, files do not."""
+"""Responses of servers as msgspec structs. Only `serve` requires msgspec."""
 
 from __future__ import annotations
 

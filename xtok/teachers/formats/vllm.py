@@ -1,4 +1,4 @@
-"""vLLM's `prompt_logprobs` (0.33): null, then `{"<id>": {"logprob": …, "rank": …}}`."""
+"""Read and write vLLM's format (0.33): null, then `{"<id>": {"logprob": …, "rank": …}}`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
-"""The change of a server that returns too few candidates."""
+"""Fix for a server that returns too few candidates."""
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 
@@ -29,7 +29,7 @@ _HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 fr
 def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
-    Also reads plain numbers by id, as of older servers, and flat lists (`FlatLogprobs`).
+    Also reads plain numbers by id (from older servers) and flat lists (`FlatLogprobs`).
 
     Raises:
         XtokError: if the response has a different format.
@@ -47,7 +47,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
 
 
 def _rows(stored: Any) -> Iterator[JsonRow]:
-    if isinstance(stored, dict):  # flat lists, which contain the text's own token twice
+    if isinstance(stored, dict):  # in flat lists, the text's own token can occur twice
         entries = [*zip(stored["token_ids"], stored["logprobs"], strict=True)]
         bounds = [0, *stored["end_indices"]]
         if bounds[:-1] != stored["start_indices"]:
@@ -66,11 +66,11 @@ def _id(key: str) -> int:
 
 
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
-    """Yield a JSON line per document, in the format of `/v1/completions`.
+    """Yield one JSON line per document, in the format of `/v1/completions`.
 
-    Candidates and the text's own token are in the order of their ranks. The first token's entry is
-    null; other tokens without a prediction have an empty entry. The mask is `loss_mask`. NaN and
-    infinity in other columns are null.
+    The candidates and the text's own token are sorted by rank. The entry of the first token is
+    null, and other tokens without a prediction have an empty entry. The mask is `loss_mask`. NaN
+    and infinity in other columns become null.
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
@@ -99,7 +99,7 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
 
 
 def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
-    """Return entries in the order of their ranks, with the text's own token unless it is NaN."""
+    """Return entries sorted by rank, including the text's own token unless its value is NaN."""
     if row and realized == realized and token not in row:
         row[token] = realized
         row = dict(sorted(row.items(), key=lambda entry: -entry[1]))  # last among equal values
@@ -121,7 +121,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the response for these ids; checks types only.
+    """Read the response for these ids. Only types are checked.
 
     Raises:
         ValueError: if the response has a different format or different ids.

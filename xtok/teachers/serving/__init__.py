@@ -1,4 +1,4 @@
-"""A live teacher with a different tokenizer: a server for trainers that send the student's ids."""
+"""A server that translates between trainers that send student ids and a teacher's server."""
 
 from xtok.teachers.serving.service import check_server as check_server
 from xtok.teachers.serving.service import serve as serve

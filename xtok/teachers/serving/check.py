@@ -1,4 +1,4 @@
-"""The check of a teacher's server: facts, problems, and the change for each problem."""
+"""Check a teacher's server, and report facts, problems and fixes."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from xtok.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class ServerFinding:
-    """A problem of a teacher's server, and the change that solves it."""
+    """A problem of a teacher's server, and the fix."""
 
     problem: str
-    change: str  # with the server's own option, if there is one
-    is_fatal: bool  # `serve` refuses the server
+    change: str  # the fix names the server's own option, if there is one
+    is_fatal: bool  # whether `serve` refuses the server
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerReport:
-    """The facts about a teacher's server; None for a fact that the server does not provide."""
+    """Facts about a teacher's server. Facts that the server does not provide are None."""
 
     url: str
     kind: ServerKind | None
     version: str | None
     model: str
     max_model_len: int | None
-    candidates: int  # per token of a prompt, at most 64; 0 without log-probabilities of prompts
-    tokenizer_difference: str | None  # from the teacher's tokenizer; "" if they are equal
-    logprobs_mode: str | None  # of prompts, as measured, in vLLM's words
+    candidates: int  # per prompt token, at most 64; 0 without log-probabilities of prompts
+    tokenizer_difference: str | None  # from the teacher's; "" if they are equal
+    logprobs_mode: str | None  # measured mode for prompts, in vLLM's terms
     prefix_caching: bool | None
     findings: tuple[ServerFinding, ...]
 
     @property
     def failed(self) -> bool:
-        """Whether `serve` refuses this server."""
+        """Whether `serve` would refuse this server."""
         return any(finding.is_fatal for finding in self.findings)
 
 
@@ -134,12 +134,12 @@ def _findings(
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
     """Measure whether the temperature changes the log-probabilities of a prompt."""
-    ids = [*range(min(64, (server.max_model_len or 65) - 1))]  # every vocabulary has these ids
+    ids = [*range(min(64, (server.max_model_len or 65) - 1))]  # all vocabularies have these ids
     first, second = [
         (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)
     ]
-    is_raw = bool(np.abs(first - second).mean() < 0.1)  # two equal requests differ by less
+    is_raw = bool(np.abs(first - second).mean() < 0.1)  # equal requests differ by less
     return "raw_logprobs" if is_raw else "processed_logprobs"
 
 

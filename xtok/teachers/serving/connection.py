@@ -1,4 +1,4 @@
-"""HTTP to the teacher's server: its address, proxies, time limits and retries."""
+"""HTTP connection to the teacher's server, with proxies, time limits and retries."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts. A server that restarts behind a load balancer needs some."""
+"""Seconds between attempts, because a server that restarts behind a load balancer needs time."""
 
 SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
-"""Time limits of a whole response. A score includes the time in the server's queue."""
+"""Time limits for a whole response. Scores include the time in the server's queue."""
 
 NOTE_INTERVAL = 30.0
-"""Seconds between notes while waiting for the server to start."""
+"""Seconds between two notes while waiting for the server to start."""
 
 _LONGEST_PAUSE = 60.0
-"""Upper limit for the seconds in Retry-After. Trainers have time limits of their own."""
+"""Upper limit for the seconds in Retry-After, because trainers have their own time limits."""
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
@@ -34,8 +34,8 @@ class TeacherError(Exception):
     """The teacher's server did not return log-probabilities.
 
     Attributes:
-        is_request: the request is invalid; the server works.
-        is_away: the server does not respond.
+        is_request: whether the request is invalid, although the server works.
+        is_away: whether the server does not respond.
     """
 
     def __init__(self, message: str, *, is_request: bool = False, is_away: bool = False) -> None:
@@ -44,10 +44,11 @@ class TeacherError(Exception):
 
 
 class Connection:
-    """HTTP connections to the teacher's server, with the environment's proxy unless on loopback.
+    """HTTP connections to the teacher's server.
 
     Args:
-        url: the server's address. `http://` and a final `/v1` are optional.
+        url: the address of the server. `http://` and a final `/v1` are optional. For addresses
+            other than loopback, the environment's proxy is used.
         api_key: sent as a Bearer token.
         concurrency: maximum number of simultaneous `post` requests.
 
@@ -57,9 +58,9 @@ class Connection:
 
     def __init__(self, url: str, *, api_key: str | None = None, concurrency: int = 64) -> None:
         base = _parse(url)
-        self.url = _without_password(base)  # for messages: with its route, and the proxy
+        self.url = _without_password(base)  # address for messages, with route and proxy
         self.note: Note = silent_note
-        self.opened = 0  # connections for scores; a new connection may reach a different server
+        self.opened = 0  # connections for scores; a new connection can reach another server
         self._slots = asyncio.Semaphore(concurrency)
         self._is_away = False
         proxy = _proxy_for(base)
@@ -72,7 +73,7 @@ class Connection:
                 timeout=httpx.Timeout(None, connect=SHORT_SECONDS),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
                 proxy=proxy,
-                trust_env=False,  # httpx fails on networks in NO_PROXY
+                trust_env=False,  # httpx fails for networks in NO_PROXY
                 verify=httpx.create_ssl_context(),  # of SSL_CERT_FILE, if set
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:  # SOCKS without socksio
@@ -93,7 +94,7 @@ class Connection:
         max_bytes: int = 0,
         **options: Any,
     ) -> httpx.Response:
-        """Send a request, and read the whole response of at most `max_bytes` and 1 MiB.
+        """Send a request, and read the whole response, which may have `max_bytes` and 1 MiB.
 
         Raises:
             httpx.RequestError: if the server does not respond in time.
@@ -103,7 +104,7 @@ class Connection:
         content = bytearray()
         try:
             async with (
-                asyncio.timeout(seconds),  # also ends an endless sequence of 100 Continue
+                asyncio.timeout(seconds),  # this also limits endless sequences of 100 Continue
                 self._client.stream(method, route, **options) as response,
             ):
                 async for part in response.aiter_bytes():
@@ -119,7 +120,7 @@ class Connection:
         """Send a request until the server responds.
 
         Raises:
-            TeacherError: if it does not respond within `wait` seconds, or is still busy.
+            TeacherError: if the server does not respond within `wait` seconds, or is still busy.
         """
         begin, noted_at = asyncio.get_running_loop().time(), -NOTE_INTERVAL
         while True:
@@ -142,10 +143,11 @@ class Connection:
     async def post(
         self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
     ) -> bytes:
-        """Post JSON and return the response's body; retry while the server is away or busy.
+        """Post JSON, and return the body of the response. Retries while the server is away or busy.
 
         Raises:
-            TeacherError: if the server refuses the request, or is away after the last retry.
+            TeacherError: if the server refuses the request, or does not respond after the last
+                retry.
         """
         for pause in (*PAUSES, None):
             try:
@@ -185,17 +187,17 @@ class Connection:
             self.note(f"the teacher's server at {self.url} {state}")
 
     async def count_connection(self, event: str, info: object) -> None:
-        """Count new connections; called by httpx."""
+        """Count new connections. Called by httpx."""
         self.opened += event == "connection.connect_tcp.complete"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host."""
+    """Whether only this machine can reach a host."""
     return host in ("", "::1", "localhost") or host.startswith("127.")
 
 
 def json_of(response: httpx.Response) -> Any:
-    """Return a response's JSON; None if it is not JSON."""
+    """Return the JSON of a response, or None if it is not JSON."""
     try:
         return parse_json(response.content)
     except ValueError:
@@ -203,7 +205,7 @@ def json_of(response: httpx.Response) -> Any:
 
 
 def problem_of(response: httpx.Response) -> str:
-    """Return an error response's status and message."""
+    """Return the status and message of an error response."""
     value = json_of(response)
     for key in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(key):
@@ -244,7 +246,7 @@ def _without_password(url: httpx.URL | str) -> str:
 
 
 def _proxy_for(url: httpx.URL) -> str | None:
-    """Return the environment's proxy for an address. `NO_PROXY` may contain networks."""
+    """Return the environment's proxy for an address. `NO_PROXY` can contain networks."""
     proxies = getproxies()
     excluded = map(str.strip, proxies.get("no", "").split(","))
     if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):

@@ -1,4 +1,4 @@
-"""Requests of trainers and responses to them, in the formats of vLLM and SGLang."""
+"""Read requests from trainers and write responses, in the formats of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from xtok.tokenizers.table import Vocabulary
 
 
 class BadRequest(Exception):
-    """An invalid request; the message names the field."""
+    """Error for an invalid request. The message names the field."""
 
     status = 400
 
 
 class UnknownModel(BadRequest):
-    """A request for a different model."""
+    """Error for a request that names a different model."""
 
     status = 404
 
@@ -37,21 +37,21 @@ class Common(msgspec.Struct):
     """Fields of all requests."""
 
     model: str | None = None
-    teacher_system: str | None = None  # a system text only for the teacher; specific to xtok
+    teacher_system: str | None = None  # system text that only the teacher reads; specific to xtok
 
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """A request: sequences of the student's ids, and the function that writes the response."""
+    """A request: sequences of student ids, and the function that writes the response."""
 
     sequences: list[list[int]]
     top_k: int
-    # takes the scores of the sequences, the student's vocabulary and the request's number
+    # arguments: scores of the sequences, the student's vocabulary, and the number of the request
     write: Callable[[Sequence[RankedTopK], Vocabulary, int], bytes]
     common: Common
     unread: Sequence[str]  # ignored fields
     temperature: float | None
-    chooses: bool = False  # the request selects ids itself
+    chooses: bool = False  # whether the request selects ids itself
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -64,18 +64,18 @@ def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) ->
 
 
 def outside_vocabulary(name: str, token_id: int, student: Vocabulary) -> str:
-    """Return the message for an id outside the student's vocabulary."""
+    """Return the error message for an id outside the student's vocabulary."""
     valid_ids = f"0..{student.vocab_size - 1}"
     return f"the {name} {token_id} is outside the vocabulary of {student.model_id}, {valid_ids}"
 
 
-# The structs below list the supported fields. These fields are refused unless they are empty. All
-# other fields are ignored with a note.
+# The structs below list the supported fields. The fields in this table are refused unless they are
+# empty. All other fields are ignored with a note.
 
 _GENERATE, _WHOLE, _IDS = "does not generate", "scores whole sequences", "accepts only ids"
 _COUNTS = dict.fromkeys(
     ("n", "best_of", "max_tokens", "max_completion_tokens", "max_new_tokens"), _GENERATE
-)  # may be 1, which is the minimum of vLLM
+)  # can be 1, which is vLLM's minimum
 _REFUSED: Mapping[str, str] = {
     **_COUNTS, "stream": "does not stream", "use_beam_search": _GENERATE, "suffix": _GENERATE,
     "truncate_prompt_tokens": _WHOLE, "prompt_embeds": _IDS, "input_embeds": _IDS, "text": _IDS,
@@ -88,7 +88,7 @@ def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = ""
     """Return the ignored fields of a request.
 
     Raises:
-        BadRequest: if a field would change the response, but is not supported.
+        BadRequest: if a field is not supported and would change the response.
     """
     names: list[str] = []
     for name, value in fields.items():
@@ -186,7 +186,7 @@ def inference(body: bytes) -> ScoringRequest:
 
 
 def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
-    """Return the chosen ids of each token; empty before the start."""
+    """Return the chosen ids of each token, empty for tokens before the start."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
     if not 0 <= start < max(count, 1):
@@ -237,11 +237,11 @@ class _GenerateRequest(Common):
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
-    input_logprob_temperature: float | None = None  # not applied, so never echoed
+    input_logprob_temperature: float | None = None  # not applied, so it is not returned
 
 
 def generate_request(body: bytes) -> ScoringRequest:
-    """Read `POST /generate`: SGLang's with `input_ids`, vLLM's demo server's with `prompt`."""
+    """Read `POST /generate` of SGLang (`input_ids`) or of vLLM's demo server (`prompt`)."""
     keys = _decode(body, dict[str, msgspec.Raw])
     if "prompt" in keys:
         return _demo(body)
@@ -275,7 +275,7 @@ def generate_request(body: bytes) -> ScoringRequest:
 def _chosen_ids(
     request: _GenerateRequest, sequences: list[list[int]]
 ) -> list[list[list[int]] | None]:
-    """Return the chosen ids of each token of each sequence; None if the request chooses none."""
+    """Return the chosen ids of each token in each sequence, or None if none are chosen."""
     rows = request.token_ids_logprob_positions
     if rows is not None:
         if len(sequences) > 1:
@@ -320,7 +320,7 @@ def _triples(logprobs: Sequence[float], ids: Sequence[int]) -> list[list[Any]]:
 
 
 def _demo(body: bytes) -> ScoringRequest:
-    """Read a request for vLLM's demo server, as from atropos. Its rows contain plain numbers."""
+    """Read a request for vLLM's demo server, such as from atropos. Its rows are plain numbers."""
     request, unread = _read_body(body, _PromptRequest)
     if not isinstance(request.prompt, _DemoPrompt):
         raise BadRequest("prompt: expected {'prompt_token_ids': [...]}")
@@ -353,7 +353,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
-    """Return a request and its ignored fields. Refuses a key that occurs twice."""
+    """Parse a request, and return it with its ignored fields. Repeated keys are refused."""
     request = _decode(body, kind)
     try:
         fields = parse_json(body)
@@ -363,7 +363,7 @@ def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
 
 
 def _split(ids: Sequence[int | list[int]], field: str) -> tuple[list[list[int]], bool]:
-    """Return sequences of ids, and whether the request has a single sequence."""
+    """Return sequences of ids, and whether the request contains a single sequence."""
     is_list = {isinstance(item, list) for item in ids}
     if len(is_list) > 1:
         raise BadRequest(f"{field}: expected ids or lists of ids, not both")
@@ -371,7 +371,7 @@ def _split(ids: Sequence[int | list[int]], field: str) -> tuple[list[list[int]],
 
 
 def _checked_top_k(top_k: int | None, field: str = "prompt_logprobs") -> int:
-    """Return the number of candidates, if it is valid."""
+    """Validate the number of candidates."""
     if top_k is None:
         raise BadRequest(f"{field}: expected a number, because this server only scores")
     if not 0 <= top_k <= MAX_ENTRIES:

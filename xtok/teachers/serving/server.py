@@ -1,4 +1,4 @@
-"""The server: routes, limits, and the thread that projects scores."""
+"""The HTTP server: routes, limits, and the thread that projects scores."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 64 << 20
 MAX_NOTES = 100
-"""Maximum number of notes about requests: clients can invent field names."""
+"""Maximum number of notes about requests, because clients can invent field names."""
 
 BODY_SECONDS = 60.0
 """Time limit for the body of a request."""
 
 ANSWER_SECONDS = 60
-"""Time limit for a client that does not read its answer; then its connection is closed."""
+"""Time limit after which the connection of a client that does not read its response is closed."""
 
 STOP_SECONDS = 20
-"""Time limit for requests in progress after SIGTERM. Kubernetes kills a process after 30 s."""
+"""Time limit for requests in progress after SIGTERM. Kubernetes kills processes after 30 s."""
 
 _BACKLOG = 2048
-"""Maximum number of connections that wait to be accepted; uvicorn's default."""
+"""Maximum number of connections that wait to be accepted, which is uvicorn's default."""
 
 Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
@@ -61,7 +61,7 @@ _PARSERS: dict[str, Parser] = {
 
 
 class Metrics:
-    """Metrics for Prometheus."""
+    """Prometheus metrics of the server."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -79,7 +79,7 @@ class Metrics:
 def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
     """Project a teacher's scores of a text onto the student's tokens.
 
-    Every token after the first gets a value. If both tokenizers are equal and read the same text,
+    Each token after the first gets a value. If both tokenizers are equal and read the same text,
     the scores are unchanged, except that ids beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
@@ -89,14 +89,14 @@ def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: i
 
 
 class Proxy:
-    """The application that translates between trainers and the teacher's server.
+    """The web application that translates between trainers and the teacher's server.
 
     Args:
         translator: translator of the student and the teacher.
         teacher: the connected server.
         api_key: the Bearer token that clients must send, if any.
-        teacher_system: the default system text that only the teacher reads.
-        note: called once for each ignored field or temperature.
+        teacher_system: the default system text for the teacher only.
+        note: called once for each ignored field and temperature.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Proxy:
         self._project = self.metrics.own.time()(score)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
-        self._noted: set[str] = set()  # subjects of the notes so far
+        self._noted: set[str] = set()  # subjects of the notes that were issued
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -127,10 +127,10 @@ class Proxy:
         return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
-        """Score a text, to compile the kernels before the first request.
+        """Score a text, so that the kernels are compiled before the first request.
 
         Raises:
-            XtokError: if the teacher's server does not score it.
+            XtokError: if the teacher's server does not score the text.
         """
         ids = self.translator.student.segment(PROBE)
         try:
@@ -157,7 +157,7 @@ class Proxy:
         return JSONResponse(cards)
 
     async def _respond(self, request: Request, parse: Parser) -> Response:
-        """Respond to a request for log-probabilities; cancel it if the client disconnects."""
+        """Respond to a request for log-probabilities. If the client disconnects, cancel it."""
         response = self._refuse(request)
         if response is None:
             try:
@@ -170,7 +170,7 @@ class Proxy:
                 response = _error(400 if error.is_request else 502, message)
             except ClientDisconnect:
                 response = Response(status_code=499)
-            except asyncio.CancelledError:  # STOP_SECONDS after a signal
+            except asyncio.CancelledError:  # cancelled STOP_SECONDS after a signal
                 response = _error(503, "the server was stopped")
         self.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
@@ -221,7 +221,7 @@ class Proxy:
             raise dialects.UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
     def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
-        """Check sequences and translate them for the teacher."""
+        """Check sequences, and convert them to the teacher's tokens."""
         texts = []
         for ids in sequences:
             self._check_ids(ids)
@@ -268,7 +268,7 @@ class Proxy:
         return scores
 
     def _max_model_len(self) -> int | None:
-        """Return how many of the student's tokens fit in typical text."""
+        """Return the number of student tokens that fit into the context, in typical text."""
         length = self.teacher.max_model_len
         if length is None:
             return None
@@ -293,7 +293,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:
-    """Do work, and cancel it if the client disconnects."""
+    """Await work, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_disconnected(request))
     try:
@@ -312,7 +312,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _error(status: int, message: str) -> Response:
-    """Return an error in the format of vLLM and SGLang."""
+    """Return an error response in the format of vLLM and SGLang."""
     kinds = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
     kind = kinds.get(status, "InternalServerError")
     error = {"message": message, "type": kind, "param": None, "code": status}
@@ -320,7 +320,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Clients that connect early wait.
+    """Return a listening socket, so that clients that connect early wait.
 
     Raises:
         XtokError: if the address is in use, or does not belong to this machine.
@@ -337,7 +337,7 @@ def bound(host: str, port: int) -> socket.socket:
         is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise XtokError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="give another {option}" + ", or stop the other program" * is_taken,
+            hint="choose another {option}" + ", or stop the other program" * is_taken,
             parameter="port" if is_taken else "host",
         ) from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
@@ -346,9 +346,10 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in progress then have `STOP_SECONDS` to finish.
+    """Run the server until SIGTERM or Ctrl-C.
 
-    A second signal ends the process at once.
+    After the signal, requests in progress have `STOP_SECONDS` to finish. A second signal ends the
+    process immediately.
     """
     config = uvicorn.Config(
         proxy.app(),
@@ -369,10 +370,10 @@ async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[
 
 
 def _stop_by_signals(server: uvicorn.Server) -> None:
-    """Let signals stop a server that runs in the main thread.
+    """Stop the server on signals, if it runs in the main thread.
 
-    Uvicorn's own handlers raise the signal again after the server has stopped, so the process would
-    not exit with 0.
+    Uvicorn's own handlers are not used, because they raise the signal again after the server has
+    stopped, so the process would not exit with 0.
     """
 
     def stop(number: int, _: object) -> None:

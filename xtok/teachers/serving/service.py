@@ -1,4 +1,4 @@
-"""`serve` and `check_server`: the calls that start or check a server."""
+"""`serve` and `check_server`: start a server, or check a teacher's server."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def serve(
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
-    """Serve a teacher as if it had the student's tokenizer, until SIGTERM or Ctrl-C.
+    """Run a server that makes a teacher usable as if it had the student's tokenizer.
 
-    Spells the bytes of the student's ids in the teacher's tokens, requests their log-probabilities
-    from the teacher's server, and projects them onto the student's tokens. Responds like vLLM
-    (`/v1/completions`, `/inference/v1/generate`, and the `/generate` of its demo server) and like
-    SGLang (`/generate`).
+    It runs until SIGTERM or Ctrl-C. It spells the bytes of the student's ids in the teacher's
+    tokens, requests their log-probabilities from the teacher's server, and projects them onto the
+    student's tokens. It responds like vLLM (`/v1/completions`, `/inference/v1/generate`, and
+    `/generate` of its demo server) and like SGLang (`/generate`).
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         teacher_url: the address of a vLLM or SGLang server of the teacher.
-        config: the options; the defaults if None.
-        back_map: as for `project`.
-        progress: called if the map is built.
+        config: the options; None uses the defaults.
+        back_map: as in `project`.
+        progress: called while the map is built.
         note: called with notes for the user.
-        on_ready: called with the server's address once it accepts requests.
+        on_ready: called with the server's address when it accepts requests.
 
     Raises:
-        XtokError: if the teacher's server does not respond, has a different tokenizer, or allows
-            too few candidates; if the address is in use; if a package is missing; if the teacher's
+        XtokError: if the teacher's server does not respond, has a different tokenizer or allows too
+            few candidates, if the address is in use, if a package is missing, or if the teacher's
             chat template does not accept a system text.
     """
     with _needed_packages():
@@ -94,15 +94,16 @@ def serve(
 def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:
     """Check whether a vLLM or SGLang server can score text for a teacher.
 
-    Sends a few short requests. Reads the options that the server publishes, and measures others.
+    This sends a few short requests, reads the options that the server publishes, and measures
+    others.
 
     Args:
         url: the server's address.
-        teacher: the teacher's tokenizer, to compare with the server's.
-        api_key: sent as a Bearer token; by default from XTOK_TEACHER_API_KEY.
+        teacher: the teacher's tokenizer, which is compared with the server's tokenizer.
+        api_key: sent as a Bearer token. Default: the value of XTOK_TEACHER_API_KEY.
 
     Returns:
-        the facts about the server, and for each problem the change that solves it.
+        facts about the server, and a fix for each problem.
 
     Raises:
         XtokError: if the server does not respond, if it refuses the key, or if a package is
@@ -136,7 +137,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(key: str | None, parameter: str) -> str | None:
-    """Return the key, by default the key in the environment."""
+    """Return the key, or the key in the environment if it is None."""
     key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"

@@ -1,4 +1,4 @@
-"""The teacher's server, vLLM or SGLang: its tokenizer, its limits, and its scores."""
+"""Client for the teacher's server (vLLM or SGLang): tokenizer, limits and scores."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _FORMATS: dict[ServerKind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
 DEFAULT_CANDIDATES = 64
 MIN_CANDIDATES = 20
-"""Candidates per token that the values inside a chunk require; also vLLM's default limit."""
+"""Candidates per token that values inside a chunk require. vLLM's default limit is the same."""
 
 CHECK_INTERVAL = 60.0
-"""Seconds after which the server's tokenizer is checked again, before the next score is used."""
+"""Seconds after which the server's tokenizer is checked again before the next score is used."""
 
 ENTRY_BYTES = 512
-"""Upper limit for the average bytes of a candidate in a response; vLLM needs 80, SGLang fewer."""
+"""Upper limit for the average bytes per candidate in a response. vLLM needs 80, SGLang fewer."""
 
 PROBE = (
     "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
     "Привет, мир… 🙂 <b>&amp;</b> camelCase SHOUTING snake_case 0x7f"
 )
-"""A text that every family of tokenizers splits differently."""
+"""A text that each family of tokenizers splits differently."""
 
 
 class InvalidScores(TeacherError):
-    """The values in a response are not log-probabilities."""
+    """Error if the values in a response are not log-probabilities."""
 
 
 class TeacherServer:
-    """The teacher's server; arguments as for `Connection`.
+    """The teacher's server, with the arguments of `Connection`.
 
     Raises:
         XtokError: if the address or the proxy is not usable.
@@ -67,7 +67,7 @@ class TeacherServer:
         self.url, self.tokenizer = self.connection.url, tokenizer
         self._ids = replace(tokenizer.vocabulary, table=None)  # includes unused ids
         self._is_connected = self._has_noted_fewer = False
-        self.last_check = 0, -np.inf  # connections and time at the last check of the tokenizer
+        self.last_check = 0, -np.inf  # connections and time at the last check
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -84,10 +84,11 @@ class TeacherServer:
         """Identify the server, and check that it serves the teacher.
 
         Args:
-            candidates: candidates per token to request; None for 64, or the server's limit.
+            candidates: the number of candidates per token to request; None uses 64, or the server's
+                limit.
             wait: seconds to wait for a server that does not respond yet.
             note: called with notes for the user.
-            student: the student's tokenizer, to recognize swapped sides.
+            student: the student's tokenizer, for recognizing swapped sides.
 
         Raises:
             XtokError: if the server does not respond, has a different tokenizer, or allows too few
@@ -105,17 +106,17 @@ class TeacherServer:
             raise self.unusable(error) from error
 
     def unusable(self, error: Exception) -> XtokError:
-        """Return the error for an unusable server."""
+        """Return the error for a server that cannot be used."""
         problem = reason(error) if isinstance(error, httpx.RequestError) else error
         return XtokError(
             f"the teacher's server at {self.url}: {problem}",
-            hint="give the address of a vLLM or SGLang server of the teacher, and the student "
-            "before the teacher",
+            hint="pass the address of the teacher's vLLM or SGLang server, and the student before "
+            "the teacher",
             parameter="teacher_url",
         )
 
     async def identify(self, wait: float = 0.0, note: Note = silent_note) -> None:
-        """Read the served model's name and context length; wait until the server responds.
+        """Wait until the server responds, and read the model's name and context length.
 
         Raises:
             TeacherError: if the server does not respond in time, or refuses the key.
@@ -131,13 +132,13 @@ class TeacherServer:
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
-        self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary may be wider
+        self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary can be wider
 
     async def difference(self, tokenizer: Tokenizer) -> str | None:
         """Compare the server's tokenizer with a local tokenizer.
 
         Returns:
-            the difference; "" if they are equal; None if the server provides nothing to compare,
+            the difference, "" if they are equal, or None if the server provides nothing to compare,
             for example if it was started without a tokenizer.
         """
         [ids] = tokenizer.encode_batch([PROBE])
@@ -153,7 +154,7 @@ class TeacherServer:
         return f"it splits a text into {len(value['tokens'])} other tokens, not these {len(ids)}"
 
     async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-        """Compare the texts of tokens in a response, for a server without /tokenize."""
+        """Compare the token texts in a response, for a server without /tokenize."""
         request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
 
         async def response(**options: Any) -> bytes:
@@ -168,10 +169,10 @@ class TeacherServer:
             try:
                 await response()
             except TeacherError as refusal:
-                if refusal.is_request:  # it refuses the ids
+                if refusal.is_request:  # the server refuses the ids
                     return str(refusal)
                 raise
-            return None  # SGLang without a tokenizer, which fails only if texts are requested
+            return None  # SGLang without a tokenizer fails only if texts are requested
         self._parse(content, ids)
         texts = self.format.token_texts(msgspec.json.decode(content), ids)
         compared = 0
@@ -197,20 +198,21 @@ class TeacherServer:
             raise XtokError(
                 f"the sides are swapped: the server at {self.url} has the tokenizer of "
                 f"{student.vocabulary.model_id}, but the teacher is {teacher}",
-                hint="give the student first, then the model that the server serves",
+                hint="pass the student first, then the model that the server serves",
             )
         raise XtokError(
             f"the server at {self.url} has a different tokenizer than {teacher}: {problem}",
-            hint=f"give the served model ({self.model}) as the teacher, or the address of the "
+            hint=f"pass the served model ({self.model}) as the teacher, or the address of the "
             "teacher's server with {option}",
             parameter="teacher_url",
         )
 
     async def _check_again(self) -> None:
-        """Check the tokenizer before a score is used, if a different server may have sent it.
+        """Check the tokenizer before a score is used, if another server could have sent the score.
 
-        A server may be replaced between two requests: an idle connection is then reopened without
-        an error. Behind a load balancer, connections do not show this, so a check also expires.
+        A server can be replaced between two requests, and an idle connection is then reopened
+        without an error. Behind a load balancer, connections do not reveal this, so checks also
+        expire.
         """
         async with self._checking:
             before, at = self.last_check
@@ -228,10 +230,10 @@ class TeacherServer:
             self.last_check = now
 
     async def detect(self, wanted: int) -> int:
-        """Find out whether the server is vLLM or SGLang; return how many candidates it allows.
+        """Detect the kind of the server, and return the number of candidates that it allows.
 
         Raises:
-            TeacherError: if it returns log-probabilities of a prompt in neither format.
+            TeacherError: if it does not return log-probabilities of a prompt in either format.
             InvalidScores: if it returns values that are not log-probabilities.
         """
         ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
@@ -245,7 +247,7 @@ class TeacherServer:
                 problem = problem or str(error)
                 if limit := re.search(r"max allowed: (\d+)", str(error)):
                     return int(limit[1])
-        raise TeacherError(f"it responds neither as vLLM nor as SGLang: {problem}")
+        raise TeacherError(f"it responds neither like vLLM nor like SGLang: {problem}")
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
         num_wanted = DEFAULT_CANDIDATES if candidates is None else candidates
@@ -262,7 +264,7 @@ class TeacherServer:
         return f"the server at {self.url} returns {candidates} candidates per token"
 
     async def problem(self) -> str:
-        """Return why the server is not healthy; "" if it is."""
+        """Return the reason why the server is not healthy, or "" if it is healthy."""
         try:
             response = await self.connection.send("GET", "/health")
         except (TeacherError, httpx.RequestError) as error:
@@ -271,14 +273,14 @@ class TeacherServer:
 
     @property
     def format(self) -> ModuleType:
-        """The format's module."""
+        """The module of the server's format."""
         return _FORMATS[self.kind]
 
     async def score(self, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> RankedTopK:
         """Return the log-probabilities of ids, and of the `top_k` best candidates at each.
 
         Raises:
-            TeacherError: if the server refuses the request, is away, or does not return
+            TeacherError: if the server refuses the request, does not respond, or does not return
                 log-probabilities of these ids.
         """
         body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))

@@ -1,6 +1,7 @@
 """Distillation losses across tokenizers: functions of logits, a map and an alignment.
 
-Alignments hold the chunk ids of the *predicted* tokens: use `xtok.shift_to_predictions`.
+Pass shifted alignments, which contain the chunk ids of the *predicted* tokens:
+`xtok.shift_to_predictions(alignment)`.
 """
 
 from xtok.config import LossName as LossName

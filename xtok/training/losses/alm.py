@@ -1,4 +1,4 @@
-"""ALM: compares both models' likelihoods of each chunk of the text as binary events."""
+"""ALM: compare both models' likelihoods of each chunk of the text, as binary events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 
 MARGIN = 1e-6
-"""Subtracted from log-likelihoods, as in tokenkit, so that they stay below 0."""
+"""Subtracted from log-likelihoods so that they stay below 0, as in tokenkit."""
 
 
 def alm(
@@ -44,15 +44,16 @@ def alm(
         loss = τ · mean over chunks of y log(y / x) + (1 − y) log((1 − y) / (1 − x))
 
     `reverse_kl` exchanges x and y. The gradient is τ times the gradient of tokenkit's binary
-    cross-entropy: for large τ, the loss approaches |b| log(|b| / |a|) − |b| + |a| with a = log p_S,
-    b = log p_T. tokenkit's debiasing of chunks that a tokenizer may continue is omitted.
+    cross-entropy. For large τ, the loss approaches |b| log(|b| / |a|) − |b| + |a| with a = log p_S
+    and b = log p_T. Unlike tokenkit, this loss does not debias chunks that a tokenizer may
+    continue.
 
     `targets` are the predicted ids, int64 `[B, T_s]` and `[B, T_t]`. If `teacher_logits` is None,
-    `teacher_logprobs`, `[B, T_t]`, hold the natural log-probability of the text's token t + 1 at
-    position t; the teacher's targets are then ignored. See `event_kl` for the other arguments.
+    `teacher_logprobs`, `[B, T_t]`, contains at position t the natural log-probability of the text's
+    token t + 1. The teacher's targets are then ignored. See `event_kl` for the other arguments.
 
     Raises:
-        ValueError: as in `event_kl`; also if a target in a chunk is not an id, or a log-probability
+        ValueError: as in `event_kl`, and if a target in a chunk is not an id, or a log-probability
             is missing or above 0.
     """
     return chunk_loss(
@@ -101,7 +102,7 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
             logprobs = stored[teacher_tokens.positions]
             for value in logprobs[_is_wrong(logprobs)].tolist()[:1]:
                 raise ValueError(
-                    f"teacher_logprobs contain {value:.4g} at a compared position, expected at "
+                    f"teacher_logprobs contains {value:.4g} at a compared position, expected at "
                     "most 0"
                 )
 

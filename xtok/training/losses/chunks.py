@@ -1,6 +1,7 @@
-"""Chunks on tensors: numbered through a batch, their tokens, and comparisons chunk by chunk.
+"""Chunks as tensors: numbers, tokens, and comparisons chunk by chunk.
 
-In a comparison, each block of positions contains whole chunks of both sides.
+Chunks are numbered through the whole batch. In a comparison, each block contains whole chunks of
+both sides.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.sparse import check_width, ranges, true_indices, work_dtype
 
 EPSILON = 1e-10
-"""Added to a chunk's size and inside logarithms, to match the values of NeMo-RL."""
+"""Added to a chunk's size and inside logarithms, to match NeMo-RL's values."""
 
 
 class Chunks(NamedTuple):
     """The N chunks of a loss, numbered through the batch."""
 
-    student: Tensor  # int64 [B, T_s], the number of each position's chunk; N outside chunks
+    student: Tensor  # int64 [B, T_s], number of each position's chunk; N outside chunks
     teacher: Tensor  # int64 [B, T_t]
     student_sizes: Tensor  # int64 [N], positions per chunk, at least 1
     teacher_sizes: Tensor  # int64 [N]
     total: int  # N
-    positions: tuple[int, int]  # positions of each side in chunks
+    positions: tuple[int, int]  # number of positions in chunks, for each side
 
 
 ChunkKind: TypeAlias = tuple[bool, bool]
-"""Whether a loss uses only chunks with `pair_is_correct`, and only those with a predicted start."""
+"""Two flags: use only chunks with `pair_is_correct`; use only chunks with a predicted start."""
 
 
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
-    """Return the number of chunks that a loss averages over, for a shifted alignment.
+    """Return the number of chunks in a shifted alignment that a loss averages over.
 
-    Use it to average several batches: Σ count · loss / Σ count. Set `starts_only` for losses that
-    skip chunks without a predicted first token, such as `event_kl`.
+    Use this number to average several batches: Σ count · loss / Σ count. Set `starts_only` for
+    losses that skip chunks without a predicted first token, such as `event_kl`.
     """
     return number_chunks(alignment, (exact_token_match_only, starts_only)).total
 
@@ -65,7 +66,7 @@ class NumberedAlignment(ShiftedAlignment):
 def chunks_in(
     side: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
 ) -> Chunks:
-    """Return the chunks of a teacher's part of a prepared batch."""
+    """Return the chunks in a teacher's part of a prepared batch."""
     aligned = side["shifted"]
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[kind]
@@ -73,11 +74,11 @@ def chunks_in(
 
 
 def require_type(value: Any, kind: type, how: str) -> None:
-    """Raise a `ValueError` with the fix if a loss receives an argument of another type."""
+    """Raise a `ValueError` that names the fix if an argument of a loss has the wrong type."""
     if not isinstance(value, kind):
         is_file = isinstance(value, str | PathLike)
         description = f"the path {str(value)!r}" if is_file else type(value).__name__
-        raise ValueError(f"{description} is not of type {kind.__name__}: give {how}")
+        raise ValueError(f"{description} is not of type {kind.__name__}: pass {how}")
 
 
 def number_chunks(
@@ -88,10 +89,11 @@ def number_chunks(
 ) -> Chunks:
     """Number the valid chunks of a shifted alignment that have positions on both sides.
 
-    Chunk ids are checked only on a CPU. `mask`, `[B]`, is 0 for rows that do not count.
+    Chunk ids are checked only on a CPU. `mask`, `[B]`, is 0 for rows that do not contribute to the
+    loss.
 
     Raises:
-        ValueError: if shapes do not fit, or chunk ids decrease within a row.
+        ValueError: if shapes do not match, or chunk ids decrease within a row.
     """
     require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
@@ -140,40 +142,42 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
 
 
 TargetIds: TypeAlias = tuple[Tensor | None, Tensor | None]
-"""The ids that positions predict: int64 `[B, T_s]` of the student, `[B, T_t]` of the teacher."""
+"""The predicted id at each position: int64 `[B, T_s]` for the student, `[B, T_t]` for the
+teacher.
+"""
 
 
 class ChunkTokens(NamedTuple):
-    """The n tokens of one side that are in chunks, ordered by chunk; int64 tensors."""
+    """The n tokens of one side that are in chunks, ordered by chunk, as int64 tensors."""
 
-    positions: Tensor  # [n], the positions that predict them: row · T + t
-    chunk: Tensor  # [n], the number of the chunk, rising
+    positions: Tensor  # [n], predicting position of each token: row · T + t
+    chunk: Tensor  # [n], number of each token's chunk, ascending
     ids: Tensor  # [n]
     starts: Tensor  # [N], the index of each chunk's first token
     sizes: Tensor  # [N], at least 1
 
     def last(self, chunks: Tensor) -> Tensor:
-        """Return the indices of the last tokens of some chunks."""
+        """Return the index of the last token of each of these chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the `total` tokens of some chunks, given in rising order."""
+        """Return the tokens of these chunks, which must be ascending; `total` is their number."""
         sizes = self.sizes[chunks]
         number, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
         return ChunkTokens(self.positions[indices], number, self.ids[indices], starts, sizes)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums of values `[n, …]` over each chunk, `[N, …]`."""
+        """Return the sum over each chunk, `[N, …]`, of values `[n, …]`."""
         sums = values.new_zeros(len(self.sizes), *values.shape[1:])
         return sums.index_add_(0, self.chunk, values)
 
     def means(self, values: Tensor) -> Tensor:
-        """Return the means of values `[n, k]` over each chunk, `[N, k]`."""
+        """Return the mean over each chunk, `[N, k]`, of values `[n, k]`."""
         return self.sums(values).div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
 
     def value_gradient(self, mean_grad: Tensor) -> Tensor:
-        """Return the gradient to values, `[n, k]`, from the gradient to their means, `[N, k]`."""
+        """Convert a gradient of means, `[N, k]`, to a gradient of the values, `[n, k]`."""
         return (mean_grad / (self.sizes.to(mean_grad.dtype)[:, None] + EPSILON))[self.chunk]
 
 
@@ -182,11 +186,11 @@ def tokens_in(
 ) -> ChunkTokens:
     """Return the `count` tokens of one side that are in chunks.
 
-    `numbers`, `[B, T]`, is the chunk of each position; N outside chunks. Ids are checked on a CPU.
-    Elsewhere, an invalid id becomes −1, and its log-probability NaN.
+    `numbers`, `[B, T]`, is the chunk of each position; N outside chunks. On a CPU, ids are checked.
+    On other devices, an invalid id becomes −1, and its log-probability NaN.
 
     Raises:
-        ValueError: if the targets' shape does not fit, or a target is not an id.
+        ValueError: if the targets' shape does not match, or a target is not an id.
     """
     if targets is not None and targets.shape != numbers.shape:
         raise ValueError(
@@ -235,11 +239,11 @@ class BothLogits(NamedTuple):
     teacher: Any  # `Logits`; None for stored log-probabilities
     chunks: Chunks
     targets: TargetIds = (None, None)
-    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, of the tokens that follow
+    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, of the next tokens
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the comparisons."""
+        """The dtype in which comparisons are computed."""
         return work_dtype(self.student, self.teacher)
 
     def tokens(
@@ -249,7 +253,7 @@ class BothLogits(NamedTuple):
 
         Raises:
             XtokError: if logits are narrower than `widths`.
-            ValueError: if their batch or length does not fit the chunks.
+            ValueError: if the batch size or length of the logits does not match the chunks.
         """
         sides = zip(SIDES, self[:2], widths, self.chunks[:2], strict=True)
         for side, logits, width, numbers in sides:
@@ -265,7 +269,7 @@ class BothLogits(NamedTuple):
 def wrap_logits(
     student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks, **fields: Any
 ) -> BothLogits:
-    """Wrap both models' logits; the teacher's are None if stored. `fields` are the others."""
+    """Wrap both models' logits (None for a teacher with stored predictions) and their chunks."""
     teacher = None if teacher_logits is None else as_logits(teacher_logits)
     return BothLogits(as_logits(student_logits), teacher, chunks, **fields)
 
@@ -278,24 +282,24 @@ def chunk_loss(
     sample_mask: Tensor | None,
     **fields: Any,
 ) -> Tensor:
-    """Return the loss of a plan over the chunks of a shifted alignment."""
+    """Run a loss's plan on the chunks of a shifted alignment, and return the loss."""
     chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
     return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
 
 class ChunkRows(NamedTuple):
-    """The chunks of a block; the student's tokens are the block's rows."""
+    """The chunks in one block. The student's tokens are the rows of the block."""
 
-    chunks: slice  # c of all
-    student: ChunkTokens  # numbered in the block, as are the teacher's
+    chunks: slice  # c of the N chunks
+    student: ChunkTokens  # numbered within the block, like the teacher's
     teacher: ChunkTokens
-    teacher_logits: Tensor  # [n, V] at their tokens; [0] for stored log-probabilities
-    entries: Sequence[slice]  # the ranges of `entries` in these chunks
+    teacher_logits: Tensor  # [n, V], at the teacher's tokens; [0] for stored log-probabilities
+    entries: Sequence[slice]  # ranges of `entries` that belong to these chunks
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of some tokens: rows of a block, ids, log-probabilities, and the gradient to these."""
+"""Tokens of a block: their rows, ids, log-probabilities, and the gradient of the latter."""
 
 
 def chunk_part(
@@ -306,7 +310,7 @@ def chunk_part(
     width: int,
     entries: Sequence[Tensor] = (),
 ) -> PlanPart:
-    """Return a part that compares N chunks; `entries`, rising, are the chunks of more entries."""
+    """Return a part that compares N chunks; `entries` are the ascending chunks of more entries."""
 
     def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher_range, *entry_ranges = rows.entries
@@ -326,12 +330,12 @@ def _in_block(tokens: ChunkTokens, chunks: slice, indices: Tensor | slice) -> Ch
 
 
 def gather(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """Return log-probabilities of tokens, `[e]`; NaN for the id −1."""
+    """Return the log-probability of each id in its row, `[e]`; NaN for the id −1."""
     return log_p[rows, ids].masked_fill_(ids < 0, torch.nan)
 
 
 def logit_gradient(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
-    """Return the gradient to logits, `[m, V]`, from that to log-probabilities of some tokens.
+    """Convert gradients of tokens' log-probabilities to a gradient of the logits, `[m, V]`.
 
     Logits of −∞ get no gradient.
     """

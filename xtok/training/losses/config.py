@@ -1,4 +1,4 @@
-"""The options of the losses, with their defaults."""
+"""Options of the losses and their defaults."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from xtok.config import Config, option
 
 @dataclass(frozen=True, kw_only=True)
 class _KLConfig(Config):
-    # The loss is multiplied by the square of the temperature, to keep the size of gradients (Hinton
-    # et al., arXiv 1503.02531, section 2).
-    temperature: float = option(1.0, "Divides both sides' logits.", above=0)
-    reverse_kl: bool = option(False, "KL(student ‖ teacher) instead of KL(teacher ‖ student).")
+    # The loss is multiplied by the squared temperature, so that the size of gradients does not
+    # depend on it (Hinton et al., arXiv 1503.02531, section 2).
+    temperature: float = option(1.0, "Divisor of both sides' logits.", above=0)
+    reverse_kl: bool = option(False, "Use KL(student ‖ teacher) instead of KL(teacher ‖ student).")
 
-    starts_only: ClassVar[bool] = True  # leave out chunks without a predicted first token
+    starts_only: ClassVar[bool] = True  # exclude chunks without a predicted first token
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Whether only chunks with `pair_is_correct` count, and only those with a start."""
+        """Two flags: use only chunks with `pair_is_correct`; use only chunks with a start."""
         return getattr(self, "exact_token_match_only", False), self.starts_only
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkLossConfig(_KLConfig):
-    """Options of all losses over chunks."""
+    """Options of all losses that compare chunks."""
 
-    exact_token_match_only: bool = option(False, "Leave out chunks that are not pair_is_correct.")
+    exact_token_match_only: bool = option(False, "Exclude chunks that are not pair_is_correct.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ALMConfig(ChunkLossConfig):
     """Options of `alm`."""
 
-    # The loss is multiplied by the temperature to keep the size of gradients. tokenkit's default
-    # is 100.
-    temperature: float = option(1.0, "The root that is taken of both likelihoods.", above=0)
+    # The loss is multiplied by the temperature, so that the size of gradients does not depend on
+    # it. tokenkit's default is 100.
+    temperature: float = option(1.0, "Both likelihoods are raised to the power 1 / τ.", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class CSDConfig(ChunkLossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.jsd_beta is not None and self.reverse_kl:
-            raise ValueError(f"jsd_beta is {self.jsd_beta}, and must be None with reverse_kl")
+            raise ValueError(f"jsd_beta is {self.jsd_beta}, expected None with reverse_kl")
 
 
 @dataclass(frozen=True, kw_only=True)

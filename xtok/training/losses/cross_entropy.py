@@ -1,4 +1,4 @@
-"""The student's own cross-entropy, one block of positions at a time, and its sum with a loss."""
+"""The student's cross-entropy, computed in blocks of positions, and its sum with a loss."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from xtok.training.sparse import work_dtype
 
 
 def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the targets, −log p, in the memory of one block.
+    """Return the mean cross-entropy of the targets, −log p, with memory for one block only.
 
-    `targets`, int64 `[B, T]`, are the predicted ids; below 0 for no target. As with `event_kl`,
-    `backward` can run once.
+    `targets`, int64 `[B, T]`, are the predicted ids; values below 0 are not targets. As with
+    `event_kl`, `backward` can run only once.
 
     Returns:
         A scalar; 0 with zero gradients if there is no target.
 
     Raises:
-        ValueError: if shapes do not fit, a target is beyond the width, or logits are NaN or +∞.
+        ValueError: if shapes do not match, a target is beyond the width, or logits are NaN or +∞.
     """
     return one_pass(student_logits, [plan_cross_entropy(student_logits, targets)])[0]
 
@@ -60,7 +60,7 @@ def combine(
 ) -> Tensor:
     """Return the sum of a distillation loss d and the student's own cross-entropy c.
 
-    loss = w_d · d + w_c · c, or, with dynamic scaling (X-Token, arXiv 2605.21699, eq. 7),
+    loss = w_d · d + w_c · c, or with dynamic scaling (X-Token, arXiv 2605.21699, eq. 7)
 
         loss = sg(|c| / |d|) · d + c
 
@@ -73,7 +73,7 @@ def combine(
 def loss_weights(
     config: CombineConfig, distillation: Tensor, cross_entropy: Tensor
 ) -> tuple[Tensor | float, float]:
-    """Return the weights of distillation and cross-entropy for these values."""
+    """Return the weights of the distillation loss and the cross-entropy."""
     if not config.dynamic_scaling:
         return config.distillation_weight, config.cross_entropy_weight
     d, c = distillation.detach().abs(), cross_entropy.detach().abs()

@@ -1,4 +1,4 @@
-"""CSD: compares both models, chunk by chunk, on completions with the same text."""
+"""CSD: compare both models, chunk by chunk, on completions with the same text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
 MIN_REST = 1e-12
-"""Lower bound of the rest's probability, as in NeMo-RL."""
+"""Lower bound for the probability of the rest, as in NeMo-RL."""
 
 
 def csd(
@@ -46,13 +46,14 @@ def csd(
 ) -> Tensor:
     """Return the Common-Support Distillation loss (arXiv 2610.28895) of NeMo-RL's draft.
 
-    A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. Its
-    events replace the last token of each side by one of K completions with the same text, u_k and
-    v_k. At temperature τ
+    A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. Each
+    of its K events replaces the last token of both sides by completions u_k and v_k with the same
+    text. At temperature τ
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is the teacher's. The last event, the rest, is at least 1e-12. Completions are
+    P_T is the same distribution for the teacher. The probability of the last event, the rest, is at
+    least 1e-12. The completions are
 
     - M = N = 1: all shared tokens;
     - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the mirror image;
@@ -60,19 +61,19 @@ def csd(
 
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 
-    D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) +
-    (1 − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. `alpha` α adds βα times a comparison of shared
-    tokens at the first position of chunks that are not 1:1; there, the chunk's first tokens and
-    completions belong to the rest.
+    D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) + (1
+    − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. For chunks that are not 1:1, `alpha` α adds βα times
+    a comparison of shared tokens at the first position. In this comparison, the chunk's first
+    tokens and completions belong to the rest.
 
-    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions do not count. The rest of 1:1
-    chunks is a sum, which is more accurate than NeMo-RL's 1 − Σ q.
+    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions are excluded. The rest of a
+    1:1 chunk is computed as a sum, which is more accurate than NeMo-RL's 1 − Σ q.
 
     `index` is `spelling_index(spellings)`, on the logits' device. `targets` are the predicted ids,
     int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments, result and errors.
 
     Raises:
-        ValueError: also if a target in a chunk is not an id.
+        ValueError: as in `event_kl`, and if a target in a chunk is not an id.
     """
     plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()
@@ -112,7 +113,7 @@ class _SharedTokens(NamedTuple):
     def part(
         self, chunks: Tensor, cells: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> PlanPart:
-        """Compare some chunks; `cells` are sorted cells of the rest: chunk, student token."""
+        """Return a part for these chunks; `cells` are sorted cells (chunk, student token)."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             block_cells = None
@@ -133,7 +134,7 @@ class _SharedTokens(NamedTuple):
         )
 
     def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
-        """Return the first tokens and the completions of the chunks that are not 1:1."""
+        """Return the first tokens and completions of the chunks that are not 1:1, as cells."""
         width = self.spellings.widths[0]
         numbers = torch.arange(len(events.groups), device=events.groups.device)
         student, teacher = (side.ids[side.starts[events.groups]] for side in self.tokens)
@@ -146,7 +147,7 @@ class _SharedTokens(NamedTuple):
     def compare(
         self, block: LogitBlock, teacher_logits: Tensor, cells: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses and its gradient; `cells` belong to the rest."""
+        """Return the sum of losses and its gradient. The `cells` belong to the rest."""
         index, temperature = self.spellings, self.config.temperature
         rest, teacher_rest = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
@@ -162,7 +163,7 @@ class _SharedTokens(NamedTuple):
             q_rest.index_add_(0, cells[0], log_t[cells].exp())
         is_empty, p_rest = p_rest < MIN_REST, p_rest.clamp(min=MIN_REST)
         rest_terms = _divergence(p_rest.log(), q_rest.clamp(min=MIN_REST).log(), self.config)
-        # The gradient is Σ_e slope_e · (the share of a token in e − its probability).
+        # The gradient is Σ_e slope_e · (the token's share of event e − the token's probability).
         rest_slope = rest_terms[1].masked_fill(is_empty, 0)
         loss = value.sum() + rest_terms[0].sum()
         sums, ratio = (slope.sum(1) + rest_slope)[:, None], (rest_slope / p_rest)[:, None]
@@ -225,7 +226,7 @@ def _complete(
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:
-    """Return each event's term of D(t ‖ p), and p times its derivative, up to a constant."""
+    """Return each event's term of D(t ‖ p), and p times the derivative, up to a constant."""
     if config.jsd_beta is not None:
         share = config.jsd_beta
         log_m = torch.logaddexp(log_p + log1p(-share), log_t + log(share))

@@ -1,4 +1,4 @@
-"""KL between next-token distributions: summed by event at the start of chunks, or by equal ids."""
+"""KL between next-token distributions, over events at the start of chunks or over equal ids."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
-"""Lower bound of log-probabilities in sums over events; float64 can represent its exponential."""
+"""Lower bound for log-probabilities in sums over events. Its exponential fits into float64."""
 
 
 class EventIndex(NamedTuple):
-    """An event map on a device; int64 tensors. C events have several tokens on a side."""
+    """An event map on a device, as int64 tensors. C events have several tokens on a side."""
 
-    partner: Tensor  # [V_student], a teacher token of the same event
-    student_tokens: Tensor  # tokens of events with several tokens, rising
-    student_sums: Tensor  # the numbers of their events, 0..C − 1
+    partner: Tensor  # [V_student], one teacher token of the same event
+    student_tokens: Tensor  # tokens of events with several tokens, ascending
+    student_sums: Tensor  # number of each token's event, 0..C − 1
     teacher_tokens: Tensor
     teacher_sums: Tensor
     widths: tuple[int, int]  # (V_student, V_teacher)
@@ -39,7 +39,7 @@ class EventIndex(NamedTuple):
 
 
 def event_index(events: EventMap) -> EventIndex:
-    """Return an event map's index, on the CPU."""
+    """Convert an event map to an index on the CPU."""
     sides = events.student_event, events.teacher_event
     counts = [np.bincount(side, minlength=events.num_events) for side in sides]
     has_several = (counts[0] > 1) | (counts[1] > 1)
@@ -70,33 +70,34 @@ def event_kl(
 ) -> Tensor:
     """Return the KL between both models' distributions over events at the start of chunks.
 
-    With s_e and r_e the sums of the student's and the teacher's softmax at temperature τ over the
-    tokens of event e, at the positions that predict a chunk's first token:
+    Let s_e and r_e be the student's and the teacher's softmax probability at temperature τ, summed
+    over the tokens of event e, at the positions that predict a chunk's first token. Then
 
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
-    `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL of the models' own
-    predictions (data processing inequality; Cover and Thomas, Elements of Information Theory, 2nd
-    ed., section 2.8). A chunk at position 0, which predicts token 1, is excluded.
+    `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL between the
+    models' own predictions (data processing inequality; Cover and Thomas, Elements of Information
+    Theory, 2nd ed., section 2.8). A chunk at position 0, which predicts token 1, is excluded.
 
-    The only large allocation is the gradient to a tensor of student logits, in its dtype.
-    `backward` consumes it, so it can run only once.
+    The only large allocation is the gradient of the student's logits, if these are a tensor, in
+    their dtype. `backward` consumes this gradient, so it can run only once.
 
     Args:
-        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
-            autocast (float64 for float64). Columns beyond the index's width are ignored.
-        teacher_logits: `[B, T_t, V]`, likewise, without gradient.
+        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`. The loss is computed in float32
+            under any autocast (in float64 for float64). Columns beyond the index's width are
+            ignored.
+        teacher_logits: `[B, T_t, V]`, a tensor or `HiddenLogits`; receives no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: the result of `xtok.shift_to_predictions`.
-        config: the options; defaults if None.
-        sample_mask: `[B]`, 0 for rows that do not count.
+        config: the options; None uses the defaults.
+        sample_mask: `[B]`, 0 for rows that do not contribute to the loss.
 
     Returns:
-        A scalar; 0 with zero gradients if no chunk counts.
+        A scalar. If no chunk contributes, it is 0, with zero gradients.
 
     Raises:
         XtokError: if logits are narrower than the index.
-        ValueError: if shapes do not fit, chunk ids decrease, or logits are NaN or +∞.
+        ValueError: if shapes do not match, chunk ids decrease, or logits are NaN or +∞.
     """
     require_type(index, EventIndex, "event_index(events)")
     plan, logits = partial(plan_event_kl, index=index), (student_logits, teacher_logits)
@@ -111,26 +112,26 @@ def same_tokenizer_kl(
 ) -> Tensor:
     """Return the KL to a teacher with the same tokenizer, position by position.
 
-    K are the `top_k` tokens with the largest maximum teacher logit in the microbatch, as in
-    NeMo-RL; both softmaxes are restricted to K (Hinton et al., arXiv 1503.02531):
+    K is the set of the `top_k` tokens with the largest maximum teacher logit in the microbatch, as
+    in NeMo-RL. Both softmaxes are restricted to K (Hinton et al., arXiv 1503.02531):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
-    Both sides, `[B, T, V]`, must have the same ids and padding; columns beyond the narrower side
-    are ignored. `mask`, `[B, T]`, is 0 for padding and the last token. (`make_loss` compares
-    aligned tokens instead, so padding, truncation and rendering may differ.)
+    Both logits, `[B, T, V]`, must belong to the same ids and padding. Columns beyond the narrower
+    logits are ignored. `mask`, `[B, T]`, is 0 for padding and the last token. (The loss from
+    `make_loss` compares aligned tokens instead, so padding, truncation and rendering may differ.)
 
     Returns:
-        A scalar; 0 with zero gradients if no position counts.
+        A scalar. If no position contributes, it is 0, with zero gradients.
 
     Raises:
-        ValueError: if shapes do not fit, or logits are NaN or +∞.
+        ValueError: if shapes do not match, or logits are NaN or +∞.
     """
     student, teacher = as_logits(student_logits), as_logits(teacher_logits)
     if not student.shape[:-1] == teacher.shape[:-1] == mask.shape:
         raise ValueError(
-            f"the student's logits {list(student.shape)}, the teacher's {list(teacher.shape)} and "
-            f"the mask {list(mask.shape)} must agree in [B, T]"
+            f"the student's logits {list(student.shape)}, the teacher's logits "
+            f"{list(teacher.shape)} and the mask {list(mask.shape)} differ in [B, T]"
         )
     [positions] = (mask.flatten() != 0).nonzero(as_tuple=True)
     plan = plan_kl(student, teacher, (positions, positions), config or SameTokenizerConfig())
@@ -138,7 +139,7 @@ def same_tokenizer_kl(
 
 
 def plan_event_kl(sides: BothLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
-    """Plan `event_kl` for one pass; without an index, compare equal ids."""
+    """Plan `event_kl` for one pass. Without an index, compare equal ids."""
     student, teacher = sides.tokens((0, 0) if index is None else index.widths)
     firsts = student.positions[student.starts], teacher.positions[teacher.starts]
     return plan_kl(sides.student, sides.teacher, firsts, config, index)
@@ -151,7 +152,7 @@ def plan_kl(
     config: Any,
     index: EventIndex | None = None,
 ) -> Plan:
-    """Plan the KL at n positions, over events or, without an index, over equal ids."""
+    """Plan the KL at n positions over events, or without an index over equal ids."""
     count, dtype, temperature = len(positions[0]), work_dtype(student, teacher), config.temperature
     shared_width = min(student.shape[-1], teacher.shape[-1])
     width, teacher_width = (shared_width, shared_width) if index is None else index.widths
@@ -162,9 +163,9 @@ def plan_kl(
         compared = teacher.select(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Share each event's teacher mass t among its student tokens, in proportion to p.
+        """Distribute each event's teacher probability over its student tokens, in proportion to p.
 
-        KL(t ‖ p) over tokens then equals the KL over events, with gradient p − t.
+        The result t has the same KL(t ‖ p) over tokens as over events, and the gradient is p − t.
         """
         log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
@@ -182,7 +183,7 @@ def plan_kl(
 
 
 def _kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Return the sum of KL(t ‖ p) over n positions, and its gradient to the logits of p.
+    """Return the sum of KL(t ‖ p) over n positions, and its gradient with respect to p's logits.
 
     With `reverse`, this is KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
     """

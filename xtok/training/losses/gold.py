@@ -1,4 +1,4 @@
-"""Gold and H-KL: exact pairs by KL, remaining tokens by sorted probabilities."""
+"""Gold and H-KL: compare exact pairs by KL, and remaining tokens by sorted probabilities."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from xtok.training.rows import to_device
 class ExactPairs(NamedTuple):
     """P pairs of tokens, and the remaining tokens of both vocabularies; int64."""
 
-    student_ids: Tensor  # [P], rising
-    teacher_ids: Tensor  # [P], the counterparts; each teacher id at most once
+    student_ids: Tensor  # [P], ascending
+    teacher_ids: Tensor  # [P], their counterparts; each teacher id at most once
     other_student_ids: Tensor  # rising
     other_teacher_ids: Tensor  # rising
 
@@ -37,11 +37,12 @@ class ExactPairs(NamedTuple):
 
 
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
-    """Return the pairs that `gold` compares, as NeMo-RL's `build_exact_token_map`.
+    """Return the pairs that `gold` compares, like NeMo-RL's `build_exact_token_map`.
 
-    Without a threshold, these are rows with one entry of weight 1 and equal bytes or role; the
-    lowest student id of a teacher token wins. With a threshold (0.6 for H-KL), the largest weight
-    of a row, except a scale slot, must reach it; the heaviest student wins, then the lowest id.
+    Without a threshold, the pairs are the rows with one entry of weight 1 and equal bytes or role.
+    If several students share a teacher token, the lowest id is used. With a threshold (0.6 for
+    H-KL), a row's largest weight (except a scale slot) must reach it. If several students share a
+    teacher token, the largest weight is used, then the lowest id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
     rows, columns = projection.student_ids[first], projection.teacher_ids[first]
@@ -74,14 +75,16 @@ def gold(
 
     It combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
     2402.12030). log s and log r are the means of the log-softmax at temperature τ over a chunk's
-    positions, P the pairs, and ↓ the `uncommon_topk` largest probabilities in falling order:
+    positions, P is the set of pairs, and ↓ denotes the `uncommon_topk` largest probabilities in
+    descending order:
 
         loss = τ² · mean over chunks of
                Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over tokens without a pair
 
-    `reverse_kl` makes the first sum Σ s_i (log s_i − log r_j). The loss may be below 0, because the
-    pairs alone are not a distribution. `pairs` are `exact_pairs(map)`, on the logits' device; with
-    `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl` for the rest.
+    `reverse_kl` changes the first sum to Σ s_i (log s_i − log r_j). The loss may be below 0,
+    because the pairs alone are not a distribution. `pairs` is `exact_pairs(map)`, on the logits'
+    device. With `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl`
+    for the other arguments.
     """
     plan, logits = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or GoldConfig(), sample_mask)
@@ -110,7 +113,7 @@ def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
 
 
 def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:
-    """Return the sum of losses of c chunks, from mean log-probabilities `[c, V]`."""
+    """Return the sum of the losses of c chunks, from their mean log-probabilities `[c, V]`."""
     towards, away = log_r[:, pairs.teacher_ids], log_s[:, pairs.student_ids]
     if config.reverse_kl:
         towards, away = away, towards

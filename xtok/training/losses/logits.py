@@ -1,4 +1,4 @@
-"""Logits as a tensor or as hidden states and a head; read one block at a time."""
+"""Logits, given as a tensor or as hidden states and a head, and read in blocks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from xtok.training.sparse import block_length, work_dtype
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""Sums of gradients, one for each of `inputs`; None if not required."""
+"""Accumulated gradients, one for each of `inputs`; None if an input requires no gradient."""
 
 
 FLOOR = -23.02585092994046
-"""log(1e-10): the log-probability of a token with a logit of −∞."""
+"""log(1e-10), used as the log-probability of a token with a logit of −∞."""
 
 
 class HiddenLogits:
     """Logits computed from hidden states and a head, one block of positions at a time.
 
-    With `hidden` h, `weight` W, `bias` b and `softcap` c, the logits of a position are
+    Let h be `hidden`, W `weight`, b `bias` and c `softcap`. The logits of a position are
 
         z = scale · (h Wᵀ + b)        or, with a softcap, c · tanh(z / c)
 
-    Nothing of size `[B, T, V]` is allocated. `backward` can run only once. The product has the
-    dtype of the inputs, or of the autocast at construction; everything else is float32 (float64 for
-    float64).
+    No tensor of size `[B, T, V]` is allocated. `backward` can run only once. The product is
+    computed in the dtype of the inputs, or of the autocast at construction. All other steps use
+    float32 (float64 for float64).
 
     >>> import torch
     >>> xtok.losses.HiddenLogits(torch.zeros(2, 5, 8), torch.zeros(100, 8)).shape
@@ -38,11 +38,11 @@ class HiddenLogits:
         hidden: `[B, T, d]`, a decoder's last hidden states, after its final norm.
         weight: `[V, d]`, the head's weight.
         bias: `[V]`.
-        scale: a model's `logit_scale`, or 1 / `logits_scaling`.
-        softcap: a model's `final_logit_softcapping`.
+        scale: the model's `logit_scale`, or 1 / `logits_scaling`.
+        softcap: the model's `final_logit_softcapping`.
 
     Raises:
-        ValueError: if shapes do not fit, or the softcap is not above 0.
+        ValueError: if shapes do not match, or the softcap is not above 0.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HiddenLogits:
         shapes = [list(x.shape) for x in (hidden, weight)]
         if hidden.ndim != 3 or weight.ndim != 2 or shapes[0][2] != shapes[1][1]:
             raise ValueError(
-                f"hidden {shapes[0]} and weight {shapes[1]} must be [B, T, d] and [V, d]"
+                f"hidden is {shapes[0]} and weight {shapes[1]}, expected [B, T, d] and [V, d]"
             )
         if bias is not None and list(bias.shape) != shapes[1][:1]:
             raise ValueError(f"bias is {list(bias.shape)}, expected {shapes[1][:1]}")
@@ -81,8 +81,8 @@ class HiddenLogits:
         """Return the logits of n positions, `[n, V]`, without a gradient.
 
         Args:
-            positions: int64 `[n]`; row · T + t.
-            dtype: float32 by default, float64 for float64.
+            positions: int64 `[n]`, each row · T + t.
+            dtype: dtype of the result; default: float32, or float64 for float64 inputs.
         """
         dtype = dtype or work_dtype(self)
         with torch.autocast(self.device.type, enabled=False):
@@ -106,12 +106,12 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return zeros for the required gradients."""
+        """Return zeros for each required gradient."""
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
     def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient to h Wᵀ + b; overwrites `grad`. Masked logits (−∞) get none."""
+        """Return the gradient of h Wᵀ + b, 0 for masked logits (−∞). Overwrites `grad`."""
         if self.bias is not None:
             grad.masked_fill_(torch.isneginf(logits), 0)
         if self.softcap is not None:
@@ -119,7 +119,7 @@ class HiddenLogits:
         return grad if self.scale == 1 else grad.mul_(self.scale)
 
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
-        """Add a gradient `[n, V]` returned by `before_cap`, once per position; overwrites it."""
+        """Add a gradient `[n, V]` from `before_cap`, once per position. Overwrites `grad`."""
         hidden_grad, weight_grad, bias_grad = gradients
         if bias_grad is not None:
             bias_grad += grad.sum(0)
@@ -148,7 +148,7 @@ class HiddenLogits:
         return None
 
     def _half_factor(self, grad: Tensor, rows: Tensor) -> Tensor:
-        """Return the power of 2 that fits a gradient into float16 products (6e-8 to 65,504)."""
+        """Return a power of 2 that scales a gradient into the range of float16 (6e-8 to 65,504)."""
         size = grad.abs()
         products = size.sum(1).amax() * self._largest_weight, size.sum(0).amax() * rows.abs().amax()
         largest = torch.stack([size.amax(), *(bound / 2**15 for bound in products)]).amax()
@@ -189,16 +189,16 @@ class WholeLogits:
         return WholeLogits(self.logits.detach(), columns)
 
     def gradients(self) -> Gradients:
-        """Return zeros for the gradient, if required."""
+        """Return zeros for the gradient, if it is required."""
         dtype = self.dtype if self.dtype == torch.bfloat16 else work_dtype(self)
         return (_zeros(self.logits, dtype),)
 
     def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of a block of logits, without entries for −∞."""
+        """Return the gradient of a block of logits, 0 for masked logits (−∞)."""
         return grad.masked_fill_(torch.isneginf(logits), 0)
 
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
-        """Write the gradient of some logits."""
+        """Write the gradient of the logits at these positions."""
         [logit_grad] = gradients
         if logit_grad is not None:
             logit_grad[batch_indices(self, positions)] = grad.to(logit_grad.dtype)
@@ -215,7 +215,7 @@ class WholeLogits:
 
 
 AnyLogits: TypeAlias = Tensor | HiddenLogits
-"""A model's logits as losses accept them, `[B, T, V]`."""
+"""A model's logits `[B, T, V]`, in the forms that losses accept."""
 
 Logits: TypeAlias = WholeLogits | HiddenLogits
 
@@ -241,13 +241,13 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 
 
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
-    """Return the k of the first `width` tokens with the largest logits, rising, int64 `[k]`.
+    """Return the k tokens below `width` with the largest logits, ascending, int64 `[k]`.
 
-    Positions with NaN or +∞ do not count, unless they are among the `compared` positions, int64
-    `[n]`, where they raise.
+    Positions with NaN or +∞ are ignored. At the `compared` positions, int64 `[n]`, they are an
+    error.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
-    if size and isinstance(logits, WholeLogits):  # without copies, in a tenth of the time
+    if size and isinstance(logits, WholeLogits):  # no copies: a tenth of the time
         largest = logits.logits.detach().amax((0, 1))[:width].to(work_dtype(logits))
         if bool((largest < torch.inf).all()):
             return largest.topk(top_k).indices.sort().values
@@ -262,7 +262,7 @@ def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Ten
 
 
 def batch_indices(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and the token index of each position in a batch `[B, T, …]`."""
+    """Return the row index and the token index of each position in a batch `[B, T, …]`."""
     return positions // like.shape[1], positions % like.shape[1]
 
 

@@ -1,6 +1,7 @@
-"""One pass over the student's positions: all losses share each block of its logits.
+"""Compute several losses in one pass over the student's positions, block by block.
 
-A loss returns a plan; `one_pass` runs the plans of several losses and sums their gradients.
+Each loss returns a plan. `one_pass` runs the plans of several losses on shared blocks of the
+student's logits, and adds up their gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xtok.training.sparse import block_length, work_dtype
 
 
 class LogitBlock:
-    """The student's logits at some positions, `[m, V]`, with shared results.
+    """The student's logits at m positions, `[m, V]`, with cached results for all losses.
 
     Comparisons must not modify them.
     """
@@ -36,14 +37,14 @@ class LogitBlock:
         self._probs: dict[tuple[int, float], Tensor] = {}
 
     def log_probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
-        """Return log-probabilities of the first tokens, `[m, width]`, at a temperature."""
+        """Return the log-probabilities of the first `width` tokens, `[m, width]`."""
         key = width, temperature
         if key not in self._log_probs:
             self._log_probs[key] = log_probabilities(self.logits[:, :width], temperature)
         return self._log_probs[key]
 
     def probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
-        """Return probabilities of the first tokens, `[m, width]`, at a temperature."""
+        """Return the probabilities of the first `width` tokens, `[m, width]`."""
         key = width, temperature
         if key not in self._probs:
             self._probs[key] = self.log_probabilities(width, temperature).exp()
@@ -51,66 +52,67 @@ class LogitBlock:
 
 
 class Rows(NamedTuple):
-    """The positions and entries of a part that are in a block."""
+    """The positions and entries of a part that fall into one block."""
 
-    indices: Tensor  # int64 [m], rising: indices into the part's n positions
-    entries: Sequence[slice]  # for each of `entry_positions`, the range of its entries
-    teacher_logits: Tensor  # [0] if the part reads no teacher
+    indices: Tensor  # int64 [m], ascending, indices into the part's n positions
+    entries: Sequence[slice]  # range of the entries in the block, for each of `entry_positions`
+    teacher_logits: Tensor  # the teacher's logits; [0] if the part reads no teacher
 
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
-"""Returns the sum of losses at some positions, and its gradient to the first columns of the
-student's logits over τ. The caller overwrites the gradient."""
+"""Returns the sum of losses at some positions, and its gradient with respect to the first columns
+of the student's logits divided by τ. The caller overwrites the gradient."""
 
 
 class Read(NamedTuple):
-    """The teacher's logits that a part reads, at each of its positions or entries."""
+    """The positions of the teacher's logits that a part reads for its positions or entries."""
 
     logits: Logits
     positions: Tensor  # int64
-    per_entry: int | None = None  # index in `entry_positions`; None: at each position
+    per_entry: int | None = None  # in `entry_positions`; None: one per position
 
     def at(self, rows: Rows) -> Tensor:
-        """Return the positions for a block."""
+        """Return the teacher's positions for a block."""
         indices = rows.indices if self.per_entry is None else rows.entries[self.per_entry]
         return self.positions[indices]
 
 
 class PlanPart(NamedTuple):
-    """A comparison at n positions of the student."""
+    """A comparison at n positions of the student, as one part of a plan."""
 
-    positions: Tensor  # int64 [n], row · T + t: distinct, rising with `chunk`
+    positions: Tensor  # int64 [n], row · T + t; distinct
     compare: Compare
     teacher: Read | None = None
-    width: int = 0  # of the teacher's logits, for the size of blocks
-    entry_positions: Sequence[Tensor] = ()  # int64 [e], rising: of each entry, in `positions`
-    chunk: Tensor | None = None  # int64 [n], rising: equal numbers share a block
+    width: int = 0  # width of the teacher's logits, for the size of blocks
+    entry_positions: Sequence[Tensor] = ()  # int64 [e], ascending, indices in `positions`
+    chunk: Tensor | None = None  # int64 [n], ascending; equal numbers share a block
 
 
 class Plan(NamedTuple):
-    """A loss as its comparisons: τ² times a mean over `num_terms`."""
+    """The comparisons of a loss, which is τ² times the mean over `num_terms`."""
 
     parts: Sequence[PlanPart]
-    num_terms: int  # the loss is 0 if this is 0
+    num_terms: int  # number of terms; the loss is 0 if it is 0
     dtype: torch.dtype
     temperature: float = 1.0
-    explain: Callable[[], None] = lambda: None  # raises an error if its input is invalid
-    # Other tensors with gradients, and the sums of these gradients.
+    explain: Callable[[], None] = lambda: None  # raises an error for invalid input
+    # Other tensors that require gradients, and their accumulated gradients.
     gradients: Sequence[tuple[Tensor, Tensor]] = ()
-    value: Tensor | None = None  # of a loss without parts, which `gradients` connects
+    value: Tensor | None = None  # of a loss without parts
 
     @property
     def scale(self) -> float:
-        """The factor of the sum of losses."""
+        """Factor of the sum of losses."""
         return self.temperature**2 / max(1, self.num_terms)
 
 
 def one_pass(
     student: AnyLogits, plans: Sequence[Plan], weights: Sequence[float | Tensor] = (1.0,)
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return Σ weight · loss, and each loss without a gradient; all are scalars.
+    """Return Σ weight · loss, and each loss without a gradient, as scalars.
 
-    The gradient is computed with the losses. `backward` consumes it, so it can run only once.
+    The gradient is computed together with the losses. `backward` consumes the gradient, so it can
+    run only once.
 
     Raises:
         ValueError: if a loss is not finite; the message names the invalid input.
@@ -140,7 +142,7 @@ def one_pass(
 
 
 _Term: TypeAlias = tuple[PlanPart, Tensor | float, Tensor]
-"""A part of a plan, the factor of its gradient, and the sum of its plan's losses."""
+"""A part of a plan, the factor of its gradient, and the accumulated loss of its plan."""
 
 
 def _compare(
@@ -150,7 +152,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return the sum of each plan's losses; add their gradients to `gradients`."""
+    """Return the sum of each plan's losses, and add their gradients to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -171,7 +173,7 @@ def _compare_at(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> None:
-    """Compare at some positions; on return, all logits of these positions are freed."""
+    """Run the comparisons at some positions. Their logits are freed on return."""
     values, grad = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in gradients)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
@@ -187,7 +189,7 @@ def _compare_at(
 def _compare_block(
     logits: Tensor, terms: Sequence[_Term], in_block: Sequence[InBlock], *, has_gradient: bool
 ) -> Tensor | None:
-    """Add the losses of a block to the totals; return their gradient to its logits."""
+    """Add the losses of a block to the totals, and return the gradient of the block's logits."""
     block, grad = LogitBlock(logits), None
     for number, rows, indices in in_block:
         part, factor, total = terms[number]
@@ -211,16 +213,16 @@ def _add(total: Tensor | None, grad: Tensor, logits: Tensor, indices: Tensor | N
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""The number of a part, its rows, and their indices in the block; None for the whole block."""
+"""The number of a part, its rows, and their indices in the block (None: the whole block)."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
-"""A slice of the positions that are computed at once, and the parts that compare there."""
+"""A slice of the positions that are computed together, and the parts that compare them."""
 
 
 def _with_teachers(
     parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Yield blocks with the teacher logits of their parts, computed for all blocks at once."""
+    """Yield blocks with the teacher logits of their parts, which are computed together."""
     logits: dict[int, Iterator[Tensor]] = {}
     for number, part in enumerate(parts):
         if read := part.teacher:
@@ -236,11 +238,11 @@ def _with_teachers(
 
 
 def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
-    """Yield positions to compute at once, with the blocks for comparison.
+    """Yield groups of positions whose logits are computed together, and their blocks.
 
-    Positions of the same parts share a block. A product reads the whole head, so it needs many
-    positions; on a CPU, comparisons are fastest in the cache (0.77 of the time: event KL of 512
-    tokens, 49,152 × 262,144 ids, one core).
+    Positions of the same parts share a block. Each product reads the whole head, so many positions
+    are computed together. Comparisons use smaller blocks, which fit into the cache of a CPU (0.77
+    of the time: event KL of 512 tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return
@@ -265,7 +267,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
-    """Return the number of positions that are compared, and that are computed, at once."""
+    """Return the number of positions to compare at once, and to compute at once."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
     sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
@@ -276,13 +278,14 @@ def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]
 def _order(
     parts: Sequence[PlanPart], size: int, step: int
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
-    """Return positions ordered by block, unused positions first, and the bounds of the blocks.
+    """Order the positions by block, with unused positions first; also return the blocks' bounds.
 
-    For each part, also return the indices of its positions in this order, rising, and their indices
-    in the part.
+    For each part, also return the indices of its positions in this order (ascending), and their
+    indices in the part.
 
-    Positions that the same parts compare have the same code, and a block has one code. So no part
-    needs a mask within a block. An example with two parts and blocks of two positions:
+    The code of a position encodes the parts that compare it. All positions of a block have the same
+    code, so no part needs a mask within a block. An example with two parts and blocks of two
+    positions:
 
         position   0   1   2   3   4   5
         part 0     x   x       x            adds 2 to the code
@@ -290,8 +293,8 @@ def _order(
         code       2   3   1   3   0   0
         order      4   5 | 2 | 0 | 1   3    the bounds are 2, 3, 4, 6
 
-    Positions of a chunk stay in one block: they share the largest code, and `joined` is above 0 at
-    those where the chunk goes on, so that no bound is set there.
+    The positions of a chunk stay in one block. They all get the chunk's largest code, and `joined`
+    is above 0 where a chunk continues, so that no bound is set there.
     """
     first, device = parts[0].positions, parts[0].positions.device
     if len(parts) == 1 and parts[0].chunk is None:
@@ -301,7 +304,7 @@ def _order(
     for number, part in enumerate(parts):
         code *= 2
         code[part.positions] += 1
-        if number % 32 == 31:  # keep the code within 64 bits
+        if number % 32 == 31:  # so that codes fit into 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
     for positions, *_, chunk in parts:
         if chunk is not None:
@@ -311,7 +314,7 @@ def _order(
     order = code.argsort(stable=True)
     code, is_joined = code[order], joined.cumsum(0)[order] > 0
     is_last = torch.nn.functional.pad(code[1:] != code[:-1], (0, 1), value=True)
-    # The only fetch from the device.
+    # The only transfer from the device.
     ends, cuts, unused = torch.stack([is_last, ~is_joined, code == 0]).cpu().numpy()
     bounds, allowed = [int(unused.sum())], np.flatnonzero(cuts | ends) + 1
     for end in np.flatnonzero(ends) + 1:
@@ -327,7 +330,7 @@ def _order(
 def _slices(
     parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Yield, for each block and part, the bounds of the part's rows and entries."""
+    """Yield the bounds of each part's rows and entries, for each block."""
     if len(parts) == 1 and not parts[0].entry_positions:
         yield from ([start, stop] for start, stop in pairwise(bounds))
         return
@@ -345,7 +348,7 @@ def _slices(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Connects a loss with inputs through known gradients; None for inputs without one."""
+    """Connects a loss to its inputs through known gradients; None if an input has none."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:
@@ -355,7 +358,7 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled():  # the caller set create_graph=True
             raise RuntimeError(
                 "this gradient cannot be differentiated again: remove create_graph=True, or apply "
                 "gradient penalties to a PyTorch loss"
@@ -371,7 +374,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply a gradient in place, without rounding the factor to half precision."""
+    """Multiply a gradient in place, and keep the factor in full precision."""
     dtype = work_dtype(gradient)
     if gradient.dtype == dtype:
         return gradient.mul_(factor.to(dtype))

@@ -1,4 +1,4 @@
-"""P-KL: the student's projected probabilities, compared with the teacher's by chunk."""
+"""P-KL: project the student's probabilities with a map, and compare them with the teacher's."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def p_kl(
 ) -> Tensor:
     """Return the P-KL loss of X-Token (arXiv 2605.21699) as in NeMo-RL.
 
-    With p the student's softmax at temperature τ, W the map, K the k teacher tokens with the
-    largest maximum logit in the microbatch, and C a chunk with positions C_s and C_t:
+    Let p be the student's softmax at temperature τ, W the map, K the set of the k teacher tokens
+    with the largest maximum logit in the microbatch, and C a chunk with positions C_s and C_t. Then
 
         a_j = (1/|C_s|) Σ_{t∈C_s} Σ_v p_t(v) W[v, j]      q = a / Σ_{j∈K} a_j
         log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
         loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
 
-    `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to sizes, sums, and q before its
-    logarithm. A learnable `module` gets gradients too. Chunks at position 0 count. See `event_kl`
-    for the other arguments, the result and the errors.
+    `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to sizes, to sums, and to q inside the
+    logarithm. A learnable `module` also receives gradients. Chunks at position 0 are included. See
+    `event_kl` for the other arguments, the result and the errors.
     """
     plan, logits = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or PKLConfig(), sample_mask)
@@ -58,8 +58,8 @@ def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) ->
     if config.top_k is not None and config.top_k < teacher_width:
         columns = top_columns(compared, teacher.positions, teacher_width, config.top_k)
         compared = compared.select(columns)
-    # The map's m entries in these k columns, by column: their starts, [k], the R student tokens
-    # that they use, rising, and the index of each entry's token among these, [m].
+    # The map's m entries in these k columns, sorted by column: the start of each column, [k]; the R
+    # student tokens that occur, ascending; and the index of each entry's token among them, [m].
     columns = columns.to(sides.student.device)
     starts_in_map = module.offsets[columns]
     counts = module.offsets[columns + 1] - starts_in_map
@@ -93,7 +93,7 @@ def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) ->
 
 
 def _divergence(projected: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
-    """Return the sum of losses of c chunks, from mean projected probabilities `[c, k]`."""
+    """Return the sum of the losses of c chunks, from mean projected probabilities `[c, k]`."""
     q = projected / (projected.sum(1, keepdim=True) + EPSILON) + EPSILON
     if reverse:
         return (q * (q.log() - log_r)).sum()

@@ -1,4 +1,4 @@
-"""The table of losses: inputs, options and number of terms."""
+"""The table of losses, with their inputs and options."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def count_targets(batch: Batch, *_: Any) -> int:
 
 
 class BatchLoss:
-    """A loss on a prepared batch and a teacher's part of it, as a trainer calls it.
+    """A loss in the form that trainers call, on a prepared batch and one teacher's part of it.
 
-    `mean` takes the student's logits, the teacher's (None for stored predictions), the batch and
-    the teacher's part, and returns a scalar. `count` returns the number of terms of this mean: by
-    default, the chunks.
+    `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
+    and the teacher's part, and returns a scalar. `count` returns the number of terms in this mean;
+    by default, the number of chunks.
     """
 
     takes_hidden = False
-    """Whether logits may be `HiddenLogits`."""
+    """Whether the loss accepts `HiddenLogits`."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class BatchLoss:
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
-        """Return the mean."""
+        """Return the loss of the batch, a mean over its terms."""
         plan = self.plan(student_logits, teacher_logits, batch, side)
         return one_pass(student_logits, [plan])[0]
 
     def count(self, batch: Batch, side: Batch) -> int:
-        """Return the number of terms of the mean."""
+        """Return the number of terms in the mean."""
         return self._count(batch, side)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
@@ -94,7 +94,7 @@ class RequiredMap(NamedTuple):
         return MAP_NAMES[self.file_type.KIND]
 
     def on_device(self, any_map: Any) -> Any:
-        """Return a map or a file's map in its form on a device; None for other types."""
+        """Move a map, or the map in a file, to a device; None for maps of other types."""
         any_map = self.file_type.of(any_map)
         if isinstance(any_map, self.file_type):
             any_map = self.to_device_type(any_map)
@@ -110,19 +110,19 @@ SPELLINGS = RequiredMap(SpellingMap, SpellingIndex, spelling_index)
 class LossSpec:
     """The definition of a loss: its plan, its inputs and its options."""
 
-    # Takes `BothLogits`, the map if required, and the config; with stored predictions, the
+    # Arguments: `BothLogits`, the map if required, and the config. With stored predictions: the
     # student's logits and the predictions.
     plan: Callable[..., Plan]
-    config: Any = None  # the class of its options
+    config: Any = None  # class of its options
     map: RequiredMap | None = None
-    is_stored: bool = False  # whether the teacher is a cache of predictions
+    is_stored: bool = False  # whether stored predictions replace the teacher
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
     count: Callable[[Any, TargetIds, Chunks], int] = lambda map, targets, chunks: chunks.total
     prepare_map: Callable[[Any], Any] = lambda on_device: on_device
 
 
 class _ConfiguredLoss(BatchLoss):
-    """A loss of `LOSSES` with its map on the device and its options."""
+    """A loss of `LOSSES`, with its map on the device and its options."""
 
     takes_hidden = True
 
@@ -186,20 +186,20 @@ def loss_spec(name: LossName) -> LossSpec:
 
 
 def unused_map(name: str) -> XtokError:
-    """Return the error for a map of a loss without a map, by the name of the loss."""
+    """Return the error for a map that is passed to a loss without a map."""
     takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
     return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
 
 
 def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLoss:
-    """Return a loss for batches from the collator's `prepare`.
+    """Return a loss for batches from `prepare`.
 
     >>> xtok.losses.make_loss("alm", config=xtok.losses.ALMConfig(temperature=100)).takes_hidden
     True
 
     Args:
         name: a key of `LOSSES`.
-        map: a map, its path, or its form on a device: a `ProjectionModule`, `EventIndex` or
+        map: a map, its path, or a map on a device: a `ProjectionModule`, `EventIndex` or
             `SpellingIndex`.
         config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
 

@@ -1,4 +1,4 @@
-"""A spelling map on a device: shared tokens, and a trie of spellings."""
+"""A spelling map on a device: the shared tokens, and a trie of the spellings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
-    """A trie of one side's tokens, spelled in the other's pieces, without the last piece.
+    """A trie of one side's tokens, spelled in the other side's pieces without the last piece.
 
-    Node 0 is the empty prefix, and `keys[i]` leads to node i + 1: the parent's number · `width` + a
-    piece. One search per piece finds a prefix.
+    Node 0 is the empty prefix. `keys[i]` is the parent's number · `width` + the piece that leads to
+    node i + 1. One search per piece finds a prefix.
     """
 
     keys: Tensor  # int64 [P], rising
-    bounds: Tensor  # int64 [P + 3], the start of each node's completions; node P + 1: unknown
-    tokens: Tensor  # int64 [completions], by node, then rising
-    pieces: Tensor  # int64 [completions], the last pieces
+    bounds: Tensor  # int64 [P + 3], start of each node's completions; node P + 1: unknown
+    tokens: Tensor  # int64 [completions], tokens sorted by node, then by id
+    pieces: Tensor  # int64 [completions], last piece of each token
     width: int  # vocabulary size of the pieces
-    depth: int  # pieces of the longest prefix
+    depth: int  # number of pieces in the longest prefix
 
     def nodes(self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int) -> Tensor:
         """Return the nodes of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
 
-        A prefix is `sizes` of the `pieces` at `starts`, at most `longest`.
+        Each prefix consists of `sizes` (at most `longest`) of the `pieces`, from `starts`.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
@@ -46,7 +46,7 @@ class CompletionTrie(NamedTuple):
         return node
 
     def expand(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first completions of n nodes: the index of the node, tokens, pieces."""
+        """Return the first `counts` completions of n nodes: index of the node, tokens, pieces."""
         index, indices = ranges(self.bounds[nodes], counts, total)
         return index, self.tokens[indices], self.pieces[indices]
 
@@ -58,17 +58,17 @@ class CompletionTrie(NamedTuple):
 class Events(NamedTuple):
     """The events on which the predictions are compared in N chunks."""
 
-    singles: Tensor  # int64 [n], the chunks of one token on each side
-    groups: Tensor  # int64 [G], the other chunks that count
+    singles: Tensor  # int64 [n], chunks with one token on each side
+    groups: Tensor  # int64 [G], the other chunks that contribute to the loss
     sizes: tuple[int, int]  # their tokens on each side
-    # The completions of the other chunks, int64 [e] each, by chunk:
-    chunk: Tensor  # the number of the chunk among the G, rising
+    # The completions of the other chunks, int64 [e] each, sorted by chunk:
+    chunk: Tensor  # number of the chunk among the G, ascending
     student: Tensor  # replaces the chunk's last student token
     teacher: Tensor  # replaces its last teacher token
 
     @property
     def num_chunks(self) -> int:
-        """The number of chunks that count."""
+        """Number of chunks that contribute to the loss."""
         return len(self.singles) + len(self.groups)
 
 
@@ -77,9 +77,9 @@ class SpellingIndex(NamedTuple):
 
     student_partner: Tensor  # int64 [V_student], the shared teacher token, or −1
     teacher_partner: Tensor  # int64 [V_teacher]
-    student_rest: Tensor  # int64, the student's tokens that are not shared
+    student_rest: Tensor  # int64, student tokens that are not shared
     teacher_rest: Tensor
-    student_trie: CompletionTrie  # the student's tokens, by their teacher pieces
+    student_trie: CompletionTrie  # trie of the student's tokens in teacher pieces
     teacher_trie: CompletionTrie
     widths: tuple[int, int]  # (V_student, V_teacher)
 
@@ -88,7 +88,7 @@ class SpellingIndex(NamedTuple):
         return to_device(self, device)
 
     def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
-        """Find the completions of N ≥ 1 chunks by the prefixes in the text."""
+        """Find the completions of N ≥ 1 chunks from the prefixes in the text."""
         is_one = student.sizes == 1, teacher.sizes == 1
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
@@ -124,7 +124,7 @@ class SpellingIndex(NamedTuple):
 
 
 def spelling_index(spellings: SpellingMap) -> SpellingIndex:
-    """Return a spelling map's index, on the CPU.
+    """Convert a spelling map to an index on the CPU.
 
     Among equal spellings, the token with the lowest id is used.
     """
@@ -157,7 +157,7 @@ def _build_trie(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int
         keys.append(unique)
         offset += len(unique)
     last = pieces[starts[tokens] + counts[tokens] - 1].astype(np.int64)
-    _, order = np.unique(node * width + last, return_index=True)  # the lowest token of each
+    _, order = np.unique(node * width + last, return_index=True)  # lowest token of each spelling
     order = order[np.lexsort((tokens[order], node[order]))]
     bounds = offsets_of(np.bincount(node[order], minlength=offset + 2))
     return CompletionTrie(

@@ -1,4 +1,4 @@
-"""Top-k KL: a teacher's stored candidates, and one bucket for the remaining tokens."""
+"""Top-k KL: compare the student with a teacher's stored candidates and their rest."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def topk_kl(
     rest_logprob: Tensor,
     valid: Tensor,
 ) -> Tensor:
-    """Return the KL from stored predictions over the student's tokens, with a bucket for the rest.
+    """Return the KL to stored top-k predictions, with one bucket for the remaining tokens.
 
-    Row i predicts token i, as in servers' responses, and is compared with the logits at i − 1.
-    With p the stored probabilities of K tokens at temperature 1, and q the student's softmax:
+    Row i predicts token i, as in servers' responses, and is compared with the logits at i − 1. Let
+    p be the stored probabilities of K tokens at temperature 1, and q the student's softmax. Then
 
         loss = mean over valid tokens of
                Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
 
-    Here q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality, the loss is at most the KL
+    with q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality, the loss is at most the KL
     over all tokens. `backward` can run only once.
 
     Args:
         student_logits: `[B, T, V]`, a tensor or `HiddenLogits`.
         top_ids: int64 or int32 `[B, T, K]`, distinct at each position.
         top_logprobs: `[B, T, K]`, natural logarithms; −∞ or an id of −1 marks an unused entry.
-        rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates have the whole mass.
-        valid: `[B, T]`, 0 for tokens that do not count; a row's first token never counts.
+        rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates sum to 1.
+        valid: `[B, T]`, 0 for tokens to exclude; the first token of a row is always excluded.
 
     Returns:
-        A scalar; 0 with zero gradients if no token counts.
+        A scalar. If no token is valid, it is 0, with zero gradients.
 
     Raises:
-        ValueError: if shapes do not fit, ids are repeated or beyond the student's width,
+        ValueError: if shapes do not match, ids are repeated or beyond the student's width,
             probabilities are NaN or sum to more than 1, or logits are NaN or +∞.
     """
     stored = StoredTopK(
@@ -80,8 +80,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         ids, log_p = _candidates(top, logprobs.to(dtype), width)
         log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
-        # Sum the student's rest over the other tokens: 1 − Σ q_k is inaccurate if it is small.
-        # Column `width` belongs to unused entries.
+        # Sum the student's rest over the other tokens, because 1 − Σ q_k is inaccurate if it is
+        # small. Column `width` belongs to unused entries.
         log_others = torch.nn.functional.pad(log_q, (0, 1))
         candidate_logprobs = log_others.gather(1, ids)
         log_others[:, width] = -torch.inf
@@ -108,8 +108,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    Unused entries get the id `width` and −∞. Invalid or repeated ids get NaN, without a fetch from
-    the device; `_check_candidates` reports them.
+    Unused entries get the id `width` and −∞. Invalid or repeated ids get NaN, which needs no
+    transfer from the device; `_check_candidates` reports them.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
     ids = top_ids.long().masked_fill(is_none, width)

@@ -1,1 +1,1 @@
-"""Trainers of other libraries with xtok: one module per library."""
+"""Trainers based on other libraries, in one module per library."""

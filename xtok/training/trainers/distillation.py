@@ -1,4 +1,4 @@
-"""The common part of the trainers: objective, teachers, logs and evaluation."""
+"""The part that all trainers share: objective, teachers, logs and evaluation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ EVALUATION_NOTE = (
 
 
 class DistillationMixin:
-    """Objective, teachers, logs and evaluation of a trainer; precedes the library's base class.
+    """Mixin with the objective, teachers, logs and evaluation of a trainer.
 
-    Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
-    targets that are in a chunk), means over the same optimizer steps and over all processes. An
-    evaluation logs `eval_loss`, `eval_cross_entropy` and `eval_distillation`, means over all rows
-    of its dataset, each counted once; `eval_bits_per_byte`, the student's cross-entropy divided by
-    the bytes of its targets; and the same of the teacher, `eval_teacher_bits_per_byte`
-    (`eval_teacher_1_bits_per_byte` … for several).
+    It must precede the library's trainer among the base classes. In addition to `loss`, it logs
+    `cross_entropy`, `distillation` and `coverage` (the share of the targets that are in a chunk),
+    averaged over the same optimizer steps and all processes. An evaluation logs `eval_loss`,
+    `eval_cross_entropy` and `eval_distillation`, averaged over all rows of its dataset, each
+    counted once; `eval_bits_per_byte`, the student's cross-entropy divided by the bytes of its
+    targets; and `eval_teacher_bits_per_byte`, the same for the teacher
+    (`eval_teacher_1_bits_per_byte` … for several teachers).
     """
 
     loss_is_scaled_for_ga = True
@@ -58,13 +59,13 @@ class DistillationMixin:
     _prepare_inputs: Any
     add_callback: Any
     objective: Objective
-    distillation_collator: Any  # of the batches: a `DistillationCollator` or a `TopKCollator`
-    teachers: Sequence[Any]  # models; None for stored predictions
-    router_aux_loss_coef: float | None = None  # TRL's; the model's own if None
-    _heads_model: Any = None  # the model that `_heads` belong to
-    _heads: Sequence[Head | None] = ()  # of the student and its teachers
+    distillation_collator: Any  # a `DistillationCollator` or a `TopKCollator`
+    teachers: Sequence[Any]  # the teacher models; None for stored predictions
+    router_aux_loss_coef: float | None = None  # coefficient from TRL; None: from the model
+    _heads_model: Any = None  # the model to which `_heads` belong
+    _heads: Sequence[Head | None] = ()  # heads of the student and its teachers
     _notes: Sequence[str] = ()
-    _evaluation: _EvaluationSums | None = None  # while one runs
+    _evaluation: _EvaluationSums | None = None  # sums of the running evaluation, if any
     _is_explained = False  # whether `EVALUATION_NOTE` has been printed
 
     def __init__(
@@ -77,7 +78,7 @@ class DistillationMixin:
         self.add_callback(self._sums)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the terms with the total."""
+        """Add the terms of the loss to the logs."""
         if "loss" in logs and self._sums.terms is not None:
             means = self.accelerator.reduce(self._sums.terms, "sum") / self._sums.num_steps
             terms = zip(LossTerms._fields[1:], means.tolist(), strict=True)
@@ -86,12 +87,12 @@ class DistillationMixin:
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
-        """Add `count` and `totals` to the prepared batches of an optimizer step; return `totals`.
+        """Count the terms of an optimizer step, and store `count` and `totals` in its batches.
 
-        With dynamic scaling, run them once without gradients, for `whole`.
+        With dynamic scaling, first run the batches once without gradients to compute `whole`.
 
         Returns:
-            The sums over all processes, int64 `[1 + teachers]`.
+            The totals: sums over all processes, int64 `[1 + teachers]`.
         """
         self._sums.num_steps += 1
         device = self.accelerator.device
@@ -129,10 +130,9 @@ class DistillationMixin:
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of one batch: in training its share, in evaluation its mean.
+        """Return the loss of one batch: in training its share of the step, in evaluation its mean.
 
-        Processes average their gradients, so a share of the terms of all processes is multiplied by
-        their number.
+        A share is multiplied by the number of processes, because processes average their gradients.
         """
         batch = self.prepared(inputs)
         if "totals" not in batch and not torch.is_grad_enabled():
@@ -151,7 +151,7 @@ class DistillationMixin:
     ) -> tuple[Tensor, Any]:
         evaluation, size = self._evaluation, len(batch["input_ids"])
         num_rows = size if evaluation is None else evaluation.take(size)
-        outputs = run(model, batch) if return_outputs else None  # of all rows: Transformers cuts
+        outputs = run(model, batch) if return_outputs else None  # all rows; Transformers cuts them
         if num_rows < size:
             batch = self.prepared(inputs, max(1, num_rows))
         count = batch["count"] = self.objective.count(batch)
@@ -172,7 +172,7 @@ class DistillationMixin:
         return self._combine(means)["loss"], outputs
 
     def _combine(self, means: Tensor) -> dict[str, Tensor]:
-        """Combine the means of the cross-entropy, of each teacher and of the router's loss."""
+        """Combine the means of the cross-entropy, each teacher's loss and the router loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
         weights = loss_weights(self.objective.combine, distillation, cross_entropy)
@@ -180,9 +180,10 @@ class DistillationMixin:
         return {"loss": loss, "cross_entropy": cross_entropy, "distillation": distillation}
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the dataloader of an evaluation.
+        """Return the dataloader for an evaluation.
 
-        Several processes read an iterable dataset as a list, to recognise repeated rows.
+        With several processes, an iterable dataset is read as a list, so that repeated rows can be
+        recognised.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -193,7 +194,7 @@ class DistillationMixin:
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> Any:
-        """Evaluate; the loss and its parts are means over all targets and chunks."""
+        """Evaluate the model. The loss and its parts are means over all targets and chunks."""
         self._evaluation = evaluation = _EvaluationSums(dataloader, self.accelerator)
         try:
             output = super().evaluation_loop(  # type: ignore[misc]
@@ -205,7 +206,7 @@ class DistillationMixin:
             return output
         sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / numbers.clamp(min=1)
-        start = 2 + len(self.objective.losses)  # of the bits per byte
+        start = 2 + len(self.objective.losses)  # sums for the bits per byte
         metrics = self._combine(means[:start])
         prefixes = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(prefixes if len(prefixes) > 1 else ["teacher_"])]
@@ -221,7 +222,7 @@ class DistillationMixin:
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        """Evaluate a batch; make whole logits only if the caller needs them."""
+        """Evaluate a batch, and compute whole logits only if the caller needs them."""
         if not prediction_loss_only:
             return super().prediction_step(model, inputs, False, *args, **kwargs)  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -247,11 +248,11 @@ class DistillationMixin:
         return outputs.logits, logits, router_loss(model, outputs, self.router_aux_loss_coef)
 
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
-        """Check the ids of each batch; on the first, find the heads and audit it."""
+        """Check the ids of each batch; on the first batch, also find the heads and audit it."""
         sides = [batch, *batch["teachers"]]
         for number, (model, side) in enumerate(zip(models, sides, strict=True)):
             require_id_rows(model, side, number)
-        if self._heads_model is not models[0]:  # an evaluation has the model without its wrapper
+        if self._heads_model is not models[0]:  # an evaluation passes the model without its wrapper
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
             for note in notes if notes != self._notes else ():
@@ -267,7 +268,7 @@ class DistillationMixin:
 
 
 class _Sums:
-    """Sums of terms over batches."""
+    """Accumulated terms of several batches."""
 
     terms: Tensor | None = None
 
@@ -278,7 +279,7 @@ class _Sums:
 class _StepSums(_Sums, TrainerCallback):
     """The terms of the optimizer steps since the last log, or since training began.
 
-    With `auto_find_batch_size`, training begins again for each size that it tries.
+    `auto_find_batch_size` restarts the training for each batch size.
     """
 
     num_steps = 0
@@ -290,15 +291,15 @@ class _StepSums(_Sums, TrainerCallback):
 
 
 class _EvaluationSums(_Sums):
-    """The terms of one evaluation, and which rows of its batches count.
+    """The terms of one evaluation, and the rows of its batches that count.
 
     The terms are `[n, 2]`, sums of values and their number.
 
-    Accelerate repeats the first rows, so that all processes have equally many batches of one size.
+    Accelerate repeats the first rows, so that all processes have the same number of batches.
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
-        self._rows_left, self._step = math.inf, 0  # from the start of this process's next batch
+        self._rows_left, self._step = math.inf, 0  # from the start of the next batch
         if accelerator.num_processes > 1 and hasattr(dataloader.dataset, "__len__"):
             size = dataloader.total_batch_size
             first = size // accelerator.num_processes * accelerator.process_index
@@ -311,12 +312,13 @@ class _EvaluationSums(_Sums):
 
 
 def _nats_and_bytes(logits: AnyLogits | None, side: Any, sizes: Tensor) -> Tensor:
-    """Return a teacher's −log p of its targets, and their number of bytes, float32 `[2]`.
+    """Return the sum of a teacher's −log p over its targets, and their bytes, float32 `[2]`.
 
     Args:
-        logits: the teacher's, or None for stored log-probabilities, which some targets can lack.
+        logits: the teacher's logits; None for stored log-probabilities, which some targets can
+            lack.
         side: the teacher's part of the batch.
-        sizes: the bytes of each target, `[B, T]`, on the CPU.
+        sizes: the number of bytes of each target, `[B, T]`, on the CPU.
     """
     targets = side["targets"]
     if logits is not None:
@@ -337,7 +339,7 @@ def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
 
 
 def _require_supported(args: Any, accelerator: Any) -> None:
-    """Raise an `XtokError` for setups that cut batches, since these are not only tensors."""
+    """Raise an `XtokError` for setups that split batches, because batches are not only tensors."""
     if args.n_gpu > 1:
         raise XtokError(
             f"one process with {args.n_gpu} GPUs is not supported",
@@ -345,8 +347,8 @@ def _require_supported(args: Any, accelerator: Any) -> None:
         )
     if accelerator.dataloader_config.dispatch_batches:
         raise XtokError(
-            "dispatch_batches=True is not supported, since it cuts batches without alignments",
-            hint="remove it from accelerator_config: each process reads its rows of the dataset",
+            "dispatch_batches=True is not supported, because it cannot split alignments",
+            hint="remove it from accelerator_config, so that each process reads its own rows",
         )
-    # By default, one process reads an iterable dataset for all.
+    # By default, one process reads an iterable dataset for all processes.
     accelerator.dataloader_config.dispatch_batches = False

@@ -1,4 +1,4 @@
-"""`NemoTokenAligner`, a replacement of NeMo-RL's `TokenAligner` with the same arguments."""
+"""`NemoTokenAligner`: a replacement for NeMo-RL's `TokenAligner` with the same arguments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class NemoTokenAligner(aligner.TokenAligner):
-    """An `xtok.TokenAligner` with the constructor of NeMo-RL's class.
+    """An `xtok.TokenAligner` with the constructor of NeMo-RL's `TokenAligner`.
 
     Args:
         student_tokenizer: a fast Hugging Face tokenizer, or a model as in `load_tokenizer`.
-        teacher_tokenizer: the same for the teacher.
+        teacher_tokenizer: the teacher's tokenizer, in the same forms.
         projection_matrix_path: the map of this pair, or a table of NeMo-RL's draft 4177.
         max_comb_len: as in `xtok.TokenAligner`.
 
@@ -58,14 +58,15 @@ class NemoTokenAligner(aligner.TokenAligner):
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
     ) -> AlignmentBatch:
-        """Align a batch of token ids, as `xtok.TokenAligner.align` does.
+        """Align a batch of token ids, like `xtok.TokenAligner.align`.
 
-        The result has only the fields of `AlignmentBatch`, since NeMo-RL's collator copies all.
+        The result has only the fields of `AlignmentBatch`, because NeMo-RL's collator copies all
+        fields.
 
         Args:
             student_ids: integers `[B, T_s]`.
             teacher_ids: integers `[B, T_t]`.
-            student_offsets: ignored; NeMo-RL's draft 3286 passes character offsets.
+            student_offsets: ignored. NeMo-RL's draft 3286 passes character offsets here.
             teacher_offsets: ignored.
             student_attention_mask: `[B, T_s]`, 0 for padding.
             teacher_attention_mask: `[B, T_t]`.

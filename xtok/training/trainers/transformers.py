@@ -1,4 +1,4 @@
-"""Distillation in `transformers.Trainer`."""
+"""Distillation with `transformers.Trainer`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from xtok.training.trainers.distillation import DistillationMixin, require_own_l
 
 
 class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
-    """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
+    """A `transformers.Trainer` that distils teachers with other tokenizers into a student.
 
-    It minimizes the distillation losses plus the cross-entropy: the mean over the chunks and
+    It minimizes the distillation losses plus the cross-entropy. Both are means over the chunks and
     targets of all batches of an optimizer step, on all processes. `DistillationMixin` describes the
-    logs. Only the model is trained and saved, with any parameters that it shares with a teacher.
+    logs. Only the student is trained and saved, including any parameters that it shares with a
+    teacher.
 
     Args:
         model: the student, a causal language model.
         args: `remove_unused_columns` is set to False.
-        data_collator: a collator of the same student and teachers, or a `TopKCollator` for stored
-            predictions. Rows of the dataset are its samples.
-        teachers: causal language models, or their folders or repo ids, one for each teacher of the
-            collator. None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty
-            list trains without teachers, with everything else equal.
-        loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
-        map: an event map for `event-kl`, a spelling map for `csd`, a map for `p-kl`, `gold` and
-            `h-kl`, or its file; for all teachers or one for each.
+        data_collator: a `DistillationCollator` for the same student and teachers, or a
+            `TopKCollator` for stored predictions. Rows of the dataset are its samples.
+        teachers: one causal language model, folder or repo id for each teacher of the collator.
+            None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty list
+            trains without teachers, with all other settings unchanged.
+        loss: the name of a loss or a `losses.BatchLoss`; one for all teachers, or one per teacher.
+        map: an event map for `event-kl`, a spelling map for `csd`, a projection map for `p-kl`,
+            `gold` and `h-kl`, or the path of its file; one for all teachers, or one per teacher.
         teacher_weights: weights of the teachers' losses, each 1 by default.
-        combine: weights of distillation and cross-entropy, both 1 by default.
-        **kwargs: arguments of a `Trainer`, and `hidden_states` (by default, losses make logits in
-            blocks from hidden states where possible; False makes whole logits, True requires hidden
-            states) and `audit` (compare the first batch with the libraries, True by default).
+        combine: weights of the distillation loss and the cross-entropy, both 1 by default.
+        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: by default, losses
+            compute logits in blocks from hidden states if possible; False computes whole logits,
+            and True requires hidden states. `audit` (default True): compare the first batch with
+            the models' libraries.
 
     Raises:
-        XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or for
-            several GPUs in one process.
-        ValueError: if `teachers` is missing, if the numbers of teachers, losses and maps differ,
-            and for label smoothing and a `compute_loss_func`.
+        XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
+            one process has several GPUs.
+        ValueError: if `teachers` is missing, if the numbers of teachers, losses and maps differ, or
+            if `args` sets label smoothing or `compute_loss_func`.
     """
 
     def __init__(
@@ -71,13 +73,13 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             if any(x is not None for x in options) and not _takes_predictions(loss):
                 raise ValueError(
                     "teachers is None, but this loss needs a teacher: pass a model for each "
-                    "teacher of the collator, or an empty list to train without them"
+                    "teacher of the collator, or an empty list to train without teachers"
                 )
         pairs = pairs if models else []
         if len(models) != len(pairs):
             raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
         super().__init__(model, args, data_collator, **kwargs)
-        # transformers before 5.19 uses this in place of `loss_is_scaled_for_ga`.
+        # transformers before 5.19 uses this attribute instead of `loss_is_scaled_for_ga`.
         self.model_accepts_loss_kwargs = True
         self.teachers = [teacher and self._load(teacher) for teacher in models]
         self.objective = make_objective(
@@ -104,9 +106,9 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
             teacher = AutoModelForCausalLM.from_pretrained(teacher, dtype=dtype)
         device = self.accelerator.device
-        is_placed = hasattr(teacher, "hf_device_map")  # by `device_map`, on several devices
+        is_placed = hasattr(teacher, "hf_device_map")  # placed on several devices by `device_map`
         if not is_placed and next(teacher.parameters()).device != device:
-            teacher.to(device)  # Accelerate's `prepare_model` would treat it as the trained model
+            teacher.to(device)  # `prepare_model` would treat it as the trained model
         return teacher
 
 

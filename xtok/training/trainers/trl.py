@@ -1,4 +1,4 @@
-"""Distillation in TRL's `GOLDTrainer`, on policy and off."""
+"""Distillation with TRL's `GOLDTrainer`, on policy and off policy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
 
 VERSIONS = ">=1.14,<1.17"
-"""The tests have run with these versions. 1.14 is the first with a GOLD for tokenizers that are not
-byte-level; the trainer overrides private methods, which later versions may rename."""
+"""Tested versions of TRL. 1.14 is the first version whose GOLD supports tokenizers that are not
+byte-level. The trainer overrides private methods, which later versions may rename."""
 
 INSTALL = f"install TRL 1.14 to 1.16: pip install 'trl{VERSIONS}'"
 
@@ -35,7 +35,7 @@ def gold_classes() -> tuple[type, type]:
     """Return TRL's `GOLDTrainer` and `GOLDConfig`.
 
     Raises:
-        XtokError: if TRL is missing, or has another version.
+        XtokError: if TRL is missing, or its version is not supported.
     """
     try:
         import trl
@@ -54,13 +54,14 @@ _GOLDTrainer, GOLDConfig = gold_classes()
 class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
-    On policy (`lmbda` > 0), the student generates, and the teacher reads the same bytes in its own
-    tokens; off policy, the dataset's completions. Prompts of conversations are rendered with the
-    teacher's own chat template. A column `teacher_messages` (or `teacher_prompt`) replaces the
-    prompt for the teacher, and `teacher_context` precedes prompts that are texts.
+    On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same bytes
+    in its own tokens. Off policy, completions come from the dataset. Prompts of conversations are
+    rendered with the teacher's own chat template. A column `teacher_messages` (or `teacher_prompt`)
+    replaces the prompt for the teacher. A column `teacher_context` precedes prompts that are texts.
 
-    Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight` and the temperatures,
-    which must be equal, apply to xtok's losses; `beta` and the other ULD options have no effect.
+    These options of `GOLDConfig` apply to xtok's losses: `uld_crossentropy_weight`,
+    `uld_distillation_weight` and the temperatures, which must be equal. `beta` and the other ULD
+    options have no effect.
 
     Args:
         model: the student.
@@ -68,14 +69,14 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
         loss: the name of a loss, or a `losses.BatchLoss`.
         map: the map of the loss, its file or its module.
-        teacher_template: the teacher's chat template, if it is not the tokenizer's own.
+        teacher_template: a chat template that replaces the teacher tokenizer's own.
         **kwargs: arguments of a `GOLDTrainer` (datasets, `processing_class` …), and `hidden_states`
-            and `audit` of `XTokTrainer`.
+            and `audit` as in `XTokTrainer`.
 
     Raises:
-        XtokError: if a map is missing or belongs to other tokenizers, for vision models, and for
-            several GPUs in one process.
-        ValueError: for label smoothing.
+        XtokError: if a map is missing or belongs to other tokenizers, if the student is a vision
+            model, or if one process has several GPUs.
+        ValueError: if `args` sets label smoothing.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             raise XtokError(
                 f"uld_student_temperature is {args.uld_student_temperature}, "
                 f"uld_teacher_temperature {args.uld_teacher_temperature}",
-                hint="set both to one value: xtok's losses have one temperature",
+                hint="set both to the same value, because xtok's losses have one temperature",
             )
         require_own_loss(args)
         args.use_uld_loss, args.use_extended_uld = True, False
@@ -115,7 +116,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             student, teacher, teacher_templates=[teacher_template]
         )
         self.teachers = [self.teacher_model]
-        # With the teacher in this list, an evaluation before training does not prepare the student.
+        # If the teacher is in this list, an evaluation before training does not prepare the
+        # student.
         prepared = self.accelerator._models
         prepared[:] = [model for model in prepared if model is not self.teacher_model]
         combine = CombineConfig(
