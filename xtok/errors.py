@@ -79,7 +79,7 @@ def naming_template(parameter: str) -> Iterator[None]:
 
 
 class TokenizerError(XtokError):
-    """A tokenizer that is missing or unreadable, or whose tokens have no exact bytes."""
+    """A tokenizer that is missing or unreadable, or has tokens without exact bytes."""
 
 
 class EmbeddingError(XtokError):

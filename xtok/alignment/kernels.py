@@ -97,7 +97,7 @@ def _num_symbols(side, i):  # type: ignore[no-untyped-def]
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
     """Find the shortest groups from i and j with equal symbols; return their ends and False.
 
-    If there are no such groups, return −1, −1, and whether the symbols differ.
+    Without such groups, return −1, −1, and whether the symbols differ.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:

@@ -40,7 +40,7 @@ def multitoken(
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    `initial` is a map of the same pair, or its path. Its weights, except those of slots, are added.
+    `initial` is a map of the same pair, or its path. Its weights, except on slots, are added.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)

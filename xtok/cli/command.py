@@ -351,7 +351,7 @@ def _silence(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Convert an `OSError` to an `XtokError`. A closed pipe (head, less) is no error."""
+    """Convert an `OSError` to an `XtokError`. A closed pipe (head, less) is ignored."""
     try:
         yield
     except BrokenPipeError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 EVERY = 10.0
-"""Seconds between two progress lines if there is no terminal for a bar."""
+"""Seconds between two progress lines without a terminal for a bar."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
 
 
 def _columns() -> int:
-    """Return the width of stderr's terminal; 0 if there is no terminal or no size."""
+    """Return the width of stderr's terminal; 0 without a terminal or a size."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns
     return 0

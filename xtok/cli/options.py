@@ -53,7 +53,7 @@ MODEL = "a repo, folder or file (xtok help models)."
 def map_files(incomplete: str) -> list[str]:
     """Return map files and folders for shell completion.
 
-    Returns nothing if there is no map or a name needs quotes. The shell then completes files
+    Returns nothing without a map, or if a name needs quotes. The shell then completes files
     itself.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))

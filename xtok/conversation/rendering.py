@@ -442,7 +442,7 @@ def tool_suffix(
     Raises:
         XtokError: as in `render`; also if the answer ends inside a token or continues after the
             tool messages.
-        ValueError: if there are no messages.
+        ValueError: if `messages` is empty.
     """
     messages = message_dicts(messages)
     if not messages:
@@ -467,7 +467,7 @@ def tool_suffix(
         position = targets.end_of_turn(begin, target_indices[-1] + 1)
         if position is not None:
             return conversation.ids[position + 1 :]
-    # If there is no end-of-turn token, the model wrote the whole turn.
+    # Without an end-of-turn token, the model wrote the whole turn.
     if conversation.bounds[end] == answer.bytes[1] and stop == end:
         return conversation.ids[stop:]
     raise _suffix_error(f"message {last}, the assistant's, does not end with a token")
@@ -528,7 +528,7 @@ def find_template(
     """Return Jinja source or a prompt format; the default is the tokenizer's template.
 
     Raises:
-        XtokError: if there is no template, or the file cannot be read.
+        XtokError: if the template is missing, or the file cannot be read.
     """
     templates, hint = tokenizer.chat_templates, TEMPLATE_HINT
     if template in (None, "default"):

@@ -103,7 +103,7 @@ def evaluate(
         XtokError: if a text cannot be read or contains nothing to measure, if a map belongs to
             another pair or is a spelling map, or if event maps are mixed with projection maps or
             ranked for a loss.
-        ValueError: if there is no map, or the number of names is wrong.
+        ValueError: if the maps are missing, or the number of names is wrong.
     """
     loaded, pair, names = bind_maps(maps, read_map, pair, names)
     if any(isinstance(m, SpellingMap) for m in loaded):

@@ -100,7 +100,7 @@ class SpelledToken:
     token_id: int
     token: str
     pieces: tuple[str, ...]
-    left_out: str = ""  # reason if there are no pieces
+    left_out: str = ""  # reason for missing pieces
 
 
 @dataclass(frozen=True, kw_only=True)

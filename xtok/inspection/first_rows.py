@@ -50,7 +50,7 @@ class SideReport:
     """Comparison of one side's training rows with the tokenizer's library."""
 
     differences: list[str]
-    is_compared: bool  # False if there is no library, or no library has the format
+    is_compared: bool  # False without a library that has the format
     num_texts: int
     num_chats: int
     rendered: list[Conversation]  # conversations that the template accepts

@@ -116,7 +116,7 @@ def examine(
         progress: called for each pass over a vocabulary or the text.
 
     Raises:
-        XtokError: if a map contains no tokens and there are no tokenizers, if the maps belong to
+        XtokError: if a map contains no tokens and the tokenizers are missing, if the maps belong to
             different pairs, or if a text cannot be read.
         ValueError: if text is given without tokenizers.
     """

@@ -26,7 +26,7 @@ _MAX_CELLS = 2**30
 # 1 - 2⁻²⁴, written instead of 1 if the two tokens are not an exact pair
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
 
-# Name of the tensor under `xtok` that lists the rows whose first weight was lowered, int64
+# Name of the tensor under `xtok` that lists the rows with a lowered first weight, int64
 _LOWERED = "lowered_rows"
 
 

@@ -77,7 +77,7 @@ def _fetch_map(source: Path) -> Path:
 
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the local path of a map, and whether its first bytes are those of a `.pt` file."""
+    """Yield the local path of a map, and whether it begins like a `.pt` file."""
     path = _fetch_map(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:

@@ -24,7 +24,7 @@ class TopK(NamedTuple):
     ids: NDArray[np.int32]  # [nnz], unique in a row, best first, ties by the lower id
     logprobs: NDArray[np.float32]  # [nnz]
     rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf if they sum to 1;
-    # NaN if there is no prediction, or the source renormalized the candidates
+    # NaN without a prediction, or if the source renormalized the candidates
     realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
 
     @property
@@ -85,7 +85,7 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the sum of each row's probabilities, without the rest."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(segment_ids(topk.starts), probabilities, len(topk.token_ids))
-    return sums.astype(np.float64)  # bincount returns integers if there are no rows
+    return sums.astype(np.float64)  # bincount returns integers without rows
 
 
 def joined(topks: Sequence[TopK]) -> TopK:

@@ -272,7 +272,7 @@ class Translator:
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell student ids byte for byte, after a context for the teacher only.
 
-        The teacher's sequence starts with its bos token. If it has none, its end-of-document token
+        The teacher's sequence starts with its bos token. Otherwise, its end-of-document token
         replaces the student's bos token, or the first student token is spelled separately. Thus,
         all later tokens are predicted.
         """
@@ -334,7 +334,7 @@ class Translator:
         return take_rows(topk, rows, topk.token_ids, topk.bounds)
 
     def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
-        """Return predictions for a text in which each token has a log-probability.
+        """Return predictions for a text, with a log-probability for each token.
 
         Unlike `project`, this includes tokens that only one side's template writes, so the sum over
         a whole text equals the teacher's sum. Only the first token has no value.

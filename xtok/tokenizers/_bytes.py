@@ -11,7 +11,7 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):
-    """The tokenizer `bytes`, in which id i is byte i."""
+    """The tokenizer `bytes`, with id i for byte i."""
 
     name = "bytes"
 
@@ -34,7 +34,7 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """The tokenizer `null` or `null:SIZE`, whose ids have no text, for testing training code.
+    """The tokenizer `null` or `null:SIZE`, with ids without text, for testing training code.
 
     It encodes numbers, such as "5 17 3". The largest id is the eos.
     """

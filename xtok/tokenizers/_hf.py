@@ -142,7 +142,7 @@ class HuggingFaceBackend(Backend):
         try:
             text = data.decode()
             pieces = [piece for piece, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
-        except (AttributeError, UnicodeDecodeError):  # there is no pre-tokenizer or no text
+        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 

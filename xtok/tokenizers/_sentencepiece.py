@@ -40,7 +40,7 @@ class SentencePieceBackend(Backend):
         self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
         self.text_changes = tuple(_text_changes(proto.normalizer_spec))
-        # In the middle of a text, there is no dummy prefix, and all spaces are significant.
+        # In the middle of a text, the dummy prefix is omitted, and all spaces are significant.
         proto.normalizer_spec.add_dummy_prefix = False
         proto.normalizer_spec.remove_extra_whitespaces = False
         self._processor.LoadFromSerializedProto(proto.SerializeToString())

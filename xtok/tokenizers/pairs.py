@@ -36,7 +36,7 @@ class Pieces(NamedTuple):
 class Pair:
     """Two vocabularies, their tokenizers if available, and facts about both.
 
-    Each fact is computed at first use and cached. The widths are those of both models' logits.
+    Each fact is computed at first use and cached. The widths belong to both models' logits.
     `xtok.load_pair` creates a pair from two models, and `maps.map_arguments.bind_map` creates a
     pair from a map.
     """
@@ -51,7 +51,7 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Both tokenizers. Raises a `ValueError` if the pair has none."""
+        """Both tokenizers. Raises a `ValueError` if the pair lacks them."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer

@@ -275,7 +275,7 @@ class Vocabulary:
         """Return the ids of a token, as in `TokenTable.ids_of`. For an id, return only this id.
 
         Raises:
-            XtokError: if there is no such token or id, or the map contains no tokens.
+            XtokError: if the token or id does not exist, or the map contains no tokens.
         """
         if not isinstance(token, str | bytes):
             token = operator.index(token)
@@ -386,7 +386,7 @@ class Decoded:
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return a table of `width` ids, in which ids that the tokenizer lacks are UNUSED."""
+        """Return a table of `width` ids, with UNUSED for ids that the tokenizer lacks."""
         tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)

@@ -125,7 +125,7 @@ class DistillationCollator:
 
     @property
     def tokenizer(self) -> Any:
-        """The student's tokenizer, whose `save_pretrained` trainers call for checkpoints."""
+        """The student's tokenizer, with the `save_pretrained` for checkpoints."""
         return self.student.library or _TokenizerFile(self.student)
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -477,7 +477,7 @@ def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> flo
     """Return the cross-entropy of texts in bits per byte.
 
     Models with different tokenizers can be compared. Each text follows the bos token, or the eos
-    token if there is no bos token. Texts are cut to as many bytes as the model has positions, so
+    token if the bos token is missing. Texts are cut to as many bytes as the model has positions, so
     that all tokenizers are measured on the same bytes.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles

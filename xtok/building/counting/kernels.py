@@ -120,7 +120,7 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
     """List the pairs within distinct chunks. The pairs of a chunk share `unit` * its count.
 
     The teacher tokens get equal parts. The student tokens share each part in proportion to their
-    weights for the teacher token (rounded), or equally if there are no weights. `chunks` are
+    weights for the teacher token (rounded), or equally without weights. `chunks` are
     `DistinctChunks`, and `rows` are `MapRows`.
     """
     ids, bounds, widths, counts = chunks

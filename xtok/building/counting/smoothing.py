@@ -72,7 +72,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
-    """Return the share of the chosen counts in all counts; 0 if there are no counts."""
+    """Return the share of the chosen counts in all counts; 0 without counts."""
     return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 

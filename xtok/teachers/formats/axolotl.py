@@ -1,4 +1,4 @@
-"""Write axolotl's prepared columns, in which row i predicts token i + 1."""
+"""Write axolotl's prepared columns, with row i for token i + 1."""
 
 from __future__ import annotations
 

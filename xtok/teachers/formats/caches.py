@@ -59,7 +59,7 @@ def find_caches(
     """Return the paths of the teacher's caches and of the output.
 
     Raises:
-        XtokError: if there is no such file, the output is an input or cannot be written, or pyarrow
+        XtokError: if no file matches, the output is an input or cannot be written, or pyarrow
             is not installed.
     """
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))

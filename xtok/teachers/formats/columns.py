@@ -24,7 +24,7 @@ CANDIDATE_COLUMNS = (
 
 
 class CacheColumns:
-    """A record batch of documents with list columns, of which only types and lengths are checked.
+    """A record batch of documents with list columns. Only types and lengths are checked.
 
     Attributes:
         bounds: int64 `[documents + 1]`.

@@ -1,4 +1,4 @@
-"""Read and write DistillKit's Parquet (commit a61c2e7), in which row i predicts token i + 1."""
+"""Read and write DistillKit's Parquet (commit a61c2e7), with row i for token i + 1."""
 
 from __future__ import annotations
 

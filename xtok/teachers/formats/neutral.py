@@ -1,4 +1,4 @@
-"""Read and write the neutral Parquet format, in which row i predicts token i.
+"""Read and write the neutral Parquet format, with row i for token i.
 
 Row 0 is empty.
 """

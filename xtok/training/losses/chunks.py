@@ -243,7 +243,7 @@ class BothLogits(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which comparisons are computed."""
+        """The dtype of the comparisons."""
         return work_dtype(self.student, self.teacher)
 
     def tokens(

@@ -18,7 +18,7 @@ def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
     `event_kl`, `backward` can run only once.
 
     Returns:
-        A scalar; 0 with zero gradients if there is no target.
+        A scalar; 0 with zero gradients without targets.
 
     Raises:
         ValueError: if shapes do not match, a target is beyond the width, or logits are NaN or +∞.

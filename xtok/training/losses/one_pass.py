@@ -348,7 +348,7 @@ def _slices(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Connects a loss to its inputs through known gradients; None if an input has none."""
+    """Connects a loss to its inputs through known gradients; None if an input lacks one."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:
