@@ -272,9 +272,9 @@ class Translator:
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell student ids byte for byte, after a context for the teacher only.
 
-        The teacher's sequence starts with its bos token. Otherwise, its end-of-document token
-        replaces the student's bos token, or the first student token is spelled separately. Thus,
-        all later tokens are predicted.
+        If the teacher has a bos token, its sequence starts with it. Otherwise, its end-of-document
+        token replaces the student's bos token, or the first student token is spelled separately, so
+        that all later tokens are predicted.
         """
         parts = [self._as_text(i) for i in ids]
         begin: list[int] = []
