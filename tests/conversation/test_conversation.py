@@ -812,6 +812,19 @@ def test_a_call_that_continues_the_turn_of_an_answer(family: Family) -> None:
     assert targets(chat) == [answer, written, answer]
 
 
+@pytest.mark.real
+def test_a_header_that_depends_on_a_result(family: Family) -> None:
+    """Diffusion Gemma writes a second header after a result, but not after a call."""
+    if not (paths := chat_families.trl_templates()):
+        pytest.skip("requires TRL")
+    _, tokenizer = family("diffusion_gemma", paths[0].parent)
+    written, answer = ANSWERS["gemma4"]
+    chat = render(tokenizer, [*TOOLS[:3], *TOOLS[1:], TOOLS[0], TOOLS[-1]])
+    assert targets(chat) == [
+        written, f"<|turn>model\n{written}", f"<|turn>model\n{answer}", answer,
+    ]  # fmt: skip
+
+
 def or_error(call: Callable[[], Any]) -> Any:
     """Return the result of a call, or None for any error."""
     try:

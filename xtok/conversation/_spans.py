@@ -104,11 +104,11 @@ class Spans:
                 runs.append(run)
         return runs
 
-    def targets(self, index: int, header: str, own_turn: str) -> Iterator[tuple[int, int]]:
+    def targets(self, index: int, header: str, own_text: str) -> Iterator[tuple[int, int]]:
         """Yield the target characters of an answer, from its header to the end of its turn.
 
         Gemma 4 writes tool results into the turn of the call, so the answer has two parts. The
-        first ends where the text differs from `own_turn`, the turn without tool results.
+        first ends where the text differs from `own_text`, the answer without tool results.
         """
         turn = self.whole(index)
         if turn is None:
@@ -119,7 +119,8 @@ class Spans:
             yield from self._target(start, runs, turn[1])
             return
         tail = [r for r in runs if r.start >= later[-1].end and r.path[:1] == ("content",)]
-        limit = self._common_end(turn[0], later[0].start, own_turn)
+        begin = min(runs[0].start if runs else turn[0], later[0].start)
+        limit = self._common_end(begin, later[0].start, own_text)
         yield from self._target(start, [r for r in runs if r.end <= limit], limit)
         if tail:
             yield from self._target(tail[0].start, tail, turn[1])

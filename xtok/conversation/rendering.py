@@ -21,8 +21,8 @@ with one change:
 - Where does the header end? After the generation prompt, which is known from the rendering of a
   short conversation (`_prompt_after`). If there is none, the header is compared with the header of
   another role (`written_header`).
-- Where does an answer end if its turn also contains a tool result? Where the turn differs in a
-  rendering without results (`_turns_without`).
+- Where does an answer end if its turn also contains a tool result? Where it differs in a
+  rendering without results (`_answers_without`).
 - Is the role `model` the assistant? Yes, if the text is the same with `assistant` (`_prepare`).
 """
 
@@ -273,24 +273,29 @@ class Targets:
     def _find_targets(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:
             later = [run for i in self._answers for run in self._spans.turn_runs(i)[1]]
-            turns = self._turns_without({run.message for run in later}) if later else {}
+            texts = self._answers_without({run.message for run in later}) if later else {}
             for index in self._answers:
                 header = self._headers[index][0]
-                yield from self._spans.targets(index, header, turns.get(index, ""))
+                yield from self._spans.targets(index, header, texts.get(index, ""))
         for start, end in self._blocks or ():
             for index, (header, _) in self._headers.items():
                 start = self._spans.skip_header(index, start, header)
             if start < end:
                 yield start, end
 
-    def _turns_without(self, results: set[int]) -> dict[int, str]:
-        """Return the turns of a rendering without tool results that are written in other turns."""
+    def _answers_without(self, results: set[int]) -> dict[int, str]:
+        """Return the answers of a rendering without tool results that are written in other turns.
+
+        They start at the first run, because the header can depend on a result (diffusion Gemma).
+        """
         kept = [i for i in range(len(self._messages)) if i not in results or i in self._answers]
         with suppress(XtokError):
             messages = [self._messages[i] for i in kept]
             rendering = self._renderer.render(messages, add_generation_prompt=False)
+            runs = [r for r in reversed(rendering.runs) if r.path[:1] != ("role",)]
+            first = {kept[run.message]: run.start for run in runs}
             turns = zip(kept, rendering.turns, strict=True)
-            return {i: rendering.text[slice(*turn)] for i, turn in turns if turn}
+            return {i: rendering.text[first.get(i, t[0]) : t[1]] for i, t in turns if t}
         return {}
 
     def _make_mask(self) -> NDArray[np.bool_]:
