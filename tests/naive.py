@@ -116,18 +116,18 @@ def projected_logprobs(
 ) -> tuple[list[float], list[bool]]:
     """Each chunk's float32 sum, shared over its student tokens in multiples of its last bit."""
     shares, valid = [0.0] * size, [False] * size
-    for ours, theirs in chunks:
-        total = float(np.float32(sum(teacher_logprobs[j] for j in theirs)))
-        weights = [1.0] * len(ours)
-        if student_logprobs is not None and any(student_logprobs[i] for i in ours):
-            weights = [-student_logprobs[i] for i in ours]
+    for student, teacher in chunks:
+        total = float(np.float32(sum(teacher_logprobs[j] for j in teacher)))
+        weights = [1.0] * len(student)
+        if student_logprobs is not None and any(student_logprobs[i] for i in student):
+            weights = [-student_logprobs[i] for i in student]
         unit = 2.0 ** max(math.frexp(total)[1] - 24, -149)
         result, ends = 0.0, []
         for weight in weights:
             result += weight
             ends.append(result)
         before = 0
-        for i, end in zip(ours, ends, strict=True):
+        for i, end in zip(student, ends, strict=True):
             now = round(total / unit * (end / ends[-1]))
             shares[i], valid[i], before = (now - before) * unit, True, now
     return shares, valid

@@ -119,9 +119,9 @@ def chunks_from_their_start(
     """Return the row and both sides' positions of each chunk with a predicted first token."""
     chunks = []
     for row, chunk in valid.nonzero().tolist():
-        ours, theirs = (members(side, row, chunk) for side in ids)
-        if ours and theirs and (chunk or (ours[0] > 0 and theirs[0] > 0)):
-            chunks.append((row, ours, theirs))
+        student, teacher = (members(side, row, chunk) for side in ids)
+        if student and teacher and (chunk or (student[0] > 0 and teacher[0] > 0)):
+            chunks.append((row, student, teacher))
     return chunks
 
 

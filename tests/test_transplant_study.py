@@ -38,11 +38,11 @@ def test_all_ways_to_heal(tmp_path: Path, small: Path, capsys: pytest.CaptureFix
     assert [run["arm"] for run in runs if run["teacher_seconds"]] == ["stored path-64 and text"]
     capsys.readouterr()
     transplant_study.main(["table", str(healed)])
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "held.jsonl"
-    assert [row.split(" | ")[0] for row in shown[3:]] == [f"| {name}" for name in names]
-    assert shown[4].count("±") == 4
-    assert shown[4].endswith("| 2 |")
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "held.jsonl"
+    assert [row.split(" | ")[0] for row in output[3:]] == [f"| {name}" for name in names]
+    assert output[4].count("±") == 4
+    assert output[4].endswith("| 2 |")
 
 
 @pytest.mark.usefixtures("few_synthetic_texts")

@@ -109,19 +109,19 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_changed_bytes_of_a_sealed_file_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_sealed(path, [b"some ", b"bytes"], "about it")
-    whole = path.read_bytes()
+    content = path.read_bytes()
 
     def reread(data: bytes, about: str = "about it") -> bytes | None:
         path.write_bytes(data)
         return read_sealed(path, about)
 
-    assert reread(whole) == b"some bytes"
-    assert reread(whole, "something else") is None
-    for offset in range(len(whole)):
-        flipped = bytearray(whole)
+    assert reread(content) == b"some bytes"
+    assert reread(content, "something else") is None
+    for offset in range(len(content)):
+        flipped = bytearray(content)
         flipped[offset] ^= 1 << offset % 8
         assert reread(bytes(flipped)) is None
-    assert [name for name in DAMAGES if reread(DAMAGES[name](whole))] == ["none"]
+    assert [name for name in DAMAGES if reread(DAMAGES[name](content))] == ["none"]
     path.unlink()
     assert read_sealed(path, "about it") is None
 

@@ -117,18 +117,18 @@ def test_damaged_kernel_files_are_not_loaded(tmp_path: Path) -> None:
     for key in ("key", "another"):
         files.save(key, [key] * 100)
     path = files.path("key")
-    whole, half = path.read_bytes(), path.stat().st_size // 2
+    content, half = path.read_bytes(), path.stat().st_size // 2
     damages = [
         b"",
-        whole[:half],
-        whole[:half] + bytes(len(whole) - half),
-        whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
+        content[:half],
+        content[:half] + bytes(len(content) - half),
+        content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
         files.path("another").read_bytes(),
     ]
     for damaged in damages:
         path.write_bytes(damaged)
         assert files.load("key") is None
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert files.load("key") == ["key"] * 100
 
 

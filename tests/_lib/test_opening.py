@@ -109,11 +109,11 @@ def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
     )
     with path.open("wb") as file, parquet_writer(file, table.schema, use_dictionary=False) as out:
         out.write_table(table)
-    whole, taken = path.read_bytes(), 0
+    content, taken = path.read_bytes(), 0
     about = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0)
     end = about.data_page_offset + about.total_compressed_size
     for offset in range(about.data_page_offset + 60, end, 97):  # behind the page's header
-        flipped = bytearray(whole)
+        flipped = bytearray(content)
         flipped[offset] ^= 4
         path.write_bytes(flipped)
         try:

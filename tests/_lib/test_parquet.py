@@ -143,9 +143,9 @@ def test_no_byte_of_a_footer_or_page_raises_another_error(tmp_path: Path) -> Non
     """Whatever a file declares: it is read, or an `XtokError` names it."""
     path = tmp_path / "a.parquet"
     table_of(path, a=[["b"], ["c", "d"]], b=[1, 2])
-    whole = path.read_bytes()
+    content = path.read_bytes()
     result = run_python(FLIPS, path)
-    assert result.stdout == f"{len(whole) - 8}", result.stderr
+    assert result.stdout == f"{len(content) - 8}", result.stderr
 
 
 FLIPS = """

@@ -69,13 +69,13 @@ def parts_ids(tokenizer: Tokenizer, *parts: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def ours(byte_level: Tokenizer) -> Spell:
+def spell_student(byte_level: Tokenizer) -> Spell:
     """Spell in the student's tokens."""
     return partial(parts_ids, byte_level)
 
 
 @pytest.fixture(scope="module")
-def theirs(sentencepiece: Tokenizer) -> Spell:
+def spell_teacher(sentencepiece: Tokenizer) -> Spell:
     """Spell in the teacher's."""
     return partial(parts_ids, sentencepiece)
 
@@ -134,11 +134,11 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
         assert used == sorted(used)
         assert set(used) == set(range(len(chunks)))
     for chunk in chunks:
-        ours = b"".join(rows[i] for i in chunk.student_ids)
-        theirs = b"".join(columns[i] for i in chunk.teacher_ids)
+        student_bytes = b"".join(rows[i] for i in chunk.student_ids)
+        teacher_bytes = b"".join(columns[i] for i in chunk.teacher_ids)
         controls = [i for i in chunk.student_ids if i in rows.control_names]
         if chunk.is_correct and not controls:
-            assert ours == theirs
+            assert student_bytes == teacher_bytes
         elif chunk.is_correct and len(chunk.student_ids) == 1:
             assert len(chunk.teacher_ids) == 1
             assert chunk.teacher_ids[0] in columns.control_names
@@ -162,9 +162,12 @@ def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[st
 
 
 def test_special_tokens_of_the_same_role_are_a_chunk(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
-    s, t = ours("<|begin_of_text|>", " a", "<|end_of_text|>"), theirs("<s>", " a", "</s>")
+    s, t = (
+        spell_student("<|begin_of_text|>", " a", "<|end_of_text|>"),
+        spell_teacher("<s>", " a", "</s>"),
+    )
     assert readable(aligner, s, t) == [
         ("<|begin_of_text|>", "<s>", True),
         (" a", " a", True),
@@ -175,32 +178,32 @@ def test_special_tokens_of_the_same_role_are_a_chunk(
 
 
 def test_a_bos_without_a_counterpart_changes_no_chunk(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
-    s, t = ours(TEXT), theirs(TEXT)
+    s, t = spell_student(TEXT), spell_teacher(TEXT)
     plain = readable(aligner, s, t)
     assert all(correct for _, _, correct in plain)
-    assert readable(aligner, ours("<|begin_of_text|>") + s, t) == plain
-    assert readable(aligner, s, theirs("<s>") + t) == plain
+    assert readable(aligner, spell_student("<|begin_of_text|>") + s, t) == plain
+    assert readable(aligner, s, spell_teacher("<s>") + t) == plain
 
 
 def test_special_tokens_without_a_counterpart_are_skipped(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
-    s = ours("<|im_start|>", " a", "<|im_end|>", " b")
-    t = theirs("[INST]", " a", "[/INST]", " b")
+    s = spell_student("<|im_start|>", " a", "<|im_end|>", " b")
+    t = spell_teacher("[INST]", " a", "[/INST]", " b")
     assert readable(aligner, s, t) == [(" a", " a", True), (" b", " b", True)]
     # In the middle of a chunk as well.
-    assert readable(aligner, ours("1", "<|im_start|>", "2"), theirs("12"))
+    assert readable(aligner, spell_student("1", "<|im_start|>", "2"), spell_teacher("12"))
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "NFD"])
 def test_a_normalizer_excludes_only_the_text_that_it_changes(
-    aligner: TokenAligner, ours: Spell, theirs: Spell, form: Any
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell, form: Any
 ) -> None:
     tail = " of the 2024 and the text of the end"
     text = f" of cafe\u0301 and the ﬁnal text,\uff0c{tail}"
-    s, t = ours(text), theirs(unicodedata.normalize(form, text))
+    s, t = spell_student(text), spell_teacher(unicodedata.normalize(form, text))
     chunks = readable(aligner, s, t)
     assert chunks[0] == (" of", " of", True)
     correct = "".join(s for s, _, c in chunks if c).replace("|", "")
@@ -210,9 +213,9 @@ def test_a_normalizer_excludes_only_the_text_that_it_changes(
 
 
 def test_truncation_leaves_a_tail_unaligned(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
-    s, t = ours(TEXT * 4), theirs(TEXT * 4)
+    s, t = spell_student(TEXT * 4), spell_teacher(TEXT * 4)
     whole = chunks_of(aligner, s, t)
     for cut in (1, 5, len(t) // 2, len(t) - 1):
         prefix_chunks = chunks_of(aligner, s, t[:cut])
@@ -221,11 +224,11 @@ def test_truncation_leaves_a_tail_unaligned(
 
 
 def test_a_passage_missing_from_a_side_excludes_only_itself(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
     first, second = TEXT, " and of the end of the text,\n again" * 3
     extra = "something that is only here, " * 40
-    chunks = aligner.pairs(ours(first, extra, second), theirs(first, second))
+    chunks = aligner.pairs(spell_student(first, extra, second), spell_teacher(first, second))
     assert sum(not p.is_correct for p in chunks) <= 2
     covered = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in chunks if p.is_correct)
     assert covered > 0.9 * len((first + second).encode())
@@ -233,9 +236,9 @@ def test_a_passage_missing_from_a_side_excludes_only_itself(
 
 
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
-    pair: Pair, ours: Spell, digits: Tokenizer
+    pair: Pair, spell_student: Spell, digits: Tokenizer
 ) -> None:
-    s, t = ours("x", "201", "y"), parts_ids(digits, "z", "201", "w")
+    s, t = spell_student("x", "201", "y"), parts_ids(digits, "z", "201", "w")
     three, two = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (3, 2))
     assert three == [("x", "z", False), ("2|0|1", "201", True), ("y", "w", False)]
     # Groups of at most two tokens do not match, and the rest is too long for one chunk.
@@ -243,13 +246,16 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
 
 
 def test_chunks_are_the_same_before_and_after_the_first_600_tokens(
-    to_pieces: Pair, ours: Spell, theirs: Spell
+    to_pieces: Pair, spell_student: Spell, spell_teacher: Spell
 ) -> None:
     """Up to this number of tokens, an aligner does not wait for compiled code."""
     aligner = TokenAligner(to_pieces)
     in_python = copy(aligner)
     in_python.python_tokens_left = 10**9
-    s, t = ours("cafe\u0301" + " of the end" * 20), theirs("caf\u00e9" + " of the end" * 20)
+    s, t = (
+        spell_student("cafe\u0301" + " of the end" * 20),
+        spell_teacher("caf\u00e9" + " of the end" * 20),
+    )
     expected = readable(in_python, s, t)
     assert [correct for _, _, correct in expected[-60:]] == [True] * 60
     num_left = []
@@ -259,16 +265,18 @@ def test_chunks_are_the_same_before_and_after_the_first_600_tokens(
     assert num_left == [600 - 168 * n for n in range(1, 6)]
 
 
-def test_groups_may_be_longer_than_the_text(pair: Pair, ours: Spell, digits: Tokenizer) -> None:
-    s, t = ours("x", "201", "y"), parts_ids(digits, "z", "201", "w")
+def test_groups_may_be_longer_than_the_text(
+    pair: Pair, spell_student: Spell, digits: Tokenizer
+) -> None:
+    s, t = spell_student("x", "201", "y"), parts_ids(digits, "z", "201", "w")
     some, most = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (len(s + t), 64))
     assert some == most
 
 
 def test_different_texts_have_no_correct_chunk(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
-    s, t = ours("中文" * 1000), theirs("abc " * 1000)
+    s, t = spell_student("中文" * 1000), spell_teacher("abc " * 1000)
     assert not any(correct for _, _, correct in readable(aligner, s, t))
     assert aligner.pairs([], t) == aligner.pairs(s, []) == []
 
@@ -294,9 +302,11 @@ Texts = tuple[list[list[int]], list[list[int]]]
 
 
 @pytest.fixture(scope="module")
-def texts(ours: Spell, theirs: Spell) -> Texts:
+def texts(spell_student: Spell, spell_teacher: Spell) -> Texts:
     parts = [TEXT, TEXT[:20], "a", TEXT * 2]
-    return [ours("<|begin_of_text|>", p) for p in parts], [theirs("<s>", p, "</s>") for p in parts]
+    return [spell_student("<|begin_of_text|>", p) for p in parts], [
+        spell_teacher("<s>", p, "</s>") for p in parts
+    ]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -310,9 +320,9 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
     assert (alignment.teacher_chunk_id[~t_mask] == -1).all()
     for i, (row, column) in enumerate(zip(*texts, strict=True)):
         single = aligner.align(np.array([row]), np.array([column]))
-        ours, theirs = alignment.student_chunk_id[i], alignment.teacher_chunk_id[i]
-        assert ours[s_mask[i]].tolist() == single.student_chunk_id[0].tolist()
-        assert theirs[t_mask[i]].tolist() == single.teacher_chunk_id[0].tolist()
+        student_chunk, teacher_chunk = alignment.student_chunk_id[i], alignment.teacher_chunk_id[i]
+        assert student_chunk[s_mask[i]].tolist() == single.student_chunk_id[0].tolist()
+        assert teacher_chunk[t_mask[i]].tolist() == single.teacher_chunk_id[0].tolist()
         assert alignment.num_chunks[i] == alignment.pair_valid[i].sum() == single.num_chunks[0]
         assert not alignment.pair_is_correct[i][~alignment.pair_valid[i]].any()
     # Without a mask, the pad role decides.
@@ -324,11 +334,11 @@ def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
         assert np.asarray(value).tolist() == np.asarray(getattr(b, name)).tolist(), name
 
 
-def test_an_end_of_text_that_pads_as_well(byte_level: Tokenizer, ours: Spell) -> None:
+def test_an_end_of_text_that_pads_as_well(byte_level: Tokenizer, spell_student: Spell) -> None:
     eos = byte_level.table.roles["eos"][0]
     both = replace(byte_level.table, roles={"eos": (eos,), "pad": (eos,)})
     side = replace(byte_level.vocabulary, table=both)
-    ended = [*ours(" a b"), eos]
+    ended = [*spell_student(" a b"), eos]
     n = len(ended)
     padded = np.array([[*ended, eos, eos], [eos, eos, *ended]])
     alignment = TokenAligner(Pair(side, side)).align(padded, np.array([ended, ended]))
@@ -374,8 +384,10 @@ def test_exact_partition_masks_mark_chunks_with_a_token_on_each_side(
             assert np.flatnonzero(mask[i]).tolist() == positions
 
 
-def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
-    s, t = np.array([ours("<|begin_of_text|>", " a b")]), np.array([theirs(" a b")])
+def test_shift_to_predictions(
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
+) -> None:
+    s, t = np.array([spell_student("<|begin_of_text|>", " a b")]), np.array([spell_teacher(" a b")])
     alignment = aligner.align(s, t)
     shifted = shift_to_predictions(alignment)
     assert alignment.student_chunk_id[0].tolist() == [-1, *range(s.shape[1] - 1)]
@@ -394,12 +406,16 @@ def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell)
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_padding_has_no_prediction_on_either_side(
-    aligner: TokenAligner, ours: Spell, theirs: Spell, has_mask: bool, as_tensor: bool
+    aligner: TokenAligner,
+    spell_student: Spell,
+    spell_teacher: Spell,
+    has_mask: bool,
+    as_tensor: bool,
 ) -> None:
     texts = [" a", " a b", "qzx a b", "\xff\xfe a", "a b c d e f g"]
     sides = {
-        "student": ([*map(ours, texts)], aligner.student.table.roles["pad"][0]),
-        "teacher": ([*map(theirs, texts)], 0),
+        "student": ([*map(spell_student, texts)], aligner.student.table.roles["pad"][0]),
+        "teacher": ([*map(spell_teacher, texts)], 0),
     }
     fields = []
     for left in (False, True):
@@ -419,8 +435,8 @@ def test_padding_has_no_prediction_on_either_side(
     assert not np.asarray(shifted.has_start)[:, 0].any()
 
 
-def test_byte_spans(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
-    s, t, data = ours(TEXT), theirs(TEXT), TEXT.encode()
+def test_byte_spans(aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell) -> None:
+    s, t, data = spell_student(TEXT), spell_teacher(TEXT), TEXT.encode()
     offset = 0
     for p in aligner.pairs(s, t):
         assert p.student_bytes == p.teacher_bytes == (offset, p.student_bytes[1])
@@ -436,10 +452,10 @@ def test_byte_spans(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
 
 
 def test_flat_arrays_give_the_chunks_of_each_document(
-    aligner: TokenAligner, ours: Spell, theirs: Spell
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
 ) -> None:
     documents = [TEXT * (i % 5) + str(i) for i in range(50)]
-    s, t = [*map(ours, documents)], [*map(theirs, documents)]
+    s, t = [*map(spell_student, documents)], [*map(spell_teacher, documents)]
     s_bounds, t_bounds = (np.cumsum([0, *map(len, side)]) for side in (s, t))
     flat = [np.array([i for row in side for i in row], np.int32) for side in (s, t)]
     together = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
@@ -472,7 +488,8 @@ def test_no_documents(aligner: TokenAligner) -> None:
 
 
 def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
-    small: Path, tmp_path: Path, to_pieces: Pair, aligner: TokenAligner, ours: Spell, theirs: Spell,
+    small: Path, tmp_path: Path, to_pieces: Pair, aligner: TokenAligner,
+    spell_student: Spell, spell_teacher: Spell,
 ) -> None:  # fmt: skip
     from transformers import AutoTokenizer
 
@@ -481,7 +498,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     student, teacher = to_pieces.tokenizers
     path = tmp_path / "map.safetensors"
     built(student, teacher).save(path)
-    s, t = ours(TEXT), theirs(TEXT)
+    s, t = spell_student(TEXT), spell_teacher(TEXT)
     expected = chunks_of(aligner, s, t)
     types = teacher.table.types  # transformers may take the unknown token for a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)

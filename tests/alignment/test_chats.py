@@ -57,9 +57,9 @@ def aligned(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]
         assert used == sorted(used)
         assert set(used) == set(range(len(alignment.is_correct)))
     pairs = aligner.pairs(chat.student.ids.tolist(), chat.teacher.ids.tolist(), alignment)
-    ours, theirs = aligner.student.table.name, aligner.teacher.table.name
+    student, teacher = aligner.student.table.name, aligner.teacher.table.name
     return [
-        ("".join(map(ours, p.student_ids)), "".join(map(theirs, p.teacher_ids)))
+        ("".join(map(student, p.student_ids)), "".join(map(teacher, p.teacher_ids)))
         for p in pairs
         if p.is_correct
     ]
@@ -111,14 +111,14 @@ def test_message_contents_are_aligned_and_template_text_is_not(
 def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> None:
     chat = align(CHAT, "chatml", "chatml")
     assert aligned(chat, aligner).count(("<|im_end|>", "<|im_end|>")) == len(CHAT)
-    ours, theirs = (
+    student, teacher = (
         set(ids[side.assistant_mask & (ids >= 0)].tolist())
         for side, ids in (
             (chat.student, chat.alignment.student_chunk_id),
             (chat.teacher, chat.alignment.teacher_chunk_id),
         )
     )
-    assert ours == theirs != set()
+    assert student == teacher != set()
 
 
 def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
@@ -155,15 +155,15 @@ def test_contents_are_the_text_that_both_templates_write(
     template: str, content: str, own: str, whole: str
 ) -> None:
     tokenizer = xtok.load_tokenizer("bytes")
-    ours, theirs = (
+    student, teacher = (
         render(tokenizer, [{"role": "user", "content": content}], template=side_template)
         for side_template in (template, WHOLE)
     )
-    [both], [back] = written_alike(ours, theirs, {}), written_alike(theirs, ours, {})
+    [both], [back] = written_alike(student, teacher, {}), written_alike(teacher, student, {})
     assert both == back[::-1]
     texts = [
         bytes(side.ids[span].tolist()).decode()
-        for side, span in zip((ours, theirs), both, strict=True)
+        for side, span in zip((student, teacher), both, strict=True)
     ]
     assert texts == [own, whole]
 

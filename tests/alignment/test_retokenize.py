@@ -38,13 +38,13 @@ def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 def test_retokenized_ids_spell_the_same_bytes(
     sides: tuple[str, str], tokenizers: Tokenizers
 ) -> None:
-    ours, theirs = (tokenizers[name] for name in sides)
-    retokenize = Retokenizer(xtok.load_pair(ours, theirs))
+    student, teacher = (tokenizers[name] for name in sides)
+    retokenize = Retokenizer(xtok.load_pair(student, teacher))
     data = TEXT.encode()
     for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
-        [ids] = retokenize([ours.segment(cut)])
-        assert ids == theirs.segment(cut)
-        assert bytes_of(theirs, ids) == cut
+        [ids] = retokenize([student.segment(cut)])
+        assert ids == teacher.segment(cut)
+        assert bytes_of(teacher, ids) == cut
 
 
 @given(data=st.data())
@@ -52,8 +52,8 @@ def test_random_ids_are_retokenized_to_the_same_bytes(
     data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
-    [theirs] = Retokenizer(xtok.load_pair(digits, sentencepiece))([ids])
-    assert bytes_of(sentencepiece, theirs) == bytes_of(digits, ids)
+    [teacher] = Retokenizer(xtok.load_pair(digits, sentencepiece))([ids])
+    assert bytes_of(sentencepiece, teacher) == bytes_of(digits, ids)
 
 
 def test_rows_may_be_arrays(digits: Tokenizer, byte_level: Tokenizer) -> None:
@@ -77,8 +77,8 @@ def test_white_space_after_an_added_token_that_strips_it(
 
 
 def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    roles, theirs = byte_level.table.roles, sentencepiece.table.roles
-    [begin], [end] = theirs["bos"], theirs["eos"]
+    roles, teacher = byte_level.table.roles, sentencepiece.table.roles
+    [begin], [end] = teacher["bos"], teacher["eos"]
     row = [roles["bos"][0], roles["turn_start"][0], *byte_level.segment(b"Hello"), roles["eos"][0]]
     [ids] = Retokenizer(xtok.load_pair(byte_level, sentencepiece))(
         [row]
@@ -150,17 +150,17 @@ def test_every_token_of_a_completion_has_a_chunk(
     collator = DistillationCollator(digits, sentencepiece)
     ids, mask, labels = padded_rows(digits, *PAIRS, side=side)
     batch = collator.from_student_ids(ids, mask, labels)
-    [theirs] = batch["teachers"]
+    [teacher] = batch["teachers"]
     assert batch["input_ids"] is ids
     [begin], [end] = (sentencepiece.table.roles[role] for role in ("bos", "eos"))
     for row, (prompt, completion) in enumerate(PAIRS):
         p, c = (sentencepiece.segment(text.encode()) for text in (prompt, completion))
-        count = int(theirs["attention_mask"][row].sum())
-        assert theirs["input_ids"][row][:count].tolist() == [begin, *p, *c, end]
-        assert theirs["labels"][row][:count].tolist() == [-100] * (len(p) + 1) + [*c, end]
-    alignment = theirs["alignment"]
+        count = int(teacher["attention_mask"][row].sum())
+        assert teacher["input_ids"][row][:count].tolist() == [begin, *p, *c, end]
+        assert teacher["labels"][row][:count].tolist() == [-100] * (len(p) + 1) + [*c, end]
+    alignment = teacher["alignment"]
     assert torch.equal(alignment.student_chunk_id >= 0, labels >= 0)
-    assert torch.equal(alignment.teacher_chunk_id >= 0, theirs["labels"] >= 0)
+    assert torch.equal(alignment.teacher_chunk_id >= 0, teacher["labels"] >= 0)
     assert bool(alignment.pair_is_correct[alignment.pair_valid].all())
     # The prompt predicts the first token, so that no chunk is lost when they are shifted.
     shifted = prepare(batch)["teachers"][0]["shifted"]
@@ -169,12 +169,12 @@ def test_every_token_of_a_completion_has_a_chunk(
 
 def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenizer) -> None:
     texts = b"ask", b" answer", b" tool", b" again"
-    words, theirs = ([*map(tokenizer.segment, texts)] for tokenizer in (digits, byte_level))
+    words, teacher = ([*map(tokenizer.segment, texts)] for tokenizer in (digits, byte_level))
     ids = torch.tensor([[*chain(*words)]])
     labels = torch.tensor([[i if n % 2 else -100 for n, part in enumerate(words) for i in part]])
     collator = DistillationCollator(digits, byte_level, bos=False)
     [side] = collator.from_student_ids(ids, torch.ones_like(ids), labels)["teachers"]
-    assert side["input_ids"][0].tolist() == [*chain(*theirs)]
+    assert side["input_ids"][0].tolist() == [*chain(*teacher)]
     assert torch.equal(side["alignment"].student_chunk_id >= 0, labels >= 0)
     assert bool(side["alignment"].pair_is_correct.all())
 

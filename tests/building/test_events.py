@@ -50,10 +50,10 @@ def groups(event_map: EventMap) -> list[tuple[list[int], list[int]]]:
 
 def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokenizer) -> None:
     result = events(byte_level, byte_level)
-    for ours, theirs in groups(result):
-        assert ours == theirs
-        tokens = {byte_level.table[i] for i in ours}
-        assert len(tokens) == 1 or result.student_event[ours[0]] == result.rest
+    for student, teacher in groups(result):
+        assert student == teacher
+        tokens = {byte_level.table[i] for i in student}
+        assert len(tokens) == 1 or result.student_event[student[0]] == result.rest
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_linked_tokens_share_an_event(
 
 
 def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
-    first = [ours[0] for ours, _ in groups(by_bytes)]
+    first = [student[0] for student, _ in groups(by_bytes)]
     assert first == sorted(first)
 
 

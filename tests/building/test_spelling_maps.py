@@ -72,12 +72,12 @@ def test_canonical_id_is_shared(sentencepiece: Tokenizer) -> None:
 
 
 def test_special_tokens_of_the_same_role_are_shared(to_pieces: Pair) -> None:
-    m, (ours, theirs) = xtok.spellings(to_pieces), to_pieces.tables
+    m, (student, teacher) = xtok.spellings(to_pieces), to_pieces.tables
     shared = zip(*(ids.tolist() for ids in m.shared), strict=True)
-    special = {ours.name(s): theirs.name(t) for s, t in shared if not ours[s]}
+    special = {student.name(s): teacher.name(t) for s, t in shared if not student[s]}
     assert special == {"<|begin_of_text|>": "<s>", "<|end_of_text|>": "</s>"}
     without = m.left_out("student")["special, without counterpart"].tolist()
-    assert list(map(ours.name, without)) == ["<|im_start|>", "<|im_end|>", "<|pad|>"]
+    assert list(map(student.name, without)) == ["<|im_start|>", "<|im_end|>", "<|pad|>"]
 
 
 @pytest.mark.parametrize("of", KINDS)

@@ -263,13 +263,13 @@ def on_a_terminal(args: list[str], folder: Path, forks: Forks, columns: int, cod
     """Return the stderr of `xtok` on a terminal with this number of columns."""
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
-    with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
+    with os.fdopen(terminal, "rb", buffering=0) as output, os.fdopen(end, "wb") as stderr:
         command = [str(forks.folder / "python"), "-c", KILLED.format(code=code), "SIGINT", *args]
         result = subprocess.run(
             command, cwd=folder, env=forks.env, stdout=subprocess.PIPE, stderr=stderr, check=True
         )
         assert result.stdout == b"map.safetensors\n"
-        return shown.read(65536).decode()
+        return output.read(65536).decode()
 
 
 @pytest.fixture

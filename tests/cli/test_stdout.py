@@ -113,6 +113,6 @@ def test_json_is_safe_on_a_terminal(cli: Cli, small: Path, tmp_path: Path) -> No
     model = tmp_path / "a\u009b\x7f\u202e\u2028.model"
     shutil.copy(small / "small.model", model)
     works(cli("build", model, "bytes", "-o", "map.safetensors", "-q"))
-    shown = cli("inspect", "map.safetensors", "--json").stdout
-    assert is_printable(shown)
-    assert model.name in json.loads(shown)["student"]["model_id"]
+    output = cli("inspect", "map.safetensors", "--json").stdout
+    assert is_printable(output)
+    assert model.name in json.loads(output)["student"]["model_id"]

@@ -127,13 +127,13 @@ def test_an_omitted_thought_is_noted(byte_level: Tokenizer) -> None:
     """Where the template cuts it out, or writes it in the last turn alone."""
     thought: Any = {**SEVEN, "content": "<think>3 + 4</think>Seven"}
     template = chatml("{{ m.content.split('</think>')[-1] }}")
-    shown = render(byte_level, [ASK, thought], template=template)
-    assert shown.notes == ("the template omits text marked with <think>",)
+    rendered = render(byte_level, [ASK, thought], template=template)
+    assert rendered.notes == ("the template omits text marked with <think>",)
     template = chatml("{{ m.reasoning_content if loop.last }}{{ m.content }}")
     reasoned = {**SEVEN, "reasoning": "3 + 4"}
     assert render(byte_level, [ASK, reasoned], template=template).notes == ()
-    shown = render(byte_level, [ASK, reasoned, ASK, reasoned], template=template)
-    assert shown.notes == ("the template omits reasoning of earlier messages",)
+    rendered = render(byte_level, [ASK, reasoned, ASK, reasoned], template=template)
+    assert rendered.notes == ("the template omits reasoning of earlier messages",)
 
 
 def test_functions_are_tools(byte_level: Tokenizer) -> None:
@@ -261,10 +261,10 @@ def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
         "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
         "{% else %}{{ m.content }}<|im_end|>{% endif %}")  # fmt: skip
     for either in (template, trained):
-        shown = render(byte_level, chat, template=either)
-        assert (targets(shown), shown.notes) == (["Nine<|im_end|>"], ())
-        shown = render(byte_level, [ASK, {**SEVEN, key: False}], template=either)
-        assert (targets(shown), shown.notes) == ([], (NO_ANSWERS,))
+        rendered = render(byte_level, chat, template=either)
+        assert (targets(rendered), rendered.notes) == (["Nine<|im_end|>"], ())
+        rendered = render(byte_level, [ASK, {**SEVEN, key: False}], template=either)
+        assert (targets(rendered), rendered.notes) == ([], (NO_ANSWERS,))
     for wrong in (0.5, "no"):
         make = partial(render, byte_level, [ASK, {**SEVEN, key: wrong}], template=template)
         assert f"has the {key}" in error_of(make)
@@ -277,12 +277,12 @@ def test_roles_that_are_written_as_the_assistants(byte_level: Tokenizer) -> None
     gemma = PLAIN.replace("<|im_start|>assistant", "<|im_start|>model").replace(
         "{{ m.role }}", "{{ 'model' if m.role == 'assistant' else m.role }}"
     )
-    shown = render(byte_level, chat, template=gemma)
-    assert (targets(shown), shown.notes) == (["Seven<|im_end|>"], ())
-    shown = render(byte_level, chat, template=PLAIN)
-    assert targets(shown) == []
-    assert shown.notes[0] == NO_ANSWERS
-    assert "the role model are not targets" in shown.notes[1]
+    rendered = render(byte_level, chat, template=gemma)
+    assert (targets(rendered), rendered.notes) == (["Seven<|im_end|>"], ())
+    rendered = render(byte_level, chat, template=PLAIN)
+    assert targets(rendered) == []
+    assert rendered.notes[0] == NO_ANSWERS
+    assert "the role model are not targets" in rendered.notes[1]
 
 
 INST = "[INST] {{ %s.content }} [/INST]"
@@ -314,11 +314,11 @@ EITHER = (
 def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
     chat = [ASK, {**SEVEN, "content": "Nine"}, ASK, SEVEN]
     for end in ("<|end_of_text|>", "<|pad|>"):  # the second is of no role that ends a turn
-        shown = render(byte_level, chat, template=template.replace("<|end_of_text|>", end))
-        written = [target.strip() for target in targets(shown)]
+        rendered = render(byte_level, chat, template=template.replace("<|end_of_text|>", end))
+        written = [target.strip() for target in targets(rendered)]
         is_lost = "ns.text" in template and end == "<|pad|>"  # then tracked spans are lost
         assert written == (["Nine", "Seven"] if is_lost else [f"Nine {end}", f"Seven {end}"])
-        assert bool(shown.notes) == is_lost
+        assert bool(rendered.notes) == is_lost
 
 
 # Beside the library

@@ -168,11 +168,13 @@ def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": ["a", "b", "a", "c"] * 4})
     pyarrow.parquet.write_table(table, path, compression=compression)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     outcomes: set[int | str] = set()
-    for offset in range(len(whole)):
+    for offset in range(len(content)):
         for change in (0x01, 0x80, 0xFF):
-            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ change]) + whole[offset + 1 :])
+            path.write_bytes(
+                content[:offset] + bytes([content[offset] ^ change]) + content[offset + 1 :]
+            )
             try:
                 outcomes.add(len(read(path)))
             except XtokError as error:

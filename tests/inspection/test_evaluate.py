@@ -127,9 +127,9 @@ def test_measures_match_their_definition(
 ) -> None:
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for document in TEXTS * 3:
-        ours, theirs = (starts(side, document) for side in pair.tokenizers)
-        for offset in ours.keys() & theirs.keys():
-            counts[ours[offset], theirs[offset]] += 1
+        student, teacher = (starts(side, document) for side in pair.tokenizers)
+        for offset in student.keys() & teacher.keys():
+            counts[student[offset], teacher[offset]] += 1
     plain, recipe_measures, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
     rows, total = map_rows(maps["plain"]), sum(counts.values())
     assert (plain.starts, plain.documents) == (total, 12)
@@ -323,10 +323,10 @@ def test_small_and_large_values_are_not_rounded_to_0_or_1(
     nearly = replace(evaluation, measures=measures, worst_rows=tuple(rows))
     first, *others = evaluation.classes  # the floor of one map is another: their cuts differ
     print_evaluation(replace(nearly, classes=(replace(first, reference=9.0), *others)))
-    shown = capsys.readouterr().out
-    assert ">99.99% │ >99.9% │" in shown
-    assert "<0.0001" in shown
-    assert "floor of 1 ┃" in shown
+    output = capsys.readouterr().out
+    assert ">99.99% │ >99.9% │" in output
+    assert "<0.0001" in output
+    assert "floor of 1 ┃" in output
 
 
 def test_evaluate_on_the_command_line(
@@ -346,9 +346,9 @@ def test_evaluate_on_the_command_line(
     judged = printed_json(cli(*line, "--json", "--quiet"))
     assert judged["measures"][0]["group"] == "corpus.jsonl"
     [verdict] = judged["verdicts"]
-    shown = " ".join(works(cli(*line)).stdout.split())
+    output = " ".join(works(cli(*line)).stdout.split())
     words = "a.safetensors is {grade}: {reason} ({numbers})"
-    assert shown.endswith(words.format_map(verdict))
+    assert output.endswith(words.format_map(verdict))
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
 

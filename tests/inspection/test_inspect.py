@@ -75,10 +75,10 @@ def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> Non
 
 
 def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
-    shown = cli("inspect", saved, "--classes").stdout
-    row = next(line for line in shown.splitlines() if "3 digits" in line)
+    output = cli("inspect", saved, "--classes").stdout
+    row = next(line for line in output.splitlines() if "3 digits" in line)
     assert row.replace("│", "").split()[2:] == ["1", "0.0%", "3.00", "16.7%", "0", "-"]
-    assert fits_80_columns(shown)
+    assert fits_80_columns(output)
     assert printed_json(cli("inspect", saved, "--json"))["coverage"] is None
 
 
@@ -136,8 +136,8 @@ def test_an_option_in_the_history_is_not_cut(
     options = {f"{'option' * 3}{i}": 32 for i in range(6)}
     history = ({"stage": "count", "options": options},)
     replace(projection, history=history).save(tmp_path / "m.pt")
-    shown = works(cli("inspect", "m.pt")).stdout
-    assert all(f"{name}=32" in shown for name in options)
+    output = works(cli("inspect", "m.pt")).stdout
+    assert all(f"{name}=32" in output for name in options)
 
 
 def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: str) -> None:
@@ -176,10 +176,10 @@ def test_an_unknown_token_does_not_hide_the_others(
 
 
 def test_five_tokens_fit_the_screen(cli: Cli, saved: str) -> None:
-    shown = works(cli("inspect", saved, "201", " ,", "ab", "Ж", "20")).stdout
-    assert len(shown.splitlines()) <= 25
-    assert fits_80_columns(shown)
-    assert shown.count("'201'") == 1
+    output = works(cli("inspect", saved, "201", " ,", "ab", "Ж", "20")).stdout
+    assert len(output.splitlines()) <= 25
+    assert fits_80_columns(output)
+    assert output.count("'201'") == 1
     text = works(cli("inspect", saved, "201")).stdout
     assert "normal; 3 digits" in text
     assert "spelled in pieces" in text
@@ -327,10 +327,10 @@ def test_inspect_shows_the_tokens_of_an_event(
     events.save(tmp_path / "e.safetensors")
     table, columns = numbers_pair[0].table, numbers_pair[1].table
     line = "inspect", "e.safetensors"
-    overview, shown = (works(cli(*line, *words)).stdout for words in ([], ["201", "--id", "7"]))
+    overview, output = (works(cli(*line, *words)).stdout for words in ([], ["201", "--id", "7"]))
     assert f"{events.num_events:,}" in overview
-    assert "'2'" in shown
-    assert fits_80_columns(overview + shown)
+    assert "'2'" in output
+    assert fits_80_columns(overview + output)
     tokens = printed_json(cli(*line, "201", "--id", "7", "--json"))["rows"]
     assert [token["student_id"] for token in tokens] == [*table.ids_of("201"), 7]
     for token in tokens:

@@ -59,11 +59,11 @@ def test_tokens_are_looked_up_as_inspect_does(byte_level: Tokenizer) -> None:
 def test_table_has_the_requested_rows(cli: Cli, small: Path) -> None:
     model, teacher = small / "small-byte-level", small / "small.model"
     the = xtok.vocab(model, " the").tokens[0].id
-    shown = works(cli("vocab", model, " the", r"\xe4", "--id", "7", "-t", teacher)).stdout
-    assert f" {the} " in shown
-    assert "' the'" in shown
-    assert "teacher: small.model" in shown
-    assert fits_80_columns(shown)
+    output = works(cli("vocab", model, " the", r"\xe4", "--id", "7", "-t", teacher)).stdout
+    assert f" {the} " in output
+    assert "' the'" in output
+    assert "teacher: small.model" in output
+    assert fits_80_columns(output)
     data = printed_json(cli("vocab", model, " the", "--id", "7", "--json"))
     assert [token["id"] for token in data["tokens"]] == [the, 7]
     assert data["model"] == "small-byte-level"

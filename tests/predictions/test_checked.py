@@ -76,9 +76,9 @@ def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
     if kind == "vllm":
         read_vllm(answer)[position][str(token)]["logprob"] = value
     elif kind == "sglang":
-        about = answer["meta_info"]
-        about["input_token_logprobs"][position][0] = value
-        top = about["input_top_logprobs"]
+        info = answer["meta_info"]
+        info["input_token_logprobs"][position][0] = value
+        top = info["input_top_logprobs"]
         top[position] = [entry for entry in top[position] if entry[1] != token]
     else:
         at = answer["topk_ids"][position].index(token)
@@ -298,22 +298,22 @@ def test_project_logprobs_ignores_placeholders(
     credit: Any, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
     aligner = xtok.TokenAligner(xtok.load_pair(digits, byte_level))
-    ours, theirs = (side.segment(TEXT.encode()) for side in (digits, byte_level))
-    values = [-1.0] * len(theirs)
-    candidates = [[i] for i in theirs], [[v] for v in values]
+    student, teacher = (side.segment(TEXT.encode()) for side in (digits, byte_level))
+    values = [-1.0] * len(teacher)
+    candidates = [[i] for i in teacher], [[v] for v in values]
     columns: dict[str, Any] = {
         "credit": xtok.PrefixCredit(*candidates) if credit == "prefix" else credit
     }
-    plain = xtok.project_logprobs(aligner, ours, theirs, values, **columns)
+    plain = xtok.project_logprobs(aligner, student, teacher, values, **columns)
     assert plain.valid.all()
-    for position, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
+    for position, value in ((len(teacher) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
         odd = [*values[:position], value, *values[position + 1 :]]
-        result = xtok.project_logprobs(aligner, ours, theirs, odd, **columns)
+        result = xtok.project_logprobs(aligner, student, teacher, odd, **columns)
         assert 0 < (~result.valid).sum() < 6
         assert not result.valid[0 if position == 0 else -1]
         assert np.array_equal(result.logprobs[result.valid], plain.logprobs[result.valid])
         assert not result.logprobs[~result.valid].any()
-    assert math.isclose(plain.logprobs.sum(), -len(theirs))
+    assert math.isclose(plain.logprobs.sum(), -len(teacher))
 
 
 # Predictions that no model can make

@@ -84,11 +84,11 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
      ("uniform", [-1, 0], [-2, -2])],
 )  # fmt: skip
 def test_credit_goes_to_the_tokens_that_surprised_the_student(
-    project: Project, credit: str, ours: list[float], expected: list[float]
+    project: Project, credit: str, student: list[float], expected: list[float]
 ) -> None:
     arguments = [256, *b"c"], [*b"a", 256], [-1, -3]
     projected = project(
-        *arguments, credit=StudentCredit(ours) if credit == "student" else "uniform"
+        *arguments, credit=StudentCredit(student) if credit == "student" else "uniform"
     )
     assert shares(projected) == (expected, [True, True])
 
@@ -115,26 +115,28 @@ def test_sums_are_preserved_exactly(
     text = data.draw(st.text("ab 12é東\U0001f468\n.", max_size=40)).encode()
     s, t = (tokenizers[name].segment(text) for name in pair)
     s = s[: len(s) - data.draw(st.integers(0, min(2, len(s))))]
-    theirs = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
-    if theirs[:1] == [0.0]:
-        theirs[0] = -0.5  # what is said of a first token is not believed to be certain
-    ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
+    teacher = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
+    if teacher[:1] == [0.0]:
+        teacher[0] = -0.5  # what is said of a first token is not believed to be certain
+    student = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
     is_student = data.draw(st.booleans())
     projected = xtok.project_logprobs(
-        aligners[pair], s, t, theirs, credit=StudentCredit(ours) if is_student else "uniform"
+        aligners[pair], s, t, teacher, credit=StudentCredit(student) if is_student else "uniform"
     )
     rows, columns = (tokenizers[name].table for name in pair)
     chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
     for positions, teacher_positions in chunks:
-        total = float(np.float32(sum(theirs[j] for j in teacher_positions)))
+        total = float(np.float32(sum(teacher[j] for j in teacher_positions)))
         assert math.fsum(projected.logprobs[positions].tolist()) == total
         assert float(projected.logprobs[positions].astype(np.float64).sum()) == total
     inside = {i for positions, _ in chunks for i in positions}
     assert np.flatnonzero(projected.valid).tolist() == sorted(inside)
     assert not projected.logprobs[~projected.valid].any()
     assert (projected.logprobs <= 0).all()
-    if all(map(math.isfinite, theirs)):
-        expected = naive.projected_logprobs(chunks, len(s), theirs, ours if is_student else None)
+    if all(map(math.isfinite, teacher)):
+        expected = naive.projected_logprobs(
+            chunks, len(s), teacher, student if is_student else None
+        )
         assert shares(projected) == expected
 
 
@@ -274,9 +276,9 @@ def test_error_shows_code_points_of_texts_that_look_equal(project: Project) -> N
 def test_invalid_log_probabilities_are_refused(project: Project) -> None:
     with pytest.raises(ValueError, match=r"teacher_logprobs: 0.25 at \[1\]"):
         project(ids("ab"), ids("ab"), [-1.0, 0.25])
-    ours = StudentCredit([[-1], [math.inf]])
+    student = StudentCredit([[-1], [math.inf]])
     with pytest.raises(ValueError, match=r"student_logprobs: inf at \[1, 0\]"):
-        project([[97], [97]], [[97], [97]], [[-1], [-1]], credit=ours)
+        project([[97], [97]], [[97], [97]], [[-1], [-1]], credit=student)
     with pytest.raises(ValueError, match=r"student_logprobs: -inf at \[1\]"):
         project(
             ids("ab"), ids("ab"), [-1, -1],

@@ -57,9 +57,9 @@ def test_bytes_and_roles_are_matched_once(
     def counted(name: str) -> Callable[..., object]:
         match: Callable[..., object] = getattr(pairs, name)
 
-        def count(ours: TokenTable, theirs: TokenTable) -> object:
-            matched.append((name, ours is digits.table))
-            return match(ours, theirs)
+        def count(student: TokenTable, teacher: TokenTable) -> object:
+            matched.append((name, student is digits.table))
+            return match(student, teacher)
 
         return count
 

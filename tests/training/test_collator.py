@@ -162,13 +162,13 @@ def test_a_sample_that_is_cut_has_whole_chunks(
     counts = []
     longest = max(whole.student_chunk_id.shape[1], whole.teacher_chunk_id.shape[1])
     for length in range(1, longest + 1):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batch = chat_collator(digits, byte_level, max_length=length)([sample])
         aligned = batch["teachers"][0]["alignment"]
         counts.append(int(aligned.pair_valid.sum()))
         is_idle = counts[-1] == 0 and bool((batch["labels"] >= 0).any())
-        assert any("no chunk of this batch" in str(w.message) for w in said) == is_idle
+        assert any("no chunk of this batch" in str(w.message) for w in caught) == is_idle
         for name in ("student", "teacher"):
             ids = getattr(aligned, f"{name}_chunk_id")[0]
             full = getattr(whole, f"{name}_chunk_id")[0]

@@ -109,13 +109,13 @@ def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
     batch = batch_of(name, pair)
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
-        ours, *theirs = (logits.to(device) for logits in logits_of(batch, pair, dtype))
-        ours = ours.detach().requires_grad_()
+        student, *teacher = (logits.to(device) for logits in logits_of(batch, pair, dtype))
+        student = student.detach().requires_grad_()
         loss = make_loss(name, map=artefact if artefact is None else artefact.to(device))
         prepared = prepare(batch, device)
-        value = loss(ours, theirs[0] if theirs else None, prepared, prepared["teachers"][0])
+        value = loss(student, teacher[0] if teacher else None, prepared, prepared["teachers"][0])
         value.backward()
-        return [value.detach(), known(ours.grad)]
+        return [value.detach(), known(student.grad)]
 
     same_on_gpu(step, FETCHES[name])
 
@@ -158,11 +158,11 @@ def test_a_map_as_a_module(map_to_digits: ProjectionMap, learnable: bool) -> Non
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
         module = ProjectionModule(map_to_digits, learnable=learnable).to(device)
-        ours = probs.to(device).detach().requires_grad_()
-        projected = module(ours)
+        student = probs.to(device).detach().requires_grad_()
+        projected = module(student)
         projected.square().sum().backward()
         learned = [known(known(module.logits).grad)] if learnable else []
-        return [projected.detach(), known(ours.grad), *learned]
+        return [projected.detach(), known(student.grad), *learned]
 
     same_on_gpu(step, 2)  # how many entries the columns have, and which rows these are
 

@@ -121,11 +121,11 @@ def test_loss_and_gradients_equal_those_of_whole_logits(name: str, pair: Pair) -
     heads, notes = find_heads(models, sides, objective.takes_hidden)
     assert all(heads)
     assert len(notes) == 1
-    expected, whole = gradients(loss, models, sides, [None, None])
+    expected, from_whole = gradients(loss, models, sides, [None, None])
     terms, hidden = gradients(loss, models, sides, heads)
     assert terms == pytest.approx(expected, rel=1e-6)
-    assert hidden.keys() == whole.keys() == dict(models[0].named_parameters()).keys()
-    for parameter, gradient in whole.items():
+    assert hidden.keys() == from_whole.keys() == dict(models[0].named_parameters()).keys()
+    for parameter, gradient in from_whole.items():
         largest = float(gradient.abs().max())
         torch.testing.assert_close(hidden[parameter], gradient, rtol=1e-5, atol=1e-5 * largest)
 
@@ -176,11 +176,11 @@ def test_ways_of_training(way: str, pair: Pair) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
         heads, _ = find_heads(models, sides, [True, True])
         assert all(heads)
-        expected, whole = gradients(loss, models, sides, [None, None])
+        expected, from_whole = gradients(loss, models, sides, [None, None])
         terms, hidden = gradients(loss, models, sides, heads)
     assert terms == pytest.approx(expected, rel=1e-2 if "b" in way else 1e-5)
-    assert hidden.keys() == whole.keys()
-    for name, gradient in whole.items():
+    assert hidden.keys() == from_whole.keys()
+    for name, gradient in from_whole.items():
         if way in ("bfloat16", "autocast"):
             ours, theirs = hidden[name].float().flatten(), gradient.float().flatten()
             cosine = torch.cosine_similarity(ours, theirs, dim=0)
@@ -212,10 +212,10 @@ def test_adapters_in_the_decoder(pair: Pair) -> None:
     for layer in models[0].model.layers:
         layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
     heads, _ = find_heads(models, sides, [True, True])
-    _, whole = gradients(loss, models, sides, [None, None])
+    _, from_whole = gradients(loss, models, sides, [None, None])
     _, hidden = gradients(loss, models, sides, heads)
-    assert len(whole) == 4
-    for name, gradient in whole.items():
+    assert len(from_whole) == 4
+    for name, gradient in from_whole.items():
         torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
 
 
@@ -229,10 +229,10 @@ def test_adapters_of_peft(pair: Pair) -> None:
     models[0] = peft.get_peft_model(models[0], lora)
     heads, _ = find_heads(models, sides, [True, True])
     assert all(heads)
-    _, whole = gradients(loss, models, sides, [None, None])
+    _, from_whole = gradients(loss, models, sides, [None, None])
     _, hidden = gradients(loss, models, sides, heads)
-    assert len(whole) == 8
-    for name, gradient in whole.items():
+    assert len(from_whole) == 8
+    for name, gradient in from_whole.items():
         torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
     assert not audit(models, sides[0], DistillationCollator(*pair.tokenizers), heads).differences
 

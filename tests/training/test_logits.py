@@ -149,18 +149,21 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
     And where a head is read once for three such blocks.
     """
     loss, shapes = CASES[name]
-    ours, options = head(shapes[0], dtype=dtype, **head_options)
-    theirs, _ = head(shapes[1], dtype=dtype, seed=1, **head_options)
-    logits = [whole(tensors, **options) for tensors in (ours, theirs)]
-    expected = value_and_gradients(loss, logits, ours)
+    student, options = head(shapes[0], dtype=dtype, **head_options)
+    teacher, _ = head(shapes[1], dtype=dtype, seed=1, **head_options)
+    logits = [whole(tensors, **options) for tensors in (student, teacher)]
+    expected = value_and_gradients(loss, logits, student)
     from_logits = value_and_gradients(loss, logits, [logits[0]])
-    hidden = HiddenLogits(*ours, **options), HiddenLogits(*(x.detach() for x in theirs), **options)
+    hidden = (
+        HiddenLogits(*student, **options),
+        HiddenLogits(*(x.detach() for x in teacher), **options),
+    )
     two = 2 * max(shapes[0][2], shapes[1][2])
     for at_once, block in ((2**25, 2**22), (two, two), (3 * two, two)):
         set_block(at_once)
         monkeypatch.setattr("xtok.training.sparse.CACHED_BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
-            actual = value_and_gradients(loss, sides, ours)
+            actual = value_and_gradients(loss, sides, student)
             torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
         actual = value_and_gradients(loss, (logits[0], hidden[1]), [logits[0]])
         torch.testing.assert_close(actual, from_logits, rtol=limit, atol=limit)
@@ -185,10 +188,10 @@ def large(seed: int = 3) -> tuple[Any, EventIndex]:
 def test_hidden_states_in_bfloat16_are_as_exact_as_logits(reverse: bool) -> None:
     aligned, index = large()
     config = ChunkLossConfig(reverse_kl=reverse)
-    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
+    inputs = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
 
     def loss(s: Any, q: Any) -> Tensor:
-        return losses.event_kl(s, q, index, aligned, config) + losses.cross_entropy(s, own)
+        return losses.event_kl(s, q, index, aligned, config) + losses.cross_entropy(s, inputs)
 
     low = [head(shape, dtype=torch.bfloat16, bias=True, seed=n)[0] for n, shape in enumerate(LARGE)]
     exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
@@ -242,8 +245,8 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
     """Each loss has a weight, and all losses share each block of the student's logits."""
     aligned, index = large()
     generator = torch.Generator().manual_seed(5)
-    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=generator)
-    own[0, 5:9] = -100
+    inputs = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=generator)
+    inputs[0, 5:9] = -100
     ours, options = head(LARGE[0], dtype=torch.float64, softcap=5.0)
     teacher = whole(head(LARGE[1], dtype=torch.float64, seed=1)[0]).detach()
     config = ChunkLossConfig(temperature=2.0)
@@ -263,7 +266,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
         total, parts = one_pass(
             student,
             [
-                plan_cross_entropy(student, own),
+                plan_cross_entropy(student, inputs),
                 plan_event_kl(both, index, config=config),
                 plan_event_kl(both, index, config=ChunkLossConfig()),
             ],
@@ -271,12 +274,12 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
         )
         if isinstance(student, Counted):
             chunks = number_chunks(aligned, (False, True))
-            compared = own >= 0
+            compared = inputs >= 0
             starting, _ = both_tokens(chunks)
             compared.view(-1)[starting.positions[starting.starts]] = True
             assert student.made == int(compared.sum())
         single = [
-            losses.cross_entropy(student, own),
+            losses.cross_entropy(student, inputs),
             losses.event_kl(student, teacher, index, aligned, config),
             losses.event_kl(student, teacher, index, aligned),
         ]
@@ -394,9 +397,9 @@ def test_a_factor_outside_of_the_loss_is_not_rounded() -> None:
 
 
 def test_a_gradient_of_the_gradient_is_an_error() -> None:
-    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
+    inputs = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
     hidden, weight = head(LARGE[0], dtype=torch.float32)[0]
-    loss = losses.cross_entropy(HiddenLogits(hidden, weight), own)
+    loss = losses.cross_entropy(HiddenLogits(hidden, weight), inputs)
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(loss, hidden, create_graph=True)
     assert torch.autograd.grad(loss, hidden)[0].any()
@@ -422,15 +425,15 @@ def test_error_for_nan_names_the_compared_side() -> None:
     sides = [head(shape, dtype=torch.float32, seed=n)[0] for n, shape in enumerate(LARGE)]
     own = [[x.detach().clone() for x in side] for side in sides]
     chunks = number_chunks(aligned, (False, True))
-    ours, theirs = (
+    student, teacher = (
         [divmod(position, shape[1]) for position in side.positions[side.starts].tolist()]
         for side, shape in zip(both_tokens(chunks), LARGE, strict=True)
     )
-    row, position = next((0, n) for n in range(LARGE[0][1]) if (0, n) not in ours)
+    row, position = next((0, n) for n in range(LARGE[0][1]) if (0, n) not in student)
     own[0][0][row, position] = torch.nan
     value = losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
     assert bool(torch.isfinite(value))
-    row, position = theirs[1]
+    row, position = teacher[1]
     own[1][0][row, position] = torch.nan
     with pytest.raises(ValueError, match=rf"the teacher's .* are nan at \[{row}, {position}, 0\]"):
         losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)

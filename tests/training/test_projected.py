@@ -102,19 +102,20 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     # Where nothing is predicted all is rest, which loses nothing; every target counts.
     assert torch.equal(projection.valid, batch["labels"] != -100)
     assert not projection.rest_logprob[projection.valid & ~predicted].any()
-    ours = logits_for(batch, len(digits.table), seed=1)
+    student = logits_for(batch, len(digits.table), seed=1)
     sums = [
-        float(topk_kl(ours, **vars(x))) * int(x.valid[:, 1:].sum()) for x in (projection, expected)
+        float(topk_kl(student, **vars(x))) * int(x.valid[:, 1:].sum())
+        for x in (projection, expected)
     ]
     assert sums[0] == pytest.approx(sums[1])
 
 
 def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenizer) -> None:
     projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
-    ours = logits_for(batch, len(digits.table), seed=1).requires_grad_()
-    projected_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
+    student = logits_for(batch, len(digits.table), seed=1).requires_grad_()
+    projected_teacher.loss(student, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
     assert logits.grad is None
-    assert bool(known(ours.grad)[:, 0].any())
+    assert bool(known(student.grad)[:, 0].any())
 
 
 def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
@@ -122,17 +123,17 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
 ) -> None:
     """In an objective: with any padding, and as shares of all."""
     projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
-    side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
+    side, student = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
     collate = DistillationCollator(digits, byte_level, bos=False)
     objective = make_objective(collate.pairs, projected_teacher.loss)
-    whole, totals = objective.terms(ours, [logits], batch), objective.count(batch)
+    whole, totals = objective.terms(student, [logits], batch), objective.count(batch)
     assert totals.tolist() == [int((batch["labels"][:, 1:] >= 0).sum())] * 2
     parts = []
     for i, text in enumerate(TEXTS):
         single = prepare(collate([text]))
         sizes = single["input_ids"].shape[1], single["teachers"][0]["input_ids"].shape[1]
-        mine, theirs = ours[i : i + 1, : sizes[0]], logits[i : i + 1, : sizes[1]]
-        parts.append(objective.terms(mine, [theirs], single, totals).distillation)
+        mine, teacher = student[i : i + 1, : sizes[0]], logits[i : i + 1, : sizes[1]]
+        parts.append(objective.terms(mine, [teacher], single, totals).distillation)
     assert float(sum(parts)) == pytest.approx(float(whole.distillation))
     moved = dict(batch)
     for name in ("input_ids", "attention_mask", "labels"):

@@ -127,7 +127,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
     rows = [student.segment(text.encode()) for text in texts]
     width = 4 + max(map(len, rows))
     generator = torch.Generator().manual_seed(0)
-    own = [torch.randn(len(row), pair.shape[0], generator=generator).double() for row in rows]
+    inputs = [torch.randn(len(row), pair.shape[0], generator=generator).double() for row in rows]
     counts, values, gradients = [], [], []
     teacher_logits = torch.Tensor()
     for left in (False, True):
@@ -135,7 +135,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
         labels = torch.full_like(ids, -100)
         logits = torch.full((len(rows), width, pair.shape[0]), 1e4, dtype=torch.float64)
         positions = []
-        for number, (row, row_values) in enumerate(zip(rows, own, strict=True)):
+        for number, (row, row_values) in enumerate(zip(rows, inputs, strict=True)):
             begin = width - len(row) if left else 0
             here = slice(begin, begin + len(row))
             ids[number, here], mask[number, here] = torch.tensor(row), 1

@@ -55,11 +55,11 @@ def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
     pairs = losses.count_chunks(side["shifted"], starts_only=True)
     assert 0 < loss.count(batch, side) == pairs < int((batch["targets"] >= 0).sum())
     # Logits that say what comes next are the same at the same text, and at no other.
-    ours, theirs = (
+    student, teacher = (
         torch.nn.functional.one_hot(inputs["targets"].clamp(min=0), len(digits.table)).float() * 9
         for inputs in (batch, side)
     )
-    assert float(loss(ours, theirs, batch, side)) == pytest.approx(0, abs=1e-6)
+    assert float(loss(student, teacher, batch, side)) == pytest.approx(0, abs=1e-6)
 
 
 def test_padding_predicts_no_target(digits: Tokenizer) -> None:

@@ -77,7 +77,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
     for room in range(-2, len(context) + 1):
         length = len(ids) + room
         collator = DistillationCollator(digits, byte_level, max_length=length)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             [side] = collator([sample])["teachers"]
         kept = context[len(context) - max(0, room) :]
@@ -85,7 +85,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
         chunk = side["alignment"].teacher_chunk_id[0]
         usual_chunk = collator([TEXT])["teachers"][0]["alignment"].teacher_chunk_id[0]
         assert chunk.tolist() == [*usual_chunk[:1], *[-1] * len(kept), *usual_chunk[1:]]
-        notes = [str(w.message) for w in said]
+        notes = [str(w.message) for w in caught]
         assert any("the additional text" in note for note in notes) == (room < len(context))
         assert any("sample 0 (to nothing)" in note for note in notes) == (room <= 0)
 
@@ -266,12 +266,12 @@ def test_rows_of_the_student(
     batch = collator.from_student_ids(
         ids, mask, labels, teacher_messages=[[messages, None], [None, messages[:-1]]]
     )
-    shown = xtok.render(teacher, messages[:-1], add_generation_prompt=True).ids.tolist()
+    rendered = xtok.render(teacher, messages[:-1], add_generation_prompt=True).ids.tolist()
     for n, (more, usual) in enumerate((batch["teachers"], batch["teachers"][::-1])):
         teacher_ids, _, chunk = read_row(more, n)
         usual_ids, _, usual_chunk = read_row(usual, n)
         begins = usual_ids.index(in_chunks(usual_ids, usual_chunk)[0][1])
-        assert teacher_ids == [*shown, *usual_ids[begins:]]
+        assert teacher_ids == [*rendered, *usual_ids[begins:]]
         assert in_chunks(teacher_ids, chunk) == in_chunks(usual_ids, usual_chunk)
         assert (usual_ids, usual_chunk) == read_row(plain["teachers"][n], n)[::2]
 

@@ -111,14 +111,14 @@ def test_the_counted_chunks_equal_those_of_align(
     outside = text.bytes_outside(np.array(sizes, np.int64), PAIR.tables[0])
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
-        starts_of.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+        starts_of.update(student[0] << 32 | teacher[0] for student, teacher in chunks)
         pairs, left_out = naive.chunk_pairs(chunks, counting.UNIT, longest, weights)
         for student_id, teacher_id, amount in pairs:
             chunks_in[student_id << 32 | teacher_id] += amount
         skipped += left_out
         covered = [sum(len(side) for side in sides) for sides in zip(*chunks, strict=True)]
         assert text.differs[d] == ((covered or [0, 0]) != [len(s), len(t)])
-        left = sizes[d] - sum(len(bytes_of(ours)) for ours, _ in chunks)
+        left = sizes[d] - sum(len(bytes_of(student)) for student, _ in chunks)
         assert outside[d] == (max(left, 1) if text.differs[d] else 0)
     unit = Counter({key: n * counting.UNIT for key, n in starts_of.items()})
     with pytest.MonkeyPatch.context() as patch:
@@ -153,11 +153,13 @@ def test_documents_keep_their_pairs_and_chunks(
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
         if chosen[d]:
-            pair_counts.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
-        sums[d] = sum(theirs[0] + 1 for _, theirs in chunks)
+            pair_counts.update(student[0] << 32 | teacher[0] for student, teacher in chunks)
+        sums[d] = sum(teacher[0] + 1 for _, teacher in chunks)
         loss = 0.0
-        for ours, theirs in chunks:
-            means = np.array([np.mean([weights.get((i, j), 0.0) for i in ours]) for j in theirs])
+        for student, teacher in chunks:
+            means = np.array(
+                [np.mean([weights.get((i, j), 0.0) for i in student]) for j in teacher]
+            )
             loss -= np.log((1 - EPSILON) * means + EPSILON / len(TOKENS)).mean()
         assert text.num_chunks[d] == len(chunks)
         assert losses[d] == pytest.approx(loss, rel=1e-9)

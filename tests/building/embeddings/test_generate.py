@@ -279,8 +279,8 @@ def test_top_k_equals_that_of_the_whole_product(absolute: bool) -> None:
     teachers[[9, 4000]] = teachers[2100]  # equal columns in three tiles
     students[5] = teachers[9]
     values, ids = search(teachers, students, 7, absolute=absolute)
-    ours, theirs = (unit(v).astype(np.float64) for v in (students, teachers))
-    whole = ours @ theirs.T
+    student, teacher = (unit(v).astype(np.float64) for v in (students, teachers))
+    whole = student @ teacher.T
     whole = np.abs(whole) if absolute else whole
     expected = np.sort(whole, axis=1)[:, ::-1][:, :7]
     np.testing.assert_allclose(values, expected, atol=2e-6)
@@ -308,8 +308,8 @@ def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
 def test_low_precision_rounds_the_vectors() -> None:
     students, teachers = random_vectors(20, 16), random_vectors(300, 16, seed=1)
     values, _ = search(teachers, students, 3, dtype="bfloat16")
-    ours, theirs = (torch.from_numpy(unit(v)).bfloat16().double() for v in (students, teachers))
-    expected = (ours @ theirs.T).abs().topk(3).values
+    student, teacher = (torch.from_numpy(unit(v)).bfloat16().double() for v in (students, teachers))
+    expected = (student @ teacher.T).abs().topk(3).values
     np.testing.assert_allclose(values, expected, atol=1e-6)
 
 

@@ -593,21 +593,21 @@ def test_conversations_are_rendered_on_both_sides(
         "teacher_template": "plain",
         "student_template": TAGGED.replace("<|im_end|>", "\n"),
     }
-    theirs = xtok.render(byte_level, teachers.CHAT, template="plain")
-    ours = xtok.render(digits, teachers.CHAT, template=templates["student_template"])
-    row = predicted(byte_level, theirs.ids.tolist())
+    teacher = xtok.render(byte_level, teachers.CHAT, template="plain")
+    student = xtok.render(digits, teachers.CHAT, template=templates["student_template"])
+    row = predicted(byte_level, teacher.ids.tolist())
     chats = [{"id": "a", "messages": teachers.CHAT, **row}, {"id": "b", "messages": None, **row}]
     _, [rendered, plain] = project(chats, **templates)
-    assert rendered["input_ids"] == ours.ids.tolist()
-    assert rendered["loss_mask"] == ours.assistant_mask.tolist()
+    assert rendered["input_ids"] == student.ids.tolist()
+    assert rendered["loss_mask"] == student.assistant_mask.tolist()
     has_target = [bool(ids) for ids in rendered["topk_ids"]]
-    within = np.zeros(len(ours.ids), bool)
-    for span in ours.message_spans:
+    within = np.zeros(len(student.ids), bool)
+    for span in student.message_spans:
         assert span.content is not None
         within[slice(*span.content.tokens)] = True
     assert sum(has_target) >= 0.8 * within.sum()
     assert not any(np.array(has_target) & ~within)
-    assert plain["input_ids"] == digits.encode_batch([theirs.text])[0]
+    assert plain["input_ids"] == digits.encode_batch([teacher.text])[0]
     cut = {
         "id": "a",
         "messages": teachers.CHAT,
@@ -670,23 +670,23 @@ def test_a_mask_can_exclude_turns_of_a_conversation(
 ) -> None:
     """Like the response mask of a rollout. The mask also covers the student's end of a turn."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
-    theirs = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
-    turn = theirs.message_spans[3].whole
+    teacher = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
+    turn = teacher.message_spans[3].whole
     assert turn is not None
-    last = theirs.assistant_mask & (theirs.bounds[:-1] >= turn.bytes[0])
-    row = {**predicted(byte_level, theirs.ids.tolist()), "loss_mask": last.tolist()}
+    last = teacher.assistant_mask & (teacher.bounds[:-1] >= turn.bytes[0])
+    row = {**predicted(byte_level, teacher.ids.tolist()), "loss_mask": last.tolist()}
     row["messages"] = [*teachers.CHAT, *later] if has_messages else None
     templates = {"teacher_template": "chatml", "student_template": TAGGED}
     for template in (TAGGED, TAGGED.replace("<|im_end|>", ".\n")):
         templates["student_template"] = template
-        ours = xtok.render(digits, [*teachers.CHAT, *later], template=template)
+        student = xtok.render(digits, [*teachers.CHAT, *later], template=template)
         _, [student_row] = project([row], **templates)
-        assert student_row["input_ids"] == ours.ids.tolist()
-        our_turn = ours.message_spans[3].whole
+        assert student_row["input_ids"] == student.ids.tolist()
+        our_turn = student.message_spans[3].whole
         assert our_turn is not None
-        expected = ours.assistant_mask & (np.arange(len(ours.ids)) >= our_turn.tokens[0])
+        expected = student.assistant_mask & (np.arange(len(student.ids)) >= our_turn.tokens[0])
         assert student_row["loss_mask"] == expected.tolist()
-        assert (ours.assistant_mask & ~expected).any()
+        assert (student.assistant_mask & ~expected).any()
 
 
 def test_rows_are_spelled_if_the_template_drops_an_answer(

@@ -110,14 +110,14 @@ def equal_rows(neutral_row: Row, ids: Any, rows: Any) -> bool:
 def read_answer(answer: Row) -> tuple[Any, Any]:
     """Return the ids and the rows of vLLM's or SGLang's answer."""
     if "meta_info" in answer:
-        about = answer["meta_info"]
-        pairs = zip(about["input_token_logprobs"], about["input_top_logprobs"], strict=True)
+        info = answer["meta_info"]
+        pairs = zip(info["input_token_logprobs"], info["input_top_logprobs"], strict=True)
         rows = []
         for own, top in pairs:
             rows.append({i: lp for lp, i, *_ in top or ()})
             if top and own[0] is not None:
                 rows[-1].setdefault(own[1], own[0])
-        return [own[1] for own in about["input_token_logprobs"]], rows
+        return [own[1] for own in info["input_token_logprobs"]], rows
     answer = {**answer, **answer.get("choices", [{}])[0]}
     rows = [
         {

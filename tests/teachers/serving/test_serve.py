@@ -227,10 +227,10 @@ def test_sglangs_answer(start: Start) -> None:
     [rows] = served.rows(ids, top_k=3)
     ask: dict[str, Any] = {"return_logprob": True, "sampling_params": {"max_new_tokens": 0}}
     answer = served.post("/generate", input_ids=ids, logprob_start_len=0, **ask)
-    about = answer["meta_info"]
-    assert about["prompt_tokens"] == len(ids)
-    assert "input_top_logprobs" not in about
-    scored = about["input_token_logprobs"]
+    info = answer["meta_info"]
+    assert info["prompt_tokens"] == len(ids)
+    assert "input_top_logprobs" not in info
+    scored = info["input_token_logprobs"]
     assert scored[0] == [None, ids[0], None]
     assert [entry[1] for entry in scored] == ids
     assert [entry[0] for entry in scored[1:]] == own(ids, rows)
@@ -300,11 +300,11 @@ def test_vllms_other_routes(start: Start) -> None:
 
 def test_models_and_metrics(start: Start) -> None:
     served = start("byte_level", "digits")
-    ours, _ = served.pair.tokenizers
+    student, _ = served.pair.tokenizers
     [card] = served.client.get(f"{served.url}/v1/models").json()["data"]
-    assert (card["id"], card["root"]) == (ours.vocabulary.model_id, "the-teacher")
+    assert (card["id"], card["root"]) == (student.vocabulary.model_id, "the-teacher")
     assert 1000 < card["max_model_len"] < 2048
-    served.rows(ours.encode(TEXT).ids.tolist())
+    served.rows(student.encode(TEXT).ids.tolist())
     served.client.post(f"{served.url}/v1/completions", json={})
     metrics = served.client.get(f"{served.url}/metrics").text
     assert 'xtok_requests_total{route="/v1/completions",status="400"}' in metrics
@@ -616,16 +616,16 @@ def test_equal_tokenizers_with_different_templates(
     model: Model, digits: Tokenizer, template: Path
 ) -> None:
     """The teacher reads conversations in its own template, and other ids unchanged."""
-    ours, theirs = (
+    student, teacher = (
         render(digits, CHAT, template=each).ids.tolist() for each in ("chatml", template)
     )
     text, both = digits.encode(TEXT).ids.tolist(), ("chatml", template)
     pair = xtok.load_pair(digits, digits)
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         model.asked.clear()
-        rows, other = prompt_rows(post(url, [ours, text], 5))
-    assert sorted(model.asked) == sorted([theirs, text])
-    check_rows(ours, rows, 5, len(digits.table))
+        rows, other = prompt_rows(post(url, [student, text], 5))
+    assert sorted(model.asked) == sorted([teacher, text])
+    check_rows(student, rows, 5, len(digits.table))
     assert own(text, other) == model.own(text)
 
 
@@ -633,9 +633,9 @@ def test_ids_that_are_no_conversation_are_spelled(
     pair: Pair, digits: Tokenizer, template: Path
 ) -> None:
     student, teacher = pair.tokenizers
-    whole = render(student, CHAT, template="chatml").ids.tolist()
+    rendered = render(student, CHAT, template="chatml").ids.tolist()
     both = ("chatml", template)
-    for chat, ids in ((True, [*whole[3:], *whole]), (False, whole)):
+    for chat, ids in ((True, [*rendered[3:], *rendered]), (False, rendered)):
         model = Model(digits)
         with (
             running(model.app) as teacher_url,

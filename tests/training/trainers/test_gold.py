@@ -118,7 +118,7 @@ def test_training_on_policy_and_off_policy(
     make_trainer: Make, student: str, teacher: str, loss: str
 ) -> None:
     trainer = make_trainer(student, teacher, loss=loss, max_steps=5, gradient_accumulation_steps=2)
-    seen = watch(trainer)
+    calls = watch(trainer)
     trainer.train()
     assert len(logged(trainer)) == 5
     assert np.isfinite(logged(trainer)).all()
@@ -129,8 +129,8 @@ def test_training_on_policy_and_off_policy(
     assert logged(trainer, "on_policy_loss")
     assert logged(trainer, "off_policy_loss")
     assert np.isfinite(trainer.evaluate()["eval_loss"])
-    assert len(seen) == 10
-    for batch in seen:
+    assert len(calls) == 10
+    for batch in calls:
         all_is_aligned(trainer, batch)
 
 
@@ -314,20 +314,20 @@ def test_a_teacher_reads_conversations_by_its_own_template(
     trainer = make_trainer(
         rows=rows * 2, lmbda=0.5, template=template, chat_template=CHATML, max_steps=4
     )
-    seen = watch(trainer)
+    calls = watch(trainer)
     trainer.train()
     assert logged(trainer, "on_policy_loss")
     assert logged(trainer, "off_policy_loss")
-    theirs = load_tokenizer(str(small / "small-byte-level"))
-    ours = load_tokenizer(str(small / "small-digits"))
-    prompt = theirs.segment(b"glad [user] How many steps?\n[assistant] ")
-    for batch in seen:
+    teacher = load_tokenizer(str(small / "small-byte-level"))
+    student = load_tokenizer(str(small / "small-digits"))
+    prompt = teacher.segment(b"glad [user] How many steps?\n[assistant] ")
+    for batch in calls:
         for row, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-            text = b"".join(ours.table[i] for i in row.tolist())
+            text = b"".join(student.table[i] for i in row.tolist())
             assert text.startswith(b"user\nHow many steps?")
             assert int((labels >= 0).sum()) > 1
         for ids in batch["teachers"][0]["input_ids"].tolist():
-            text = b"".join(theirs.table[i] for i in ids)
+            text = b"".join(teacher.table[i] for i in ids)
             assert text.startswith(b"glad [user] How many steps?\n[assistant] ")
             assert ids[: len(prompt) - 1] == prompt[:-1]
 
@@ -349,20 +349,20 @@ def test_a_teacher_reads_more_than_the_student(make_trainer: Make, small: Path, 
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
     trainer = make_trainer(rows=[row] * 2, template=template, chat_template=CHATML, max_steps=2)
-    seen = watch(trainer)
+    calls = watch(trainer)
     trainer.train()
-    theirs = load_tokenizer(str(small / "small-byte-level"))
+    teacher = load_tokenizer(str(small / "small-byte-level"))
     prompt = "[system] The tower has 201 steps.\n[user] How many steps?\n[assistant] "
     if row.get("teacher_prompt") == "201 steps.":
         prompt = "[user] 201 steps.\n[assistant] " if "messages" in row else "201 steps."
     if "teacher_context" in row:
         prompt = "201 steps. How many?"
-    for batch in seen:
+    for batch in calls:
         [side] = batch["teachers"]
         assert not any(b"tower" in text for text in texts_of(trainer, batch["input_ids"]))
         for ids, labels in zip(side["input_ids"].tolist(), side["labels"].tolist(), strict=True):
             before = ids[: next(i for i, label in enumerate(labels) if label >= 0)]
-            assert b"".join(theirs.table[i] for i in before) == prompt.encode()
+            assert b"".join(teacher.table[i] for i in before) == prompt.encode()
         assert int(side["shifted"].pair_valid.sum()) > 0
 
 
@@ -462,9 +462,9 @@ def test_real_tokenizers(
         is_model = name.endswith(".model")
         folders.append(sentencepiece_folder(path, tmp_path / name) if is_model else path)
     trainer = make_trainer(*folders)
-    seen = watch(trainer)
+    calls = watch(trainer)
     trainer.train()
     assert logged(trainer, "on_policy_loss")
     assert logged(trainer, "off_policy_loss")
-    for batch in seen:
+    for batch in calls:
         all_is_aligned(trainer, batch)

@@ -663,9 +663,9 @@ def test_the_example_trains_on_chats(trainer_options: list[str], tmp_path: Path)
 def test_the_example_prints_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         hf_trainer.main(["--help"])
-    shown = capsys.readouterr().out
-    assert "--teacher_chat_template" in shown
-    assert len(shown.splitlines()) < 80
+    output = capsys.readouterr().out
+    assert "--teacher_chat_template" in output
+    assert len(output.splitlines()) < 80
     with pytest.raises(SystemExit):
         hf_trainer.main(["--student=a", "--dataset=b", "--output_dir=c", "--bogus"])
     assert capsys.readouterr().err.endswith("error: unknown options: --bogus\n")
