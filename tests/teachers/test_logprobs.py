@@ -79,7 +79,7 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
 
 
 @pytest.mark.parametrize(
-    ("credit", "ours", "expected"),
+    ("credit", "student", "expected"),
     [("student", [-0.5, -1.5], [-1, -3]), ("student", [0.0, -0.0], [-2, -2]),
      ("uniform", [-1, 0], [-2, -2])],
 )  # fmt: skip

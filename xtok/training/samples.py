@@ -145,7 +145,7 @@ def align_rows(
     if student.conversation is None or teacher.conversation is None:
         teacher_only = teacher.begin + np.arange(teacher.num_alone)
         shared = teacher._replace(ids=np.delete(teacher.ids, teacher_only))
-        alignment = _align_texts(aligner, tokenizers, student, shared)
+        alignment = _align_texts(aligner, tokenizers, (student, shared))
         chunk = np.insert(alignment.teacher_chunk_id, teacher.begin, [-1] * len(teacher_only))
         alignment = replace(alignment, teacher_chunk_id=chunk)
     else:
@@ -154,16 +154,14 @@ def align_rows(
 
 
 def _align_texts(
-    aligner: TokenAligner,
-    sides: tuple[Tokenizer, Tokenizer],
-    student: SampleRow,
-    teacher: SampleRow,
+    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], rows: tuple[SampleRow, SampleRow]
 ) -> FlatAlignment:
     """Align two rows by bytes, or by byte offsets in the text if a tokenizer drops text."""
+    student, teacher = rows
     by_spans = aligner.prefers_spans(student.ids, teacher.ids)
     if student.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(student.ids, teacher.ids)
-    for tokenizer, row in zip(sides, (student, teacher), strict=True):
+    for tokenizer, row in zip(sides, rows, strict=True):
         inner = row.ids[row.num_before :]
         if tokenizer.table.lengths[inner].sum() < len(student.text.encode()):
             name = tokenizer.vocabulary.model_id
@@ -171,7 +169,7 @@ def _align_texts(
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(student.ids, teacher.ids)
-    offsets = [_byte_offsets(*side) for side in zip(sides, (student, teacher), strict=True)]
+    offsets = [_byte_offsets(*side) for side in zip(sides, rows, strict=True)]
     return aligner.align_spans((student.ids, offsets[0]), (teacher.ids, offsets[1]))
 
 
