@@ -305,6 +305,15 @@ def test_a_stream_that_cannot_be_used_is_an_error(
     fails(shell(f"xtok {line}", maps, forks), message, hint)
 
 
+@pytest.mark.parametrize(("line", "code"), [("inspect m.pt", 0), ("inspect", 2), ("inspect no", 1)])
+def test_a_log_on_a_full_disk_does_not_change_the_exit_code(
+    tmp_path: Path, forks: Forks, line: str, code: int
+) -> None:
+    torch.save({(0, 1): 1.0}, tmp_path / "m.pt")
+    done = shell(f"xtok {line} 2> /dev/full", tmp_path, forks)
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+
+
 def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
     for option in ("", "--json"):
         line = f"xtok inspect map.safetensors {option}"

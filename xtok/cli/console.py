@@ -96,7 +96,7 @@ def print_reports(reports: Iterable[StageReport]) -> None:
     """Print one line per stage on stderr, with its counts, failures and notes."""
     for report in reports:
         counts = ", ".join(_count_noun(n, noun) for noun, n in report.counts.items() if n)
-        print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
+        _print(f"{report.stage}: {counts or 'nothing to do'}")
         print_notes((*report.failures, *report.notes))
 
 
@@ -107,15 +107,18 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def print_note(note: str) -> None:
-    """Print a note on stderr. A closed stderr is ignored."""
-    with suppress(OSError):
-        print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
+    """Print a note on stderr."""
+    _print(f"note: {printable(note)}")
 
 
 def print_error(error: XtokError) -> None:
     """Print an error and its hint, in two lines."""
-    lines = f"error: {printable(error.message)}\nhint: {printable(error.hint)}"
-    print(lines, file=sys.stderr, flush=True)  # noqa: T201
+    _print(f"error: {printable(error.message)}\nhint: {printable(error.hint)}")
+
+
+def _print(lines: str) -> None:
+    with suppress(OSError):  # stderr is closed, or a file on a full disk
+        print(lines, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _count_noun(value: float, noun: str) -> str:

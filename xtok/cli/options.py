@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import escape, glob
@@ -366,8 +365,7 @@ def note_one_vocabulary(pair: Pair) -> None:
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
     """Print the reports of the stages on stderr, and the paths of their results on stdout."""
-    with suppress(OSError):  # the map is written even if stderr is closed
-        console.print_reports(reports)
+    console.print_reports(reports)
     if json:
         print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from xtok.cli.console import print_note
 from xtok.tokenizers.display import printable, shorten
 
 _MAX_LINES = 20  # limit for lines that libraries print, for example about 100,000 unknown keys
@@ -95,7 +96,7 @@ def _show_printed(file: IO[bytes]) -> None:
     lines = [line for line in file.read(100_000).decode(errors="replace").split("\n") if line]
     more = [f"and {len(lines) - _MAX_LINES} lines or more"] if len(lines) > _MAX_LINES else []
     for line in lines[:_MAX_LINES] + more:
-        print(f"note: a library printed: {shorten(printable(line))}", file=sys.stderr)  # noqa: T201
+        print_note(f"a library printed: {shorten(printable(line))}")
 
 
 def _escape_log_messages() -> None:
