@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -116,6 +117,14 @@ def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     weights[0] = 0.5
     with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
         projection.check()
+    fixed = copy.deepcopy(GOOD)
+    for array in (*fixed.edges, fixed.row_kind):
+        array.flags.writeable = False
+    fixed.check()
+    copied = copy.deepcopy(fixed)  # its arrays can change
+    copied.weights[0] = 0.5
+    with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
+        copied.check()
 
 
 @given(

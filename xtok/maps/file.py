@@ -70,16 +70,16 @@ class StoredMap:
 
     def check(self) -> None:
         """Check the invariants. Raises an `InvariantError` that names the first violation."""
-        if "_holds" in vars(self):
+        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+        is_fixed = not any(array.flags.writeable for array in arrays)
+        if is_fixed and vars(self).get("_holds"):  # read-only arrays are checked once
             return
         for name, (check, _) in self.INVARIANTS.items():
             try:
                 check(self)
             except ValueError as error:
                 raise InvariantError(name, str(error)) from error
-        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
-        if not any(array.flags.writeable for array in arrays):
-            vars(self)["_holds"] = True  # read-only arrays are checked once
+        vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
         """Replace the vocabulary of a side with one that is at least as wide."""
