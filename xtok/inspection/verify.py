@@ -112,17 +112,16 @@ def _model_checks(
         return
     for side, tokenizer, width in zip(SIDES, tokenizers, widths, strict=True):
         vocabulary: Vocabulary = getattr(m, side)
-        expected = [] if tokenizer is None else [tokenizer.vocabulary]
-        if width is not None and not any(v.vocab_size == width for v in expected):
-            given = replace(vocabulary, table=None, vocab_size=width, width_source="option")
-            expected.append(given)
+        others = [] if tokenizer is None else [tokenizer.vocabulary]
+        if width is not None and not any(v.vocab_size == width for v in others):
+            others.append(replace(vocabulary, table=None, vocab_size=width, width_source="option"))
         if tokenizer is not None:
             tokens = Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield tokens
             if tokens.level != "failed":
                 yield Check(f"{side} definition", *_definition(vocabulary, tokenizer))
-        for of_model in expected:
-            yield Check(f"{side} width", *_width(vocabulary, of_model))
+        for other in others:
+            yield Check(f"{side} width", *_width(vocabulary, other))
 
 
 def _kind_checks(m: AnyMap) -> Iterator[Check]:
