@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -396,30 +397,46 @@ def test_a_second_run_with_the_same_output_is_an_error(
 
 
 def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> None:
-    """DistillKit's config exists from the start, and applies to all outputs in the folder."""
+    """DistillKit's config: it is written with the first output."""
     folder = tmp_path / "made"
     ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"
+    run(folder / "a.parquet", ours)
+    run(folder / "b.parquet", ours)
+    with pytest.raises(XtokError, match="other predictions"):
+        run(folder / "c.parquet", replace(ours, top_k=4))
+    assert "k: 8\n" in config.read_text()
+    assert names(folder) == {"a.parquet", "b.parquet", config.name}
 
     def another() -> None:
-        with pytest.raises(XtokError, match="other predictions"):
-            run(folder / "b.parquet", ProjectConfig(to="distillkit", top_k=4))
-        run(folder / "c.parquet", ours)
+        run(folder / "d.parquet", ours)
 
-    run(folder / "a.parquet", ours, progress=lambda *_: at_the_end(another))
+    config.unlink()
+    with pytest.raises(XtokError, match="other predictions"):
+        run(
+            folder / "c.parquet",
+            replace(ours, top_k=4),
+            progress=lambda *_: at_the_end(another),
+        )
     assert "k: 8\n" in config.read_text()
-    assert names(folder) == {"a.parquet", "c.parquet", config.name}
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "other" / "a.parquet", ours, progress=stopping)
-    assert names(tmp_path / "other") == {"a.parquet.checkpoint"}
+    kept = {"a.parquet", "b.parquet", "c.parquet.checkpoint", "d.parquet", config.name}
+    assert names(folder) == kept
+
+
+def test_a_run_that_fails_leaves_no_config(run: Run, tmp_path: Path) -> None:
+    """Even if another file is written next to its output in the meantime."""
+    folder = tmp_path / "made"
 
     def interrupted() -> None:
-        run(tmp_path / "other" / "b.parquet", ours)
+        (folder / "b.parquet").touch()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "other" / "c.parquet", ours, progress=lambda *_: at_the_end(interrupted))
-    kept = {"a.parquet.checkpoint", "b.parquet", "c.parquet.checkpoint", config.name}
-    assert names(tmp_path / "other") == kept
+        run(
+            folder / "a.parquet",
+            ProjectConfig(to="distillkit"),
+            progress=lambda *_: at_the_end(interrupted),
+        )
+    assert names(folder) == {"a.parquet.checkpoint", "b.parquet"}
 
 
 def test_a_full_disk(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -124,23 +124,26 @@ def project(
     if back_map is None:  # before building a map, which takes longer than reading the first rows
         open_caches(paths, pair, config)
     pair, projection = bind_back_map(pair, back_map, note, progress)
-    with ExitStack() as resources:
-        if config.to == "distillkit":
-            resources.enter_context(_compression_config(target, pair, config, note))
-        inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
-        job = ProjectJob(
-            recipe=parts.parts_recipe(pair, inputs, mapfile.sha256(projection), config),
-            shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
-            back_map=projection,
-            config=config,
-            folder=target.with_name(f"{target.name}.checkpoint"),
-        )
-        resources.enter_context(parts.holding(job, target, note))
+    if config.to == "distillkit":
+        _compression_config(target, pair, config)
+    inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
+    job = ProjectJob(
+        recipe=parts.parts_recipe(pair, inputs, mapfile.sha256(projection), config),
+        shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
+        back_map=projection,
+        config=config,
+        folder=target.with_name(f"{target.name}.checkpoint"),
+    )
+    with parts.holding(job, target, note):
         summaries = _make_parts(job, pair, cluster, progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = "when the file is complete, delete the parts and start again: rm "
                 raise cache_error(path, "it changed during reading", f"{hint}{job.folder}/*.part")
+        if config.to == "distillkit":
+            with locked(target.with_name(distillkit.CONFIG), timeout=WAIT, note=note):
+                path, content = _compression_config(target, pair, config)
+                write(path, [content])
         _write(job, target, pair, parts.one_schema([summary.schema for summary in summaries]))
     return _report(target, pair, summaries)
 
@@ -340,42 +343,18 @@ def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
     }
 
 
-@contextmanager
-def _compression_config(
-    target: Path, pair: Pair, config: ProjectConfig, note: Note
-) -> Iterator[None]:
-    """Write DistillKit's config, which all outputs in a folder share, at the start of a run.
-
-    If a run fails, it removes the config, unless another run has finished its output in the
-    meantime. A run that is still in progress writes the config again at its end.
+def _compression_config(target: Path, pair: Pair, config: ProjectConfig) -> tuple[Path, bytes]:
+    """Return DistillKit's config, which all outputs of a folder share.
 
     Raises:
         XtokError: if the folder contains the config of other predictions.
     """
     path = target.with_name(distillkit.CONFIG)
     content = distillkit.config_for(pair.student.vocab_size, config.top_k).encode()
-
-    def hold() -> bool:
-        """Write the config if it is missing, and return whether it was missing."""
-        with locked(path, timeout=WAIT, note=note):
-            if not path.exists():
-                write(path, [content])
-                return True
-            if path.read_bytes() == content:
-                return False
+    if path.exists() and path.read_bytes() != content:
         problem = f"{path} already exists and belongs to other predictions"
         raise OutputError(problem, hint="write the output to a different folder")
-
-    is_ours = hold()
-    try:
-        yield
-        hold()
-    except BaseException:
-        with suppress(OSError):  # another run may remove files at the same time
-            begin, *others = (p.stat().st_mtime_ns for p in [path, *path.parent.glob("*.parquet")])
-            if is_ours and max(others, default=0) <= begin:
-                path.unlink()
-        raise
+    return path, content
 
 
 def _bound(table: Any, width: int) -> Iterator[Documents]:
