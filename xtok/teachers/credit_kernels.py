@@ -76,7 +76,7 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
                 break
             x = t.offsets[i]
             others -= x < t.offsets[i + 1] and t.symbols[x] < CONTROL
-            shared = _shared_symbols(t, i, text[begin:])
+            shared = num_shared(t.symbols, t.offsets[i], t.offsets[i + 1], text[begin:])
             for j in range(len(reached)):
                 if begin < ends[j] <= begin + shared:
                     reached[j] += path * p
@@ -84,32 +84,33 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         for j in range(len(reached)):
             if begin < ends[j] and rest > 0.0:
                 prefix = text[begin : ends[j]]
-                size = _bound(t, by_bytes, prefix, True) - _bound(t, by_bytes, prefix, False)
-                reached[j] += path * rest * (size - fits[j]) / max(1, others)
+                begin_of = bound(t.symbols, t.offsets, by_bytes, prefix, False)
+                end_of = bound(t.symbols, t.offsets, by_bytes, prefix, True)
+                reached[j] += path * rest * (end_of - begin_of - fits[j]) / max(1, others)
         path *= p_own
         begin += t.offsets[own + 1] - t.offsets[own]
     return reached
 
 
 @inner_kernel
-def _shared_symbols(t, i, text):  # type: ignore[no-untyped-def]
-    begin, same = t.offsets[i], np.int64(0)
-    most = min(len(text), t.offsets[i + 1] - begin)
-    while same < most and t.symbols[begin + same] == text[same]:
+def num_shared(data, start, end, text):  # type: ignore[no-untyped-def]
+    """Return the number of first symbols that `data[start:end]` and a text have in common."""
+    same, most = np.int64(0), min(len(text), end - start)
+    while same < most and data[start + same] == text[same]:
         same += 1
     return same
 
 
 @inner_kernel
-def _bound(t, by_bytes, prefix, behind):  # type: ignore[no-untyped-def]
-    """Return the index in `by_bytes` of the first token with a prefix, or behind the last."""
-    low, high = np.int64(0), np.int64(len(by_bytes))
+def bound(data, offsets, order, prefix, behind):  # type: ignore[no-untyped-def]
+    """Return the index in `order` of the first token with a prefix, or behind the last."""
+    low, high = np.int64(0), np.int64(len(order))
     while low < high:
         middle = (low + high) // 2
-        i = by_bytes[middle]
-        same = _shared_symbols(t, i, prefix)
-        x = t.offsets[i] + same
-        is_less = same < len(prefix) and (x == t.offsets[i + 1] or t.symbols[x] < prefix[same])
+        start, end = offsets[order[middle]], offsets[order[middle] + 1]
+        same = num_shared(data, start, end, prefix)
+        x = start + same
+        is_less = same < len(prefix) and (x == end or data[x] < prefix[same])
         if is_less or (behind and same == len(prefix)):
             low = middle + 1
         else:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
 from xtok.predictions.topk import TopK
+from xtok.teachers.credit_kernels import bound, num_shared
 
 ROOT = 62  # bit that marks a root key in `PrefixTable` (the remainder of one token)
 ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
@@ -179,26 +180,10 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
                     joins[n] = hashes[_hash_slot(hashes, key)] == key
         text = both[stem_begins[stem_of[n]] : size]
         size = len(text)
-        low, high = 0, len(order)
-        while low < high:  # find the first token after the tokens that start with these bytes
-            middle = (low + high) // 2
-            a, b = offsets[order[middle]], offsets[order[middle] + 1]
-            same = _shared(data, a, b, text)
-            if same < size and a + same < b and data[a + same] > text[same]:
-                high = middle
-            else:
-                low = middle + 1
-        last = order[low - 1]  # the last token (-1) if no token starts with these bytes
+        # The last token that starts with these bytes, or any other token.
+        last = order[bound(data, offsets, order, text, True) - 1]
         a, b = offsets[last], offsets[last + 1]
-        may_grow[n] = b - a > size and _shared(data, a, b, text) == size
-
-
-@inner_kernel
-def _shared(data, start, end, other):  # type: ignore[no-untyped-def]
-    same = 0
-    while same < len(other) and start + same < end and data[start + same] == other[same]:
-        same += 1
-    return same
+        may_grow[n] = b - a > size and num_shared(data, a, b, text) == size
 
 
 @inner_kernel
@@ -309,7 +294,7 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
         else:
             break
         listed += is_text[c]
-        if u > 0 and _shared(data, offsets[c], offsets[c + 1], so_far) < u:
+        if u > 0 and num_shared(data, offsets[c], offsets[c + 1], so_far) < u:
             continue
         p = np.exp(np.float64(logprob))
         fitting += 1
