@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +13,12 @@ import numpy as np
 from xtok.teachers.serving.connection import TeacherError, json_of
 from xtok.teachers.serving.teacher import (
     DEFAULT_CANDIDATES,
-    MIN_CANDIDATES,
     InvalidScores,
+    ServerFinding,
     ServerKind,
     TeacherServer,
 )
 from xtok.tokenizers import Tokenizer
-
-
-@dataclass(frozen=True)
-class ServerFinding:
-    """A problem of a teacher's server, and the fix."""
-
-    problem: str
-    change: str  # the fix names the server's own option, if there is one
-    is_fatal: bool  # whether `serve` refuses the server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +72,11 @@ async def _report(server: TeacherServer) -> ServerReport:
         findings.append(ServerFinding(problem, _START, is_fatal=True))
     version, prefix_caching = await _options(server, kind)
     if candidates:
-        findings += _findings(server, candidates, difference, prefix_caching)
+        findings += server.findings(candidates, difference)
+    if kind == "vllm" and candidates and prefix_caching:
+        problem = "prefix caching can return outdated log-probabilities of a prompt"
+        change = "start it with --no-enable-prefix-caching"
+        findings.append(ServerFinding(problem, change, is_fatal=False))
     return ServerReport(
         url=server.url,
         kind=kind,
@@ -99,37 +93,6 @@ async def _report(server: TeacherServer) -> ServerReport:
 
 _START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
 _PROBABILITIES = "vLLM: start it with --logprobs-mode raw_logprobs"
-
-
-def _findings(
-    server: TeacherServer, candidates: int, difference: str | None, prefix_caching: bool | None
-) -> Iterator[ServerFinding]:
-    teacher, form = server.tokenizer.vocabulary.model_id, server.format
-    if candidates < min(DEFAULT_CANDIDATES, len(server.tokenizer.table)):
-        yield ServerFinding(
-            f"it returns at most {candidates} candidates per token, recommended "
-            f"{DEFAULT_CANDIDATES}",
-            form.MORE.format(DEFAULT_CANDIDATES),
-            is_fatal=candidates < MIN_CANDIDATES,
-        )
-    if difference:
-        yield ServerFinding(
-            f"it has a different tokenizer than {teacher}: {difference}",
-            f"start it with {form.TOKENIZER} {teacher}, or name {server.model} as the teacher",
-            is_fatal=True,
-        )
-    elif difference is None:
-        yield ServerFinding(
-            "it provides no tokenizer to compare",
-            f"start it without {form.NO_TOKENIZER}, or make sure that it serves {teacher}",
-            is_fatal=False,
-        )
-    if server.kind == "vllm" and prefix_caching:
-        yield ServerFinding(
-            "prefix caching can return outdated log-probabilities of a prompt",
-            "start it with --no-enable-prefix-caching",
-            is_fatal=False,
-        )
 
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:

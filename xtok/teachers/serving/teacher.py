@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
@@ -46,6 +46,15 @@ PROBE = (
 
 class InvalidScores(TeacherError):
     """Error if the values in a response are not log-probabilities."""
+
+
+@dataclass(frozen=True)
+class ServerFinding:
+    """A problem of a teacher's server, and the change that solves it."""
+
+    problem: str
+    change: str  # with the server's own option, if there is one
+    is_fatal: bool  # `serve` refuses the server
 
 
 class TeacherServer:
@@ -97,9 +106,23 @@ class TeacherServer:
         try:
             vocabulary = self._ids
             await self.identify(wait, note)
-            await self._choose(candidates, note)
+            wanted = DEFAULT_CANDIDATES if candidates is None else candidates
+            allowed = await self.detect(wanted)
+            self.candidates = min(wanted, allowed)
             last_check = self.connection.opened, asyncio.get_running_loop().time()
-            await self._check_tokenizer(student, note)
+            difference = await self.difference(self.tokenizer)
+            if difference and student is not None and await self.difference(student) == "":
+                raise XtokError(
+                    f"the sides are swapped: the server at {self.url} has the tokenizer of "
+                    f"{student.vocabulary.model_id}, but the teacher is "
+                    f"{self.tokenizer.vocabulary.model_id}",
+                    hint="give the student first, then the model that the server serves",
+                )
+            for finding in self.findings(allowed, difference, candidates):
+                if finding.is_fatal:
+                    problem = f"the teacher's server at {self.url}: {finding.problem}"
+                    raise XtokError(problem, hint=finding.change)
+                note(f"the teacher's server at {self.url}: {finding.problem}: {finding.change}")
             self.last_check, self._ids = last_check, vocabulary
             self._is_connected, self.connection.note = True, note
         except (TeacherError, httpx.RequestError) as error:
@@ -184,28 +207,30 @@ class TeacherServer:
                     return f"its token {token_id} is {text!r}, not {expected!r}"
         return "" if compared else None
 
-    async def _check_tokenizer(self, student: Tokenizer | None, note: Note) -> None:
-        problem = await self.difference(self.tokenizer)
-        teacher = self.tokenizer.vocabulary.model_id
-        if problem is None:
-            note(
-                f"tokenizer not checked: the server at {self.url} has no /tokenize and returns no "
-                f"texts of tokens, so make sure that it serves {teacher}"
+    def findings(
+        self, allowed: int, difference: str | None, wanted: int | None = None
+    ) -> Iterator[ServerFinding]:
+        """Yield problems of the candidates that the server allows, and of its tokenizer."""
+        teacher, form = self.tokenizer.vocabulary.model_id, self.format
+        expected = DEFAULT_CANDIDATES if wanted is None else wanted
+        if allowed < min(expected, len(self.tokenizer.table)):
+            yield ServerFinding(
+                f"it returns at most {allowed} candidates per token, expected {expected}",
+                form.MORE.format(max(expected, DEFAULT_CANDIDATES)),
+                is_fatal=allowed < MIN_CANDIDATES or wanted is not None,
             )
-        if not problem:
-            return
-        if student is not None and await self.difference(student) == "":
-            raise XtokError(
-                f"the sides are swapped: the server at {self.url} has the tokenizer of "
-                f"{student.vocabulary.model_id}, but the teacher is {teacher}",
-                hint="pass the student first, then the model that the server serves",
+        if difference:
+            yield ServerFinding(
+                f"it has a different tokenizer than {teacher}: {difference}",
+                f"start it with {form.TOKENIZER} {teacher}, or name {self.model} as the teacher",
+                is_fatal=True,
             )
-        raise XtokError(
-            f"the server at {self.url} has a different tokenizer than {teacher}: {problem}",
-            hint=f"pass the served model ({self.model}) as the teacher, or the address of the "
-            "teacher's server with {option}",
-            parameter="teacher_url",
-        )
+        elif difference is None:
+            yield ServerFinding(
+                "tokenizer not checked, because it provides none",
+                f"start it without {form.NO_TOKENIZER}, or make sure that it serves {teacher}",
+                is_fatal=False,
+            )
 
     async def _check_again(self) -> None:
         """Check the tokenizer before a score is used, if another server could have sent the score.
@@ -249,20 +274,6 @@ class TeacherServer:
                     return int(limit[1])
         raise TeacherError(f"it responds neither like vLLM nor like SGLang: {problem}")
 
-    async def _choose(self, candidates: int | None, note: Note) -> None:
-        num_wanted = DEFAULT_CANDIDATES if candidates is None else candidates
-        allowed = await self.detect(num_wanted)
-        self.candidates = min(num_wanted, allowed)
-        if allowed >= min(num_wanted, len(self.tokenizer.table)):
-            return
-        if allowed < MIN_CANDIDATES or candidates is not None:
-            hint = self.format.MORE.format(max(num_wanted, DEFAULT_CANDIDATES))
-            raise XtokError(f"{self._returns(allowed)}, expected {num_wanted}", hint=hint)
-        note(f"{self._returns(allowed)}; for more: {self.format.MORE.format(DEFAULT_CANDIDATES)}")
-
-    def _returns(self, candidates: int) -> str:
-        return f"the server at {self.url} returns {candidates} candidates per token"
-
     async def problem(self) -> str:
         """Return the reason why the server is not healthy, or "" if it is healthy."""
         try:
@@ -293,7 +304,8 @@ class TeacherServer:
         is_short = 0 < size < min(top_k, len(self.tokenizer.table))
         if is_short and self._is_connected and not self._has_noted_fewer:
             self._has_noted_fewer = True
-            self.connection.note(f"{self._returns(size)}, although {top_k} were requested")
+            problem = f"it returns {size} candidates per token, although {top_k} were requested"
+            self.connection.note(f"the teacher's server at {self.url}: {problem}")
         return scores
 
     def _parse(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
