@@ -84,8 +84,8 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         for j in range(len(reached)):
             if begin < ends[j] and rest > 0.0:
                 prefix = text[begin : ends[j]]
-                begin_of = bound(t.symbols, t.offsets, by_bytes, prefix, False)
-                end_of = bound(t.symbols, t.offsets, by_bytes, prefix, True)
+                begin_of = prefix_bound(t.symbols, t.offsets, by_bytes, prefix, False)
+                end_of = prefix_bound(t.symbols, t.offsets, by_bytes, prefix, True)
                 reached[j] += path * rest * (end_of - begin_of - fits[j]) / max(1, others)
         path *= p_own
         begin += t.offsets[own + 1] - t.offsets[own]
@@ -102,7 +102,7 @@ def num_shared(data, start, end, text):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def bound(data, offsets, order, prefix, behind):  # type: ignore[no-untyped-def]
+def prefix_bound(data, offsets, order, prefix, behind):  # type: ignore[no-untyped-def]
     """Return the index in `order` of the first token with a prefix, or behind the last."""
     low, high = np.int64(0), np.int64(len(order))
     while low < high:

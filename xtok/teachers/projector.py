@@ -344,9 +344,7 @@ def _no_prefixes(room: int) -> kernels.PrefixTable:
 def _spellings(student: TokenTable) -> kernels.StudentTokens:
     canonical_ids = student.canonical_ids()
     order = np.array([canonical_ids[token] for token in sorted(canonical_ids)], np.int32)
-    hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
-    kernels.add_hashes(student.data, student.offsets, hashes)
-    return kernels.StudentTokens(np.ascontiguousarray(student.data), student.offsets, order, hashes)
+    return kernels.StudentTokens(np.ascontiguousarray(student.data), student.offsets, order)
 
 
 def may_split(stem: bytes) -> bool:

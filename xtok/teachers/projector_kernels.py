@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
 from xtok.predictions.topk import TopK
-from xtok.teachers.credit_kernels import bound, num_shared
+from xtok.teachers.credit_kernels import num_shared, prefix_bound
 
 ROOT = 62  # bit that marks a root key in `PrefixTable` (the remainder of one token)
 ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
@@ -25,7 +25,6 @@ these bytes (manual pages in four languages, and Python).
 """
 CLOSE_RATIO = 1 + 2.0**-9
 """Minimum ratio of probabilities that still differ as float32 logarithms, up to 2**13 nats."""
-_HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all values below 2**-64
 
 
@@ -45,12 +44,11 @@ class TeacherTokens(NamedTuple):
 
 
 class StudentTokens(NamedTuple):
-    """A student's tokens, sorted by their bytes, and as a set."""
+    """A student's tokens, sorted by their bytes."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_student + 1]
-    order: NDArray[np.int32]  # ids sorted by their bytes, which are unique
-    hashes: NDArray[np.uint64]  # [2**n], hash table of the bytes; 0 if free
+    order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
 
 
 class PrefixTable(NamedTuple):
@@ -158,7 +156,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
         joins: bool `[pairs]`, output: a student token spans the seam.
         may_grow: bool `[pairs]`, output: a student token starts with the pair and is longer.
     """
-    data, offsets, order, hashes = student
+    data, offsets, order = student
     stem_data, stem_offsets, stem_begins, stem_of = stems
     more_data, more_begins, more_ends = more
     longest = np.diff(offsets).max()
@@ -173,43 +171,30 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
         both[seam:size] = more_data[more_begins[n] : more_ends[n]]
         joins[n] = False
         for start in range(max(0, seam - longest + 1), seam):
-            key = _HASH
-            for i in range(start, min(size, start + longest)):
-                key = _hashed(key, both[i])
-                if i >= seam and not joins[n]:
-                    joins[n] = hashes[_hash_slot(hashes, key)] == key
+            if _has_token(student, both[start:size], seam - start):
+                joins[n] = True
+                break
         text = both[stem_begins[stem_of[n]] : size]
-        size = len(text)
         # The last token that starts with these bytes, or any other token.
-        last = order[bound(data, offsets, order, text, True) - 1]
+        last = order[prefix_bound(data, offsets, order, text, True) - 1]
         a, b = offsets[last], offsets[last + 1]
-        may_grow[n] = b - a > size and num_shared(data, a, b, text) == size
+        may_grow[n] = b - a > len(text) and num_shared(data, a, b, text) == len(text)
 
 
 @inner_kernel
-def _hashed(key, byte):  # type: ignore[no-untyped-def]
-    """Add a byte to an FNV-1a hash. The result is never 0, which marks free slots."""
-    return max(np.uint64(1), (key ^ np.uint64(byte)) * np.uint64(0x100000001B3))
-
-
-@kernel
-def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
-    """Insert the hashes of byte strings into a table that has enough free slots."""
-    for n in range(len(offsets) - 1):
-        key = _HASH
-        for i in range(offsets[n], offsets[n + 1]):
-            key = _hashed(key, data[i])
-        hashes[_hash_slot(hashes, key)] = key
-
-
-@inner_kernel
-def _hash_slot(hashes, key):  # type: ignore[no-untyped-def]
-    """Return the slot of a hash, or a free slot for it."""
-    mask = np.uint64(len(hashes) - 1)
-    slot = key & mask
-    while hashes[slot] != 0 and hashes[slot] != key:
-        slot = (slot + np.uint64(1)) & mask
-    return slot
+def _has_token(student, text, least):  # type: ignore[no-untyped-def]
+    """Return whether a token of more than `least` bytes is the beginning of a text."""
+    data, offsets, order = student
+    for size in range(least + 1, len(text) + 1):
+        n = prefix_bound(data, offsets, order, text[:size], False)
+        if n == len(order):
+            return False
+        a, b = offsets[order[n]], offsets[order[n] + 1]
+        if num_shared(data, a, b, text[:size]) < size:  # no token starts with these bytes
+            return False
+        if b - a == size:
+            return True
+    return False
 
 
 @kernel
