@@ -82,11 +82,12 @@ def test_errors_name_the_wrong_argument(
     fail("out.jsonl", "out.parquet", "a.parquet", *models, "-o", "out.jsonl")
     fail("a.parquet is an input", "", "a.parquet", *models, "-o", "a.parquet")
     swapped = "a.parquet", *models[::-1], "-o", "out.parquet"
-    fail("the sides are swapped", "the student first", *swapped)
+    problem = "its ids fit the student, small-byte-level, but not the teacher, small-digits"
+    fail(problem, "the student first", *swapped)
     pyarrow.parquet.write_table(
         pyarrow.parquet.read_table(cache_file).drop_columns(["text"]), cache_file
     )
-    fail("the vocabulary of small-digits", "small-byte-level has all their ids", *swapped)
+    fail(problem, "the student first", *swapped)
     nothing = tmp_path / "empty.parquet"
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(cache_file).slice(0, 0), nothing)
     fail("no rows", "", "empty.parquet", *models, "-o", "out.parquet")

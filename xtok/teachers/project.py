@@ -200,7 +200,6 @@ def open_caches(
     opened, columns = [], []
     for path in paths:
         cache = open_cache(path, config.source)
-        _check_digest(cache, pair)
         pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
         first = next(pieces, None)
         if first is not None:
@@ -220,29 +219,20 @@ def open_caches(
     return tuple(opened)
 
 
-def _check_digest(cache: Cache, pair: Pair) -> None:
-    digest, (student, teacher) = cache.footer.get("tokenizer_sha256"), pair.tables
-    if digest in (None, teacher.sha256()):
-        return
-    if digest == student.sha256():
-        raise _swap_error(cache.path, pair)
-    owner = cache.footer.get("tokenizer", "another tokenizer")
-    problem = f"its ids belong to {owner}, whose tokens differ from {pair.teacher.model_id}"
-    hint = "pass the model that made these predictions as the teacher"
-    raise cache_error(cache.path, problem, hint)
-
-
 def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache:
     student, teacher = pair.tokenizers
-    if _spells(student, rows) and not _spells(teacher, rows):
-        raise _swap_error(cache.path, pair)
-    try:
-        cache.check(rows, teacher.vocabulary)
-    except XtokError as error:
-        if _has_ids(teacher, rows) or not _has_ids(student, rows):
-            raise
-        hint = f"{_STUDENT_FIRST}: {pair.student.model_id} has all their ids"
-        raise XtokError(error.message, hint=hint) from error
+    if cache.footer.get("tokenizer_sha256") not in (None, pair.tables[1].sha256()):
+        owner = cache.footer.get("tokenizer", "another tokenizer")
+        problem = f"its ids belong to {owner}, which has other tokens than {pair.teacher.model_id}"
+        hint = "pass the model that made these predictions as the teacher"
+        raise cache_error(cache.path, problem, hint)
+    if _fits(student, rows) and not _fits(teacher, rows):
+        names = (
+            f"the student, {pair.student.model_id}, but not the teacher, {pair.teacher.model_id}"
+        )
+        hint = "pass the student first, then the teacher that made these predictions"
+        raise cache_error(cache.path, f"its ids fit {names}: the sides may be swapped", hint)
+    cache.check(rows, teacher.vocabulary)
     if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):
         note(
             f"{cache.path}: the probabilities of each row sum to 1, so they were renormalized over "
@@ -252,27 +242,14 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
     return cache
 
 
-def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
-    width = len(tokenizer.table)
-    return all(((ids >= 0) & (ids < width)).all() for ids in (rows.topk.token_ids, rows.topk.ids))
-
-
-def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
-    [text, *_] = rows.values("text")
-    if text is None or not _has_ids(tokenizer, rows):
+def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
+    """Return whether a tokenizer has the ids, which spell the text of the first row, if any."""
+    topk, width = rows.topk, len(tokenizer.table)
+    if not all(((ids >= 0) & (ids < width)).all() for ids in (topk.token_ids, topk.ids)):
         return False
-    ids = rows.topk.token_ids[: rows.topk.bounds[1]]
-    spelled = b"".join(tokenizer.table[i] for i in ids.tolist())
-    return spelled.strip() == str(text).encode("utf-8", "replace").strip()
-
-
-_STUDENT_FIRST = "pass the student first, then the teacher that made these predictions"
-
-
-def _swap_error(path: Path, pair: Pair) -> XtokError:
-    student, teacher = pair.student.model_id, pair.teacher.model_id
-    problem = f"the sides are swapped: its ids belong to {student}, but the teacher is {teacher}"
-    return cache_error(path, problem, _STUDENT_FIRST)
+    [text, *_] = rows.values("text")
+    spelled = b"".join(tokenizer.table[i] for i in topk.token_ids[: topk.bounds[1]].tolist())
+    return text is None or spelled.strip() == str(text).encode("utf-8", "replace").strip()
 
 
 def _check_json(path: Path, columns: Mapping[str, Any]) -> None:
