@@ -314,6 +314,15 @@ ERRORS: Errors = {
             "supported layout; meta_info has: input_token_logprobs",
         ),
     ],
+    "store them in different files": [
+        (
+            lambda: answers(
+                {**vllm(None, {"98": {"logprob": -1}}), "system_fingerprint": "xtok project"},
+                vllm(None, {"98": {"logprob": -1}}),
+            ),
+            "a.jsonl, line 2: the file mixes responses of a server with the output of xtok project",
+        ),
+    ],
     "request this text from the server again, or delete the line": [
         (
             lambda: answers({"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}),

@@ -140,6 +140,27 @@ def test_a_batch_of_prompts_in_the_same_answer(
     assert [row["topk_ids"] for row in read_rows] == [row["topk_ids"] for row in rows]
 
 
+def test_several_completions_of_the_same_prompt(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """With `n: 2`, the predictions of each prompt occur twice in the answer of vLLM."""
+    choices = [teachers.vllm_answer(row)["choices"][0] for row in rows for _ in range(2)]
+    ids = [choice.pop("prompt_token_ids") for choice in choices[::2]]
+    usage = {"prompt_tokens": sum(map(len, ids))}
+    answer = {"id": "all", "choices": choices, "prompt": ids, "usage": usage}
+    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
+    read_rows = neutral(read_documents(path, byte_level))
+    assert [row["id"] for row in read_rows] == [
+        "all-0",
+        "all-1",
+        "all-2",
+        "all-3",
+        "all-4",
+        "all-5",
+    ]
+    assert [row["topk_ids"] for row in read_rows] == [row["topk_ids"] for row in rows]
+
+
 def test_large_row_groups_come_in_pieces(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:

@@ -57,20 +57,25 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
     raise cache_error(path, f"{problem}; line 1 has: {names}", FORMATS)
 
 
-def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tuple[Documents, int]]:
-    """Read a shard in the same way as `read_cache`.
+def read_answers(
+    shard: Shard, kind: CacheKind, candidates: int, *, is_projected: bool
+) -> Iterator[tuple[Documents, int]]:
+    """Read a shard in the same way as `read_cache`. `is_projected` is true if `project` wrote the first line.
 
     Yields:
         documents, and their approximate size on disk in bytes.
 
     Raises:
-        XtokError: if a line is not a response.
+        XtokError: if a line is not a response, or not from the same source as the first line.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[Documents] = []
     size, done = 0, shard.start
     for line in _lines(shard):
         for answer in _answers(line.value, line.location):
+            if is_projected != (answer.get("system_fingerprint") == PROJECTED):
+                problem = "the file mixes responses of a server with the output of xtok project"
+                raise cache_error(line.location, problem, "store them in different files")
             topk, columns = read(answer, line.location), _columns(answer, kind, line.location)
             mask = _mask(answer, len(topk.token_ids), line.location)
             pending.append(Documents(topk, columns, [line.location], mask))
@@ -95,8 +100,22 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
         choices = item.get("choices")
         choices = [x for x in choices if isinstance(x, dict)] if isinstance(choices, list) else []
         choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
+        choices = _without_repetitions(choices, item.get("usage"))
         for number, choice in enumerate(choices or [{}]):
             yield _choice_answer(item, choice, number, is_only=len(choices) < 2)
+
+
+def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
+    """Return one choice per prompt: vLLM repeats the predictions of a prompt for `n` completions.
+
+    Its usage counts the tokens of each prompt once.
+    """
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    sizes = [len(choice["prompt_logprobs"]) for choice in choices]
+    for n in range(2, len(choices) + 1):
+        if sum(sizes[::n]) == tokens and sum(sizes) == n * tokens:
+            return choices[::n]
+    return choices
 
 
 def _choice_answer(

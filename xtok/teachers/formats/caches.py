@@ -222,7 +222,8 @@ def read_cache(
     """
     with reading(cache.path, "the cache"):
         if shard.format != "parquet":
-            yield from read_answers(shard, cache.kind, candidates)
+            projected = cache.is_projected
+            yield from read_answers(shard, cache.kind, candidates, is_projected=projected)
             return
         table = ParquetTable(shard.path)
         for group in range(table.num_row_groups)[shard.start : shard.stop]:

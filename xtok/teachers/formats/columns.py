@@ -168,6 +168,5 @@ def list_array(bounds: NDArray[np.int64], values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.ndim == 2:
         values = list_array(np.arange(len(values) + 1) * values.shape[1], values.ravel())
     elif isinstance(values, np.ndarray):
-        is_nan = np.isnan(values) if values.dtype == np.float32 else None
-        values = pyarrow.array(values, mask=is_nan)
+        values = pyarrow.array(values, from_pandas=True)  # NaN becomes null
     return pyarrow.ListArray.from_arrays(bounds.astype(np.int32), values)
