@@ -155,6 +155,13 @@ class Translator:
     def _to_student(self) -> Retokenizer:
         return Retokenizer(self.pair.reversed)
 
+    @functools.cached_property
+    def pieces_per_token(self) -> float:
+        """Average number of teacher tokens per student token in the student's vocabulary."""
+        tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
+        sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
+        return max(1.0, sum(sizes) / max(1, len(sizes)))
+
     # Texts
 
     def from_teacher_ids(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:

@@ -60,7 +60,9 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
 def read_answers(
     shard: Shard, kind: CacheKind, candidates: int, *, is_projected: bool
 ) -> Iterator[tuple[Documents, int]]:
-    """Read a shard in the same way as `read_cache`. `is_projected` is true if `project` wrote the first line.
+    """Read a shard in the same way as `read_cache`.
+
+    `is_projected` is true if `project` wrote the first line.
 
     Yields:
         documents, and their approximate size on disk in bytes.

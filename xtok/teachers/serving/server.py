@@ -153,7 +153,7 @@ class Proxy:
     async def _models(self, request: Request) -> Response:
         if problem := self._refuse(request):
             return problem
-        cards = dialects.model_cards(self.student, self.teacher.model, self.teacher.max_model_len)
+        cards = dialects.model_cards(self.student, self.teacher.model, self._max_model_len())
         return JSONResponse(cards)
 
     async def _respond(self, request: Request, parse: Parser) -> Response:
@@ -266,6 +266,16 @@ class Proxy:
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
         self.metrics.rest.observe(float(np.nan_to_num(rest).mean()) if len(rest) else 0.0)
         return scores
+
+    def _max_model_len(self) -> int | None:
+        """Return the number of student tokens that fit into the context, in typical text."""
+        length = self.teacher.max_model_len
+        if length is None:
+            return None
+        length -= len(self.translator.teacher.encode(self.teacher_system).ids)
+        if self.translator.is_same:
+            return length
+        return int((length - 1) / self.translator.pieces_per_token)
 
 
 async def _body(request: Request) -> bytes:
