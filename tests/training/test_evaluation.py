@@ -75,7 +75,7 @@ def single_process_metrics(
 
 
 @pytest.mark.xdist_group("evaluation")  # one run of `single_process_metrics` for all
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 3])  # two processes repeat fewer rows than three
 def test_each_row_counts_once(
     processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],
     single_process_metrics: dict[str, list[float]],
