@@ -771,8 +771,8 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
     assert not any("date" in note for note in notes)
     with pytest.raises(XtokError, match="messages") as error:
         project([chat], **options)
-    said = "the template writes today's date: set the variable day to get the same ids every day "
-    said += "(in a file: in each conversation's chat_template_kwargs)"
+    said = "the template writes today's date; set the variable day to get the same ids every day "
+    said += "(in a file, in each conversation's chat_template_kwargs)"
     assert error.value.hint.endswith(f"; {said}")
     assert sum(note.endswith(said) for note in notes) == 1
 
