@@ -123,6 +123,19 @@ def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> N
         trainer(tmp_path, student, teacher, accelerator_config={"dispatch_batches": True})
 
 
+def test_logs_after_the_end_of_a_stream(tmp_path: Path) -> None:
+    """`Trainer` requests the batches of `max_steps` in each epoch, also after the last one."""
+    student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.2) for n in (0, 1))
+    run = trainer(
+        tmp_path, student, teacher, Streamed(), max_steps=4, per_device_train_batch_size=2
+    )
+    run.train()
+    own, distillation = logged(run, "cross_entropy"), logged(run, "distillation")
+    sums = [sum(parts) for parts in zip(own, distillation, strict=True)]
+    assert sums == pytest.approx(logged(run), rel=1e-5)
+    assert logged(run, "coverage") == [1, 1, 1, 1]
+
+
 def test_the_first_batch_is_audited_once_and_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,7 +91,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         """Return the batches of an optimizer step, and the counts of all processes."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         step = [self.prepared(batch) for batch in batches]
-        return step, self.count_all(step)
+        # At the end of a stream, `Trainer` requests more batches, for no step.
+        return step, self.count_all(step) if step else None
 
     def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
         """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
