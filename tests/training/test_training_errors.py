@@ -130,7 +130,7 @@ ERRORS: Errors = {
         (
             lambda: transplanted(model_type="none"),
             "Transformers has no causal language model for the config.json of model: "
-            "Unrecognized model identifier: none. Should contain one of …",
+            "The checkpoint you are trying to load has model type `none` but Transformers …",
         ),
     ],
     "use a text-only model with one input-embedding layer": [

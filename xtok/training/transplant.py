@@ -22,7 +22,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.embeddings.input_layer import choose_layer
 from xtok.building.embeddings.sources import require_embedding_rows
 from xtok.config import SHRINK
-from xtok.errors import EmbeddingError, TokenizerError, XtokError
+from xtok.errors import MALFORMED, EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
@@ -260,7 +260,7 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
             hint="give the checkpoint that it was quantized from",
         )
     layer = choose_layer(files, source)
-    has_rows_by_class, is_tied = _vocabulary_tensors(settings, name)
+    has_rows_by_class, is_tied = _vocabulary_tensors(source, name)
     paths = [source.shard(file) for file in dict.fromkeys(files.values())]
     headers = {path: read_header(path) for path in paths}
     shapes = {t: info["shape"] for header in headers.values() for t, info in header.items()}
@@ -280,15 +280,16 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
     return headers, {t: input_rows if t == layer else rows for t in shapes if has_rows(t)}
 
 
-def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[str, bool], bool]:
+def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool], bool]:
     """Return, for each tensor of a model's class, whether it has one row per token.
 
     The second value is True if the model's head is also its input-embedding layer.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.for_model(**settings)
+        config = AutoConfig.from_pretrained(source.find(_CONFIG) or "", trust_remote_code=False)
         wider = copy.deepcopy(config)
         wider.vocab_size += 1
         from_config: Any = AutoModelForCausalLM.from_config
@@ -296,7 +297,7 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[st
             tensors, wider_tensors = (
                 from_config(each, trust_remote_code=False).state_dict() for each in (config, wider)
             )
-    except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+    except (*MALFORMED, ImportError, OSError, StrictDataclassError) as error:
         problem = " ".join(str(error).split())[:200]
         raise EmbeddingError(
             f"Transformers has no causal language model for the config.json of {name}: {problem}",
@@ -393,11 +394,12 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
 
 def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
     """Set the ids of special tokens in a config, and return the keys that have no new id."""
-    dropped = []
-    for key in {**dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")), **settings}:
+    dropped, always = [], dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    for key in {**always, **settings}:
         if key.endswith("_token_id"):
-            old, ids = settings.get(key), table.roles.get(key.removesuffix("_token_id"), ())
-            settings[key] = ids[0] if ids else None
+            old, ids = settings.pop(key, None), table.roles.get(key.removesuffix("_token_id"), ())
+            if ids or key in always:  # other ids cannot be null (XGLM)
+                settings[key] = ids[0] if ids else None
             dropped += [key] if old is not None and not ids else []
         elif key in _ID_LISTS and settings[key]:
             del settings[key]
