@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -207,14 +208,24 @@ def find_heads(
 def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     """Check that a model has an embedding for each id; a missing row would crash a GPU.
 
+    Warns of rows that are longer than the model's positions.
+
     Raises:
         XtokError: if an id has no embedding.
     """
-    rows = None
+    rows = limit = None
     with suppress(AttributeError, NotImplementedError):  # also for None, which has no embeddings
         rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
+        config = unwrapped(model).config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+    name = f"teacher {number}" if number else "the student"
+    if limit is not None and 0 < limit < side["input_ids"].shape[1]:
+        warnings.warn(
+            f"{name}, {_name(model)}, has {limit:,} positions, but rows are longer: it predicts "
+            "the tokens beyond them badly, or fails; shorten the rows with max_length",
+            stacklevel=3,
+        )
     if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
-        name = f"teacher {number}" if number else "the student"
         raise XtokError(
             f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but the batch contains id "
             f"{largest:,}",

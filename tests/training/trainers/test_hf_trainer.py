@@ -579,6 +579,19 @@ def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_pa
         trainer.train()
 
 
+def test_a_teacher_with_fewer_positions_than_its_rows_is_named(tmp_path: Path) -> None:
+    student, teacher = (tiny_model(256, seed=n) for n in range(2))
+    teacher.config.max_position_embeddings = 64
+    trainer = XTokTrainer(
+        student, arguments(tmp_path, max_steps=2), Collator("bytes", "bytes"), teachers=teacher,
+        loss="alm", train_dataset=ROWS, audit=False,
+    )  # fmt: skip
+    with pytest.warns(
+        UserWarning, match="^teacher 1, LlamaForCausalLM, has 64 positions, but rows"
+    ):
+        trainer.train()
+
+
 def test_weights_that_are_all_0_are_an_error(make_trainer: Make) -> None:
     combine = CombineConfig(distillation_weight=0, cross_entropy_weight=0)
     with pytest.raises(XtokError, match="both 0, so nothing is trained"):
