@@ -296,6 +296,26 @@ def test_accumulation_is_exact(make_trainer: Make) -> None:
         torch.testing.assert_close(other[name], step, rtol=1e-4, atol=1e-6)
 
 
+def test_losses_on_and_off_policy_are_means(make_trainer: Make) -> None:
+    """A completion that the student writes has 8 targets, one of the dataset up to 24."""
+    trainer = make_trainer(
+        max_steps=1, gradient_accumulation_steps=2, uld_crossentropy_weight=1.0,
+        uld_distillation_weight=0.0, learning_rate=0.0,
+    )  # fmt: skip
+    seen = watch(trainer)
+    trainer.train()
+    means = []
+    for batch in seen:
+        with torch.no_grad():
+            logits, targets = run(trainer.model, batch).logits, batch["targets"]
+        is_target = targets >= 0
+        means.append(
+            float(torch.nn.functional.cross_entropy(logits[is_target], targets[is_target]))
+        )
+    own = [logged(trainer, f"{name}_policy_loss")[0] for name in ("on", "off")]
+    assert sorted(own) == pytest.approx(sorted(means), abs=1e-3)
+
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

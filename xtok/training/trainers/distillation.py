@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from xtok.errors import XtokError
 from xtok.training.audit import Audit, audit
@@ -37,12 +37,12 @@ EVALUATION_NOTE = (
 )
 
 
-class DistillationMixin:
-    """Mixin with the objective, teachers, logs and evaluation of a trainer.
+class DistillationTrainer(Trainer):  # type: ignore[misc]
+    """Trainer with an objective, teachers, their logs and evaluation.
 
-    It must precede the library's trainer among the base classes. In addition to `loss`, it logs
-    `cross_entropy`, `distillation` and `coverage` (the share of the targets that are in a chunk),
-    averaged over the same optimizer steps and all processes. An evaluation logs `eval_loss`,
+    In addition to `loss`, it logs `cross_entropy`, `distillation` and `coverage` (the share of the
+    targets that are in a chunk), averaged over the same optimizer steps and all processes. An
+    evaluation logs `eval_loss`,
     `eval_cross_entropy` and `eval_distillation`, averaged over all rows of its dataset, each
     counted once; `eval_bits_per_byte`, the student's cross-entropy divided by the bytes of its
     targets; and `eval_teacher_bits_per_byte`, the same for the teacher
@@ -51,13 +51,6 @@ class DistillationMixin:
 
     loss_is_scaled_for_ga = True
 
-    accelerator: Any
-    args: Any
-    model_wrapped: Any
-    compute_loss_context_manager: Any
-    eval_dataset: Any
-    _prepare_inputs: Any
-    add_callback: Any
     objective: Objective
     distillation_collator: Any  # a `DistillationCollator` or a `TopKCollator`
     teachers: Sequence[Any]  # the teacher models; None for stored predictions
@@ -84,7 +77,7 @@ class DistillationMixin:
             terms = zip(LossTerms._fields[1:], means.tolist(), strict=True)
             logs |= {name: value for name, value in terms if value or name != "router"}
             self._sums.reset()
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        super().log(logs, *args, **kwargs)
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
         """Count the terms of an optimizer step, and store `count` and `totals` in its batches.
@@ -156,9 +149,9 @@ class DistillationMixin:
             batch = self.prepared(inputs, max(1, num_rows))
         count = batch["count"] = self.objective.count(batch)
         student, teachers, router = self._forward(model, batch, outputs)
-        means = self.objective.means(student, teachers, batch).float()
+        _, means = self.objective.means(student, teachers, batch, [0.0] * len(count))
         router = means.new_zeros(()) if router is None else router.to(means)
-        means = torch.cat([means, router[None]])
+        means = torch.cat([means, router[None]]).float()
         if evaluation is not None:
             numbers = torch.cat([count, count[:1]]).float()
             sums = [*torch.stack([means * numbers, numbers], 1)]
@@ -189,7 +182,7 @@ class DistillationMixin:
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         if isinstance(dataset, IterableDataset) and self.accelerator.num_processes > 1:
             eval_dataset = [*dataset]
-        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return super().get_eval_dataloader(eval_dataset)
 
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -197,7 +190,7 @@ class DistillationMixin:
         """Evaluate the model. The loss and its parts are means over all targets and chunks."""
         self._evaluation = evaluation = _EvaluationSums(dataloader, self.accelerator)
         try:
-            output = super().evaluation_loop(  # type: ignore[misc]
+            output = super().evaluation_loop(
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs
             )
         finally:
@@ -224,7 +217,7 @@ class DistillationMixin:
     ) -> Any:
         """Evaluate a batch, and compute whole logits only if the caller needs them."""
         if not prediction_loss_only:
-            return super().prediction_step(model, inputs, False, *args, **kwargs)  # type: ignore[misc]
+            return super().prediction_step(model, inputs, False, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 

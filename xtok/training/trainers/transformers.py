@@ -7,22 +7,22 @@ from os import PathLike
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from xtok.training.collator import DistillationCollator, prepare, slice_rows
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.topk_collator import TopKCollator
-from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
+from xtok.training.trainers.distillation import DistillationTrainer, require_own_loss
 
 
-class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
+class XTokTrainer(DistillationTrainer):
     """A `transformers.Trainer` that distils teachers with other tokenizers into a student.
 
     It minimizes the distillation losses plus the cross-entropy. Both are means over the chunks and
-    targets of all batches of an optimizer step, on all processes. `DistillationMixin` describes the
-    logs. Only the student is trained and saved, including any parameters that it shares with a
+    targets of all batches of an optimizer step, on all processes. `DistillationTrainer` describes
+    the logs. Only the student is trained and saved, including any parameters that it shares with a
     teacher.
 
     Args:

@@ -22,7 +22,7 @@ from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
-from xtok.training.trainers.distillation import DistillationMixin, require_own_loss
+from xtok.training.trainers.distillation import DistillationTrainer, require_own_loss
 
 VERSIONS = ">=1.14,<1.17"
 """Tested versions of TRL. 1.14 is the first version whose GOLD supports tokenizers that are not
@@ -51,7 +51,7 @@ def gold_classes() -> tuple[type, type]:
 _GOLDTrainer, GOLDConfig = gold_classes()
 
 
-class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, valid-type]
+class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same bytes
@@ -140,6 +140,20 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         for inputs in self._buffered_inputs:
             inputs["_xtok"] = self.prepared(inputs)
         self.count_all([inputs["_xtok"] for inputs in self._buffered_inputs])
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch, and log the losses on and off policy as means.
+
+        TRL divides their sums by the number of batches, but these are shares of the step's loss.
+        """
+        loss, number = super().training_step(*args, **kwargs), self.args.gradient_accumulation_steps
+        index = (self._step - 1) % number
+        batch = self._buffered_inputs[index]["_xtok"]
+        share = float(batch["count"][0] / batch["totals"][0].clamp(min=1))
+        name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
+        change = share * self.accelerator.num_processes - 1 / number
+        setattr(self, name, getattr(self, name) + change)
+        return loss
 
     def prepared(self, inputs: Mapping[str, Any], num_rows: int | None = None) -> dict[str, Any]:
         """Return the prepared batch of GOLD's inputs, or of their first rows."""
