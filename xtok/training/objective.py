@@ -114,13 +114,22 @@ class Objective:
         """
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
-        sides = [*zip(self.losses, teacher_logits, batch["teachers"], strict=True)]
-        inputs = student_logits, sides, batch, shares
+        scales = shares * shares.new_tensor([1.0, *self.weight_by_teacher])
+
+        def weighted_sum(
+            distillation_weight: Tensor | float, cross_entropy_weight: float
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            factors = [scales[0] * cross_entropy_weight, *(scales[1:] * distillation_weight)]
+            factors = factors if cross_entropy_weight else factors[1:]
+            total, means = self.means(student_logits, teacher_logits, batch, factors)
+            parts = means * scales
+            return total, parts[1:].sum(), parts[0]
+
         if self.combine.dynamic_scaling and whole is None:
             with torch.no_grad():
-                whole = self._weighted_sum(*inputs, (1.0, 1.0))[1:]
+                whole = weighted_sum(1.0, 1.0)[1:]
         weights = loss_weights(self.combine, *(whole or (shares[0], shares[0])))
-        loss, distillation, cross_entropy = self._weighted_sum(*inputs, weights)
+        loss, distillation, cross_entropy = weighted_sum(*weights)
         is_target = batch["targets"] >= 0
         covered = [(_is_covered(side) & is_target).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
@@ -129,39 +138,23 @@ class Objective:
         return LossTerms(loss + aux, cross_entropy, distillation, coverage, aux.detach())
 
     def means(
-        self, student: AnyLogits, teachers: Sequence[AnyLogits | None], batch: Mapping[str, Any]
-    ) -> Tensor:
-        """Return the mean of each loss that `count` counts, `[1 + teachers]`, detached."""
-        sides = zip(self.losses, teachers, batch["teachers"], strict=True)
-        plans = [plan_cross_entropy(student, batch["targets"])]
-        plans += [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
-        return torch.stack(one_pass(student, plans, [0.0] * len(plans))[1])
-
-    def _weighted_sum(
         self,
-        student_logits: AnyLogits,
-        sides: Sequence[tuple[BatchLoss, Any, Mapping[str, Any]]],
+        student: AnyLogits,
+        teachers: Sequence[AnyLogits | None],
         batch: Mapping[str, Any],
-        shares: Tensor,
-        weights: tuple[Tensor | float, Tensor | float],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weighted sum, and the detached distillation loss and cross-entropy."""
-        distillation_weight, cross_entropy_weight = weights
-        plans = [loss.plan(student_logits, logits, batch, side) for loss, logits, side in sides]
-        teacher_shares = zip(shares[1:], self.weight_by_teacher, strict=True)
-        plan_shares = [share * weight for share, weight in teacher_shares]
-        factors = [share * distillation_weight for share in plan_shares]
-        zero = torch.zeros_like(shares[0])
-        if cross_entropy_weight:
-            plans.append(plan_cross_entropy(student_logits, batch["targets"]))
-            plan_shares.append(shares[0])
-            factors.append(shares[0] * cross_entropy_weight)
-        if not plans:
-            return zero, zero, zero
-        total, means = one_pass(student_logits, plans, factors)
-        parts = [mean * share for mean, share in zip(means, plan_shares, strict=True)]
-        cross_entropy = parts.pop() if cross_entropy_weight else zero
-        return total, sum(parts, zero), cross_entropy
+        factors: Sequence[Tensor | float],
+    ) -> tuple[Tensor, Tensor]:
+        """Return Σ factor · mean, and the detached mean of each loss of `count`, `[1 + teachers]`.
+
+        If the first factor, of the cross-entropy, is left out, the cross-entropy is 0.
+        """
+        sides = zip(self.losses, teachers, batch["teachers"], strict=True)
+        plans = [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
+        left_out = 1 + len(plans) - len(factors)
+        if not left_out:
+            plans.insert(0, plan_cross_entropy(student, batch["targets"]))
+        total, means = one_pass(student, plans, factors)
+        return total, torch.stack([torch.zeros_like(means[0])] * left_out + means)
 
 
 def _is_covered(side: Mapping[str, Any]) -> Tensor:
