@@ -114,7 +114,7 @@ class Objective:
         """
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
-        scales = shares * shares.new_tensor([1.0, *self.weight_by_teacher])
+        scales = shares * torch.tensor([1.0, *self.weight_by_teacher], device=shares.device)
 
         def weighted_sum(
             distillation_weight: Tensor | float, cross_entropy_weight: float

@@ -37,7 +37,7 @@ EVALUATION_NOTE = (
 )
 
 
-class DistillationTrainer(Trainer):  # type: ignore[misc]
+class DistillationTrainer(Trainer):
     """Trainer with an objective, teachers, their logs and evaluation.
 
     In addition to `loss`, it logs `cross_entropy`, `distillation` and `coverage` (the share of the
@@ -51,6 +51,7 @@ class DistillationTrainer(Trainer):  # type: ignore[misc]
 
     loss_is_scaled_for_ga = True
 
+    eval_dataset: Any
     objective: Objective
     distillation_collator: Any  # a `DistillationCollator` or a `TopKCollator`
     teachers: Sequence[Any]  # the teacher models; None for stored predictions
@@ -190,7 +191,7 @@ class DistillationTrainer(Trainer):  # type: ignore[misc]
         """Evaluate the model. The loss and its parts are means over all targets and chunks."""
         self._evaluation = evaluation = _EvaluationSums(dataloader, self.accelerator)
         try:
-            output = super().evaluation_loop(
+            output: Any = super().evaluation_loop(  # type: ignore[misc]
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs
             )
         finally:

@@ -79,6 +79,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         ValueError: if `args` sets label smoothing.
     """
 
+    _signature_columns: Any
+
     def __init__(
         self,
         model: Any = None,
@@ -150,8 +152,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         index = (self._step - 1) % number
         batch = self._buffered_inputs[index]["_xtok"]
         share = float(batch["count"][0] / batch["totals"][0].clamp(min=1))
-        name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
         change = share * self.accelerator.num_processes - 1 / number
+        name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
         setattr(self, name, getattr(self, name) + change)
         return loss
 
