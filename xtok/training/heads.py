@@ -216,8 +216,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     rows = limit = None
     with suppress(AttributeError, NotImplementedError):  # also for None, which has no embeddings
         rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
-        config = unwrap(model).config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
+        limit = unwrap(model).config.get_text_config().max_position_embeddings
     name = f"teacher {number}" if number else "the student"
     if limit is not None and 0 < limit < side["input_ids"].shape[1]:
         warnings.warn(

@@ -42,10 +42,9 @@ class DistillationTrainer(Trainer):
 
     In addition to `loss`, it logs `cross_entropy`, `distillation` and `coverage` (the share of the
     targets that are in a chunk), averaged over the same optimizer steps and all processes. An
-    evaluation logs `eval_loss`,
-    `eval_cross_entropy` and `eval_distillation`, averaged over all rows of its dataset, each
-    counted once; `eval_bits_per_byte`, the student's cross-entropy divided by the bytes of its
-    targets; and `eval_teacher_bits_per_byte`, the same for the teacher
+    evaluation logs `eval_loss`, `eval_cross_entropy` and `eval_distillation`, averaged over all
+    rows of its dataset, each counted once; `eval_bits_per_byte`, the student's cross-entropy
+    divided by the bytes of its targets; and `eval_teacher_bits_per_byte`, the same for the teacher
     (`eval_teacher_1_bits_per_byte` … for several teachers).
     """
 
@@ -89,20 +88,16 @@ class DistillationTrainer(Trainer):
             The totals: sums over all processes, int64 `[1 + teachers]`.
         """
         self._sums.num_steps += 1
-        device = self.accelerator.device
-        total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
-        for batch in batches:
-            batch["count"] = self.objective.count(batch)
-            total += batch["count"]
-        summed: Tensor = self.accelerator.reduce(total, "sum")
-        for batch in batches:
-            batch["totals"] = summed
+        counts = [self.objective.count(batch) for batch in batches]
+        totals: Tensor = self.accelerator.reduce(torch.stack(counts).sum(0), "sum")
+        for batch, count in zip(batches, counts, strict=True):
+            batch |= {"count": count, "totals": totals}
         dynamic = self.objective.combine.dynamic_scaling
         if dynamic and len(batches) * self.accelerator.num_processes > 1:
             whole = self._step_means(batches)
             for batch in batches:
                 batch["whole"] = whole
-        return summed
+        return totals
 
     def _step_means(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         rng_context = preserve_rng(self.accelerator.device)
