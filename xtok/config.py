@@ -310,7 +310,7 @@ class MultitokenConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that affect the result, for a map's history; rare options only if not default."""
+        """Options that affect the result, for a map's history; rare options only if changed."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
@@ -362,9 +362,9 @@ class BuildConfig(MultitokenConfig):
     def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
         """Return the defaults for a loss; explicit options override them.
 
-        P-KL averages distributions over chunks. Its rows are probabilities, counted at shared token
-        boundaries and within chunks, without exact rows. Gold and H-KL require exact rows. All
-        presets use 8 entries per row and no scale slots.
+        P-KL averages distributions over chunks. A map for P-KL contains probabilities, counted at
+        shared token boundaries and within chunks, and has no exact rows. Gold and H-KL require
+        exact rows. All presets use 8 entries per row and no scale slots.
         """
         loss = loss_name(loss)
         suits: dict[str, Any] = {"weights": "synthetic", "scale_trick": False, "top_k": 8}
@@ -385,7 +385,7 @@ class BuildConfig(MultitokenConfig):
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """Return the options of `multitoken`, and of token matching in counted maps."""
+        """Return the options of `multitoken`; counted maps use the same options to match tokens."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 

@@ -32,8 +32,8 @@ def convert(
         output: a `.safetensors` file, or a `.pt` file for NeMo-RL (not for event maps). For a
             spelling map, `NAME.pt` contains the student's table, and `NAME.reverse.pt` the
             teacher's.
-        pair: the models, which provide tokens that the map lacks.
-        options: as in `ProjectionMap.load`; only for a path.
+        pair: the student and the teacher; provides the tokens if the map contains none.
+        options: the options of `ProjectionMap.load`; allowed only if `any_map` is a path.
     """
     target = mapfile.check_map_output(output)
     if isinstance(any_map, AnyMap):
@@ -50,7 +50,8 @@ def convert(
 def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -> list[str]:
     """Return notes with the NeMo-RL options for training with a map.
 
-    The default loss of a counted map is P-KL, or gold if it has exact rows.
+    If `loss` is None and the map is counted, the options are for gold if the map has exact rows,
+    otherwise for P-KL.
     """
     if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)
@@ -64,12 +65,13 @@ def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -
 
 
 def _draft_overrides(path: Path) -> list[str]:
-    """Return the options of NeMo-RL's draft "v6", for its newest and its first version.
+    """Return the options for two versions of NeMo-RL's draft "v6": the newest and the first.
 
     The newest version is the author's branch in October 2026 (38aea62, 7e6492b). The first version
-    is pull request 4177 at a84de17; it requires a projection path, but reads it only if
-    `common_indices_from_subtoks` is false. Without `kl_chunk_shift`, both versions compare a
-    chunk's tokens with the logits at their own positions, which predict the following tokens.
+    is pull request 4177 at a84de17. The first version requires the path of a projection map, but
+    reads the map only if `common_indices_from_subtoks` is false. The logits at a token's position
+    predict the next token. Without `kl_chunk_shift`, both versions use these logits for the token
+    itself.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]

@@ -50,7 +50,7 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices that sort edges by student id and teacher id, and each pair's start."""
+    """Return the indices that sort edges by both ids, and the start of each pair's edges."""
     pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
@@ -116,7 +116,7 @@ def row_starts(student_ids: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Return the indices that sort edges by student id, `last`, descending weight and teacher id.
+    """Return the indices that sort edges by student id, `last`, weight (descending), teacher id.
 
     Weights are compared as float32.
     """
@@ -192,7 +192,8 @@ def repaired(
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize, sort, and count the repairs.
 
-    Rows that need no repair stay the same, bit for bit. Also return the rows with a slot (`last`).
+    Rows that need no repair stay the same, bit for bit. The mask `last` marks the slots; the second
+    result contains the student ids of the rows that have a slot.
     """
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]

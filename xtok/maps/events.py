@@ -21,9 +21,10 @@ class EventMap(StoredMap):
     """A partition of two vocabularies into events. Each event contains tokens of both sides.
 
     Adding up probabilities within each event converts two next-token distributions to two
-    distributions over the events. By the data processing inequality, their divergence is at most
-    that between the next-token distributions. The *leak* is the share of shared token boundaries at
-    which the two sides' tokens are in different events.
+    distributions over the events. By the data processing inequality, the divergence between the two
+    event distributions is at most the divergence between the next-token distributions. The *leak*
+    is an error rate: the share of shared token boundaries at which the student's and the teacher's
+    token are in different events.
     """
 
     KIND = "events"
@@ -51,12 +52,12 @@ class EventMap(StoredMap):
         return int(self.student_event.max()) + 1
 
     def header(self) -> dict[str, Any]:
-        """Return the JSON entries that only files of event maps contain."""
+        """Return the additional JSON entries in the files of event maps."""
         return {**super().header(), "rest": self.rest}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields that only event maps have, except arrays."""
+        """Return the additional fields of an event map, without its arrays."""
         require_valid(type(header["rest"]) in (int, NoneType), "rest")
         return {"rest": header["rest"]}
 

@@ -82,7 +82,7 @@ class StoredMap:
         vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Replace the vocabulary of a side with one that is at least as wide."""
+        """Replace the student's or teacher's vocabulary by one of at least the same width."""
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
@@ -111,21 +111,21 @@ class StoredMap:
         return [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the new contents of each of these files."""
+        """Return the contents of each file that `save` writes."""
         return [to_safetensors(self)]
 
     def header(self) -> dict[str, Any]:
-        """Return the JSON entries that only files of this kind of map contain."""
+        """Return the additional JSON entries in the files of this map class."""
         return {"kind": self.KIND}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields that only this kind of map has, except required arrays."""
+        """Return the additional fields of this map class, without its required arrays."""
         return {}
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
-        """Load a map from its path. A map is returned unchanged."""
+        """Load a map from its path. If `source` is already a map, return it unchanged."""
         return cls.load(source) if isinstance(source, str | PathLike) else source
 
     @classmethod
@@ -233,7 +233,7 @@ def check_map_output(
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table, next to `path`, replaces only a table of the same pair."""
+    """Check that a file at the path of the teacher's table contains the table of the same pair."""
     reverse = nemo_tables.reverse_path(path)
     if not reverse.exists():
         return
@@ -310,9 +310,9 @@ def _file_contents(
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
-    """Return both sides' `table_sha256` from a table for NeMo-RL's draft; None for other files.
+    """Return the `table_sha256` of student and teacher from a table file for NeMo-RL's draft.
 
-    The list is empty if another program wrote the table.
+    The list is empty if another program wrote the table. The result is None for all other files.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):

@@ -37,7 +37,7 @@ MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
 def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyMap:
     """Load a map of any kind, with the options of `ProjectionMap.load`.
 
-    A map is returned unchanged.
+    If `source` is already a map, it is returned unchanged.
 
     Raises:
         MapFileError: if the file is not a map, has another width, or does not support an option.
@@ -54,17 +54,17 @@ def bind_map(
     *,
     name: str = "the map",
 ) -> tuple[OptionalMap, Pair]:
-    """Check that a map belongs to a pair, and make their widths and tokens equal.
+    """Check that a map belongs to a pair, then give the map and the pair equal widths and tokens.
 
     Args:
-        any_map: a map of any kind. If None, the pair is returned unchanged.
-        pair: the pair, or tokenizers by side (`student`, `teacher`). Default: the map's
-            vocabularies.
+        any_map: a map of any kind. If it is None, the pair is returned unchanged.
+        pair: a pair, or a dict of tokenizers with the keys `student` and `teacher`. Default: a pair
+            of the map's vocabularies.
         name: name of the map in errors.
 
     Returns:
-        the map, with the pair's tokens if it contains none, and the pair, with the map's widths
-        unless the user set them.
+        the map and the pair. A map without tokens gets the pair's tokens. The pair gets the map's
+        widths, unless the user set the widths.
     """
     if any_map is None:
         if not isinstance(pair, Pair):
@@ -80,10 +80,10 @@ def bind_maps(
     pair: Pair | None = None,
     names: Sequence[str] = (),
 ) -> tuple[list[M], Pair, list[str]]:
-    """Load one or more maps of one pair, check them as in `bind_map`, and name them.
+    """Load maps of one pair, check each map as in `bind_map`, and return the maps, pair and names.
 
-    The default names are the paths, or `map 1`, `map 2`, … `read` is `read_map`, or the method `of`
-    of a map class.
+    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. The function
+    `read` loads one map: either `read_map` or the method `of` of a map class.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
@@ -184,7 +184,7 @@ def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return a note for each side without tokens for which the map names another model."""
+    """Return notes about models that the map names differently, if it has no tokens to compare."""
     notes = []
     for side in SIDES if any_map else ():
         map_side, pair_side = getattr(any_map, side), getattr(pair, side)
@@ -198,9 +198,10 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
 
 
 def can_grow(map_side: Vocabulary, other: Vocabulary) -> bool:
-    """Whether a side of a map may be padded with empty rows or columns to another width.
+    """Whether empty rows or columns may be added to a map so that it fits a model's width.
 
-    The file must record ids but no width, or as many rows as the tokenizer has ids.
+    This is allowed in two cases: the file records only ids and no width, or the file has at least
+    as many rows as the tokenizer has ids.
     """
     if not map_side.is_lower_bound or map_side.vocab_size > other.vocab_size:
         return False

@@ -25,7 +25,7 @@ def build_name(
     loss: BuildLoss | None = None,
     texts: Sequence[str | Path] = (),
 ) -> str:
-    """Return the default file name of a map by `build`: models, loss, options and first text."""
+    """Return the default file name for `build`, from models, loss, options and first text."""
     defaults = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
         config, defaults = config.for_text(), defaults.for_text()
@@ -107,7 +107,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
-    """Return the part of a file name that names the texts of a counted map; "" without texts."""
+    """Return the part of a map's file name for the texts it was counted on, or ""."""
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""

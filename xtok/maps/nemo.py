@@ -39,13 +39,15 @@ def pt_bytes(
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` (int64) and `likelihoods` (float32) are `[V_student, k]` with k = max(2, top_k),
-    padded with -1 and 0. Scale slots are in the last column. If a row without a slot also has k
-    entries, k is one larger. Without slots, `enable_scale_trick` is false.
+    padded with -1 and 0. Scale slots are in the last column. If a map has slots, and any row
+    without a slot has k entries, the tables get one more column. If a map has no slots,
+    `enable_scale_trick` is false.
 
-    NeMo-RL treats a weight of 1 as an exact pair, so any other weight of 1 is lowered to 1 - 2⁻²⁴;
-    `lowered_rows` lists these rows. NeMo-RL infers the number of rows from the last row with an id,
-    so an empty last row gets an id with weight 0. A counted map without exact rows (for P-KL) gets
-    no exact pairs. NeMo-RL's draft 4177 then stops, instead of training on special tokens alone.
+    NeMo-RL treats every weight of 1 as an exact pair. In rows that are not exact, a weight of 1 is
+    therefore lowered to 1 - 2⁻²⁴; `lowered_rows` lists these rows. NeMo-RL infers the number of
+    rows from the last row with an id, so an empty last row gets an id with weight 0. If a map was
+    counted without exact rows (for P-KL), the file contains no exact pairs. For such a file,
+    NeMo-RL's draft 4177 stops, instead of training on special tokens alone.
 
     xtok itself reads the map from its arrays and JSON in `tensors` and `metadata`.
     """
@@ -178,7 +180,7 @@ def read_padded(
 ) -> PtEntries:
     """Read `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
-    `stated` contains the other values in the file.
+    `stated` contains the values of all other keys in the file.
     """
     require_valid(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require_valid(indices.dtype.kind == "i", "the type of indices")
@@ -219,7 +221,8 @@ def repaired_tensors(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Repair an xtok map that another program edited, and count the changes.
 
-    NeMo-RL's tools copy unknown keys, so row kinds and slots may describe earlier rows.
+    NeMo-RL's tools edit the rows and copy unknown keys unchanged. The row kinds and slots in the
+    file may therefore describe rows before the edit.
     """
     s, _, w = entries.edges
     lowered = tensors.get(_LOWERED)

@@ -1,7 +1,7 @@
 """Write NeMo-RL's two tables for Common-Support Distillation (CSD).
 
-Each table contains `subtoks` and `lengths` of one side. The `loss_functions.py` of NeMo-RL's draft
-"v6" (pull request 4177 at a84de17) reads them.
+Each table contains `subtoks` and `lengths` of one side. The tables are read by `loss_functions.py`
+in NeMo-RL's draft "v6" (pull request 4177 at a84de17).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def to_tables(
 
     `subtoks` is int64 `[V_src, N_MAX]`, padded with -1; V_src is the tokenizer's largest id + 1.
     `lengths` is int64 `[V_src]`, 0 for tokens without a spelling. A spelling with more than N_MAX
-    pieces is cut, but `lengths` contains its full length, so that the draft skips the row instead
-    of treating the cut spelling as complete.
+    pieces is cut in `subtoks`, but counted in full in `lengths`. NeMo-RL's draft skips such a row,
+    so the cut spelling is never used.
     """
     import torch
 

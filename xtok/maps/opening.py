@@ -77,7 +77,7 @@ def _fetch_map(source: Path) -> Path:
 
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the local path of a map, and whether it begins like a `.pt` file."""
+    """Yield the local path of a map, and whether the file is a `.pt` file."""
     path = _fetch_map(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:
@@ -136,7 +136,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
 def load_pt(path: Path, source: Path) -> Any:
     """Load a `.pt` file. Errors name `source`.
 
-    Tensors are memory-mapped, so a false size allocates no memory.
+    Tensors are memory-mapped: a damaged file that declares huge tensors allocates no memory.
     """
     import torch
 
@@ -179,7 +179,7 @@ def torch_bytes(contents: Mapping[str, Any]) -> bytes:
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Return a dense, detached tensor that fits into its file; bfloat16 becomes float32."""
+    """Check that a tensor is dense and fits its file; return it detached, bfloat16 as float32."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")

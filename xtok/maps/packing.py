@@ -1,4 +1,4 @@
-"""Convert a map to named tensors and one JSON text, and back. Both file formats store these."""
+"""Convert a map to named tensors and one JSON text (the contents of map files), and back."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
 def tensors_sha256(any_map: StoredMap) -> str:
     """Return the digest of a map's arrays, excluding the token tables.
 
-    This takes 1.3 of the 19 ms for loading a map from Llama 3 to Qwen.
+    Computing the digest takes 1.3 ms of the 19 ms for loading a map from Llama 3 to Qwen.
     """
     digest = hashlib.sha256()
     for name in sorted(any_map.ARRAYS):
@@ -99,7 +99,7 @@ def tensors_sha256(any_map: StoredMap) -> str:
 def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
     """Assemble a map, check its token tables, and return whether its arrays match their digest.
 
-    If they do not match, an array was changed after the map was written.
+    If the digests differ, an array was changed after the map was written.
     """
     loaded, digests = assemble(cls, tensors, header)
     for side in SIDES:
@@ -111,9 +111,10 @@ def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
 
 
 def assemble(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, dict[str, str | None]]:
-    """Create a map from a file's tensors and JSON, and return it with the recorded digests.
+    """Create a map from a file's tensors and JSON; return the map and the recorded digests.
 
-    Raises an exception of `MALFORMED` for a damaged file. Does not check invariants or digests.
+    For a damaged file, raises one of the exceptions in `MALFORMED`. Does not check invariants or
+    digests.
     """
     for name, dtype in {**cls.ARRAYS, **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):

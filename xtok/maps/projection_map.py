@@ -175,7 +175,7 @@ class ProjectionMap(StoredMap):
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Replace the vocabulary of a side by another that is at least as wide."""
+        """Replace the student's or teacher's vocabulary by one of at least the same width."""
         changed = super().with_side(side, vocabulary)
         num_new = changed.shape[0] - self.shape[0]
         if not num_new:
@@ -220,7 +220,7 @@ class ProjectionMap(StoredMap):
         return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
 
     def with_slots(self, preserve_last: bool) -> Self:
-        """Convert the last column to scale slots, or scale slots to ordinary entries."""
+        """Mark the entries of the last column as scale slots, or remove all such marks."""
         if preserve_last == self.enable_scale_trick:
             return self
         edges, slot = self.edges, None
@@ -240,18 +240,18 @@ class ProjectionMap(StoredMap):
     # In a file
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the new contents of the file."""
+        """Return the contents of the file that `save` writes."""
         return [to_nemo(self)] if path.suffix == ".pt" else super()._encode_files(path)
 
     def header(self) -> dict[str, Any]:
-        """Return the JSON entries that only files of projection maps contain."""
+        """Return the additional JSON entries in the files of projection maps."""
         names = ("method", "top_k", "enable_scale_trick", "recipe")
         fields = {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields that only projection maps have, except required arrays."""
+        """Return the additional fields of a projection map, without its required arrays."""
         if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
             raise ValueError("scale_slot and enable_scale_trick contradict each other")
         top_k, recipe = header["top_k"], header.get("recipe")

@@ -41,8 +41,8 @@ def map_from_edges(
 ) -> ProjectionMap:
     """Create a map: round weights to float32, and sort each row with its slot last.
 
-    `scale_slot`, uint8 `[V_student]`, is 1 if the row's last edge is its slot. `before` provides
-    missing fields.
+    `scale_slot`, uint8 `[V_student]`, is 1 for rows in which the last edge is a scale slot. Fields
+    that are not given are copied from the map `before`.
     """
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -105,9 +105,10 @@ def make_recipe(
     field: str = "text",
     initial: ProjectionMap | None = None,
 ) -> Recipe:
-    """Return the recipe of a map by `build`.
+    """Return the recipe of a map that `build` makes.
 
-    `texts` are the files to count on, in order. `initial` is the map to smooth towards.
+    `texts` are the files to count on, in order. `initial` is the map towards which the counts are
+    smoothed.
     """
     digests = [text.sha256 for text in texts]
     options = asdict(config.for_text() if digests else config)
@@ -119,13 +120,13 @@ def make_recipe(
 
 
 def stage_recipe(config: MultitokenConfig) -> Recipe:
-    """Return the recipe of a map by `multitoken`, which is the first stage of `build`."""
+    """Return the recipe of a map that `multitoken`, the first stage of `build`, makes."""
     shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
     return make_recipe(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
 
 
 def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
-    """Return the map's recipe with these options; None if `build` has another order of stages."""
+    """Return the map's recipe with these options; None without a recipe or after `sort-cut`."""
     recipe = projection.recipe
     if recipe is None or "sort-cut" in projection.stages:
         return None
@@ -133,7 +134,7 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
 
 
 def differing(earlier: Recipe, request: Recipe) -> list[str]:
-    """Return the names of the requested values that a recipe lacks or that differ in it."""
+    """Return the names of the requested values that are missing or different in a recipe."""
     return [name for name, value in request.items() if earlier.get(name) != value]
 
 
@@ -185,7 +186,7 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
 
 
 def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows, without special tokens if the map contains tokens."""
+    """Return the number of exact rows. If the map contains tokens, special tokens do not count."""
     is_exact = projection.row_kind == RowKind.EXACT
     if projection.student.table is not None:
         is_exact = is_exact & (projection.student.table.lengths > 0)
@@ -193,7 +194,7 @@ def exact_rows(projection: ProjectionMap) -> int:
 
 
 def is_counted(projection: ProjectionMap) -> bool | None:
-    """Whether a map's weights were counted on text. None if the map has no history."""
+    """Whether a map's weights were counted on text; None if the map does not record its stages."""
     if (projection.row_kind == RowKind.COUNTED).any():
         return True
     stages = {step["stage"] for step in projection.history}

@@ -86,7 +86,7 @@ def stage_report(
     failures: Sequence[str] = (),
     counts: Mapping[str, float] | None = None,
 ) -> StageReport:
-    """Return the report of a stage. Its first counts are the rows of each kind."""
+    """Return the report of a stage. The first counts are the numbers of rows of each kind."""
     per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))

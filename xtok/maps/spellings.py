@@ -22,12 +22,12 @@ UNUSED = "unused"  # reason for ids beyond the tokenizer's largest id
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpellingMap(StoredMap):
-    """The spelling of each side's tokens in the other side's tokens, byte for byte.
+    """Student tokens spelled in teacher tokens and vice versa, byte for byte.
 
-    Two tokens with the same bytes or role are *shared*, one to one. If several ids have the same
-    bytes, only the id that the tokenizer emits has a spelling. The events of Common-Support
-    Distillation (arXiv 2610.28895) are the shared tokens, and tokens whose spellings differ only in
-    the last piece.
+    A student token and a teacher token with the same bytes or role form a *shared* pair; each token
+    is in at most one pair. If several ids have the same bytes, only the id that the tokenizer emits
+    has a spelling. Common-Support Distillation (arXiv 2610.28895) has two kinds of events: shared
+    tokens, and tokens whose spellings are equal except for the last piece.
     """
 
     KIND = "spellings"
@@ -58,7 +58,7 @@ class SpellingMap(StoredMap):
         return ids, partners[ids]
 
     def left_out(self, side: str) -> dict[str, Ids]:
-        """Return the ids without a spelling on a side (`student` or `teacher`), by reason."""
+        """Return the ids of a side that have no spelling, as a dict from reason to ids."""
         table, is_empty = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
         canonical[table.emitted_ids] = True
@@ -71,11 +71,11 @@ class SpellingMap(StoredMap):
         }
 
     def files(self, path: Path) -> list[Path]:
-        """Return the files that `save` writes for a path. For a `.pt`, these are two tables."""
+        """Return the files that `save` writes: two tables for a `.pt`, otherwise one file."""
         return [path, nemo_tables.reverse_path(path)] if path.suffix == ".pt" else [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the new contents of each of these files."""
+        """Return the contents of each file that `save` writes."""
         if path.suffix != ".pt":
             return super()._encode_files(path)
         check_reverse(path, self.student.model_id, self.teacher.model_id)
