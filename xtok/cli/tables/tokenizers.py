@@ -93,7 +93,7 @@ def _on_text(text: TextFacts) -> Table:
         ("tokens of both sides", *(f"{percent(x)} of the text" for x in text.partner_shares)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
-        ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
+        ("shared tokens as events", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
         ("events of bytes", f"leak {percent(text.event_leak)}", kept_bits),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
