@@ -49,8 +49,9 @@ def build(
 ) -> ProjectionMap:
     """Build a projection map from two tokenizers.
 
-    It runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given, the rows
-    are counted on them, smoothed towards a map counted on synthetic text, and have no scale slots.
+    `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given, the
+    weights are counted on these texts and smoothed towards a map counted on synthetic text. Such a
+    map has no scale slots.
 
     >>> xtok.build("bytes", "bytes")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
@@ -62,8 +63,9 @@ def build(
         for_loss: use the options for this loss instead of `config`.
         texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
         field: the field (JSON Lines) or column (Parquet) with the text.
-        initial: a map of this pair to smooth the counts of `texts` towards. Its matching options
-            apply, unless those of `config` differ from the defaults.
+        initial: a map of this pair, towards which the counts of `texts` are smoothed. The options
+            for token matching are taken from this map, unless `config` sets other values than the
+            defaults.
         progress: called for each pass over a vocabulary or the text.
 
     Raises:
@@ -171,11 +173,11 @@ def get_map(
     note: Note = silent_note,
     **options: Any,
 ) -> AnyMap:
-    """Load a map from its file; if the file has no such map, build the map and save it.
+    """Load a map from its file. If the file does not contain this map, build and save the map.
 
     Any number of processes, also on several hosts that share the folder, can call this function at
-    the same time. One process builds the map, and the others wait for its file. If this process
-    dies, another process builds the map.
+    the same time. One process builds the map, and the other processes wait for the file. If the
+    building process dies, a waiting process builds the map.
 
     Args:
         student_model: as in `build`.
@@ -187,7 +189,7 @@ def get_map(
         strict: raise an error and save nothing if a token cannot be decoded or spelled. If the file
             already contains the map, the map is built again for this check.
         timeout: seconds to wait for another process before building the map.
-        note: called with a sentence if the file is replaced, or if this process waits.
+        note: called with a message if the file is replaced or if this process waits for another.
         options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
             as in `build`.
 
@@ -229,7 +231,7 @@ class _Request:
     recipe: Callable[[], Recipe | None]  # None: event maps and spelling maps have no recipe
 
     def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
-        """Return the requested map, or the reason why the file does not contain it."""
+        """Return the requested map, or the reason why the file does not contain this map."""
         if not path.is_file():  # reading a pipe would block
             return None, None
         try:

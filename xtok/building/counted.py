@@ -31,9 +31,10 @@ def synthetic_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Count a map on synthetic text; also return the failures.
+    """Count a map on synthetic text; also return a note about tokens that cannot be spelled.
 
-    The map has no report and no recipe. Only the rows in `only`, bool `[V_student]`, are filled.
+    The map has no report and no recipe. If the mask `only`, bool `[V_student]`, is given, all other
+    rows are empty.
     """
     options = config.multitoken
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
@@ -46,11 +47,11 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Count a map on text: the probability of teacher token t where student token s starts.
+    """Count on text how probable teacher token t is at positions where student token s starts.
 
-    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. For pairs
-    within chunks, a second EM step follows. Counts are integers, so the order of the texts does not
-    matter. Also returns notes.
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. If pairs
+    within chunks are counted, a second EM step follows. Counts are integers, so the order of the
+    texts does not matter. The second result is a list of notes.
     """
     (num_rows, width), unit = base.shape, count_unit(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()

@@ -25,9 +25,10 @@ def events(
 ) -> EventMap:
     """Build an event map for event KL.
 
-    Each token joins the event of the other side's token with the same bytes or role. If there is
-    none, it joins the event of the first piece of its spelling. Tokens without a link, such as
-    special tokens without a counterpart, share the event `rest`.
+    Each token is linked to one token of the other model and belongs to the same event. The linked
+    token has the same bytes or role; if there is no such token, it is the first piece of the
+    token's spelling. Tokens without a link, such as special tokens without a counterpart, form the
+    event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
@@ -81,7 +82,7 @@ def find_components(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Number the events by their lowest token; components of only one side become one event."""
+    """Number events by lowest token; components with tokens of only one side are one event."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
     has = np.stack([np.bincount(side, minlength=len(labels)) > 0 for side in sides])

@@ -57,7 +57,7 @@ def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the matching options that a map's history does not contain."""
+    """Return the options for token matching that are missing from the map's history."""
     used = used_options(projection).options
     return {
         name: value
@@ -67,7 +67,7 @@ def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict
 
 
 class Matches(NamedTuple):
-    """Matching tokens of a pair, and the pair in the token form that was compared."""
+    """Matching tokens of a pair, and the pair with the tokens in the form that was compared."""
 
     pair: Pair  # the pair, without ignored ids
     equal: Edges  # edges of tokens with equal bytes, weight 1
@@ -103,10 +103,10 @@ def with_matches(
     config: MultitokenConfig,
     only: NDArray[np.bool_] | None = None,
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Add edges of near-equivalents and special tokens to a stage's edges of text tokens.
+    """Add edges for near-equivalent and for special tokens to the edges that a stage computed.
 
-    Only rows in `only`, bool `[V_student]`, are kept. Also returns each row's kind, uint8
-    `[V_student]`; rows of the stage get `kind`.
+    If the mask `only`, bool `[V_student]`, is given, all other rows are removed. The second result
+    is the kind of each row, uint8 `[V_student]`; rows that the stage computed have the kind `kind`.
     """
     special = matches.special
     edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
@@ -127,7 +127,7 @@ def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
 
 
 def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
-    """Raise an `XtokError` if an ignored id is beyond the width of its side."""
+    """Raise an `XtokError` if an id to ignore is not below the width of its model."""
     for side, width, ids in zip(SIDES, pair.shape, config.ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
@@ -186,9 +186,9 @@ def reapply_exact(
 ) -> ProjectionMap:
     """Map each student token that equals a teacher token only to this token, with weight 1.
 
-    Tokens match by bytes, and special tokens by role. The new rows have no slot. With the
-    canonicalization `relaxed`, a token that only has a near-equivalent is mapped to it and keeps
-    its slot.
+    Tokens are compared by bytes, and special tokens by role. The new rows have no slot. With
+    `canonicalization="relaxed"`, a token without an equal teacher token is mapped to a
+    near-equivalent, and its row keeps the scale slot.
 
     >>> spelled = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
@@ -196,8 +196,8 @@ def reapply_exact(
 
     Args:
         projection: a map or its path.
-        pair: the map's models. Required if the map contains no tokens, or was made with display
-            strings.
+        pair: the two models of the map. Required if the map contains no tokens, or was made with
+            display strings.
         special_tokens: as in `MultitokenConfig`. Default: the value recorded in the map.
         canonicalization: as in `MultitokenConfig`. Default: the value recorded in the map.
 

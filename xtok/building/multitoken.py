@@ -32,8 +32,8 @@ def multitoken(
 
     In the forward pass, the teacher's tokenizer segments the bytes of each student token, and the
     first `max_pieces` pieces get the weights 0.9·0.1^i, normalized. In the reverse pass, the
-    student's tokenizer segments each teacher token, and the weights are added to (student piece,
-    teacher token). Rows are then normalized, cut, and given a scale slot, as in X-Token (arXiv
+    student's tokenizer segments each teacher token, and each student piece gets a weight for this
+    teacher token. Rows are then normalized, cut, and given a scale slot, as in X-Token (arXiv
     2605.21699).
 
     >>> projection = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
@@ -65,10 +65,10 @@ def spelled_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Create the map of `multitoken`, without report and recipe, and return it with the failures.
+    """Create a map as in `multitoken`, without report and recipe; also return the failures.
 
-    The weights of the map `earlier` are added. Only the rows in `only`, bool `[V_student]`, are
-    filled.
+    The weights of the map `earlier` are added to the new weights. If the mask `only`, bool
+    `[V_student]`, is given, all other rows are empty.
     """
     spelled, failures = _spelled_edges(matches.pair, config, only, progress)
     edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)

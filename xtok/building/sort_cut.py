@@ -18,14 +18,15 @@ from xtok.maps.records import StageReport
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
     """Cut each row to its `top_k` heaviest entries, and normalize it.
 
-    A scale slot counts as an entry and stays last. Shorter rows stay the same, bit for bit.
+    A scale slot counts as one of the `top_k` entries and stays last. Rows with at most `top_k`
+    entries stay the same, bit for bit.
 
     >>> near = xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")
     >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
     Raises:
-        XtokError: if a row would keep only its slot.
+        XtokError: if `top_k` is 1 and the map has slots, so that rows would keep only a slot.
     """
     projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)
@@ -37,7 +38,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
 
 
 def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict[str, float]]:
-    """Create the map of `sort_cut`, without report and recipe; also return counts."""
+    """Create the map that `sort_cut` returns, without report and recipe; also return the counts."""
     if projection.enable_scale_trick and top_k < 2:
         raise XtokError(
             "a row with one entry can only contain its scale slot",

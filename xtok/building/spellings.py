@@ -23,8 +23,9 @@ def spellings(
 ) -> SpellingMap:
     """Build a spelling map for Common-Support Distillation (CSD).
 
-    Tokens with the same bytes or role are shared, one to one. For every other token, the spelling
-    is the other side's tokenization of its bytes in the middle of a text.
+    A student token and a teacher token with the same bytes or role form a shared pair; each token
+    is in at most one pair. The spelling of every other token is the result of encoding its bytes
+    with the other tokenizer, as in the middle of a text.
 
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
@@ -47,10 +48,11 @@ def spellings(
 
 
 def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress = silent) -> Pieces:
-    """Spell each student token as its partner, if it has one, otherwise as in `Pair.pieces`.
+    """Return the partner of each student token, or the token's pieces if it has no partner.
 
-    `partners` is int64 `[V_student]`, −1 without a partner. `ids` are the tokens without a partner
-    to spell, ascending. The counts are int64 `[V_student]`.
+    `partners`, int64 `[V_student]`, contains teacher ids, or −1 for tokens without a partner.
+    `ids`, ascending, are the tokens to spell if they have no partner. The counts in the result are
+    int64 `[V_student]`.
     """
     has_partner = partners >= 0
     ids = ids[~has_partner[ids]]

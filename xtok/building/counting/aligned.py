@@ -29,9 +29,10 @@ class Difference(NamedTuple):
 
 
 class AlignedTexts(NamedTuple):
-    """Documents of two sides with their correct chunks, as in `xtok align`.
+    """Documents as ids of both tokenizers, with the correct chunks, as in `xtok align`.
 
-    Text for which the two sides have different bytes is in no chunk.
+    If the student's and the teacher's ids do not spell the same bytes, the differing text belongs
+    to no chunk.
     """
 
     student: FlatIds
@@ -43,14 +44,14 @@ class AlignedTexts(NamedTuple):
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens at the start of each chunk, int64, as in `counts`."""
+        """Pair keys (int64) of the student token and teacher token at each chunk's start."""
         return pair_keys(self.student.ids[self.spans[0]], self.teacher.ids[self.spans[2]])
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:
         """Return the number of bytes outside chunks in each document, int64 `[documents]`.
 
-        For a document with differences, this is at least 1, even if only the other side has extra
-        bytes.
+        If the two sides of a document differ, the number is at least 1, even if only the other side
+        has bytes outside chunks.
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
@@ -60,7 +61,7 @@ class AlignedTexts(NamedTuple):
         return np.where(self.differs, (sizes - inside).clip(1), 0)
 
     def first_difference(self, tables: Sequence[TokenTable], group: str) -> Difference:
-        """Return the first difference in the documents of this file."""
+        """Return the first difference between the two sides in the documents of one file."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
         # Per side: its ids, and the starts and ends of the ranges between chunks
@@ -86,7 +87,7 @@ def _whole_characters(data: bytes) -> bytes:
 
 
 class TextAligner:
-    """Finds the chunks of documents in both sides' ids. The pair's token form is `bytes`."""
+    """Finds the chunks of documents. The pair must have the token form `bytes`."""
 
     def __init__(self, pair: Pair) -> None:
         self.tables = pair.tables

@@ -31,7 +31,7 @@ _ONE = np.ones(1, np.int64)
 
 
 def count_unit(target: Target) -> int:
-    """Return the count that one occurrence adds."""
+    """Return the integer by which one occurrence of a pair increases the count."""
     return 1 if target == "start" else UNIT
 
 
@@ -52,7 +52,7 @@ class MapRows(NamedTuple):
 
     @staticmethod
     def of(edges: Edges, num_rows: int) -> MapRows:
-        """Convert edges in any order, without duplicates."""
+        """Convert edges to rows. The edges can have any order, but no pair may occur twice."""
         edges = edges.take(pair_order(edges)[0])
         bounds = offsets_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
@@ -64,15 +64,16 @@ _NO_ROWS = MapRows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 class PairCounts:
     """Counts of pairs, stored in sorted runs.
 
-    Each run is at least twice as long as the next run, so a pair is merged only a few times.
-    Sorting the pairs of a text takes less than 1 % of the time for encoding the text.
+    A *run* is a sorted array of pairs. Each run is at least twice as long as the next run, so a
+    pair is merged only a few times. Sorting the pairs of a text takes less than 1 % of the time for
+    encoding the text.
     """
 
     def __init__(self) -> None:
         self._runs: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
-        """Add amounts to the counts of pairs; a single amount applies to all pairs."""
+        """Add to the counts of pairs. If `amounts` has one element, it is added to every pair."""
         if len(amounts) == 1:
             distinct, counts = np.unique(keys, return_counts=True)
             run = distinct, counts * amounts
@@ -106,7 +107,7 @@ class DistinctChunks(NamedTuple):
     counts: NDArray[np.int64]
 
     def recount(self, counts: NDArray[np.int64]) -> DistinctChunks:
-        """Return the chunks with new counts, without those that are too long or have count 0."""
+        """Return a copy with new counts; omit chunks that are too long or have the count 0."""
         lengths = np.diff(self.bounds)
         is_used = (counts > 0) & ~is_too_long(self.widths, lengths - self.widths)
         bounds = offsets_of(lengths[is_used])
@@ -120,12 +121,12 @@ class DistinctChunks(NamedTuple):
         return pair_keys(self.ids[starts], self.ids[starts + self.widths])
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return the pairs within chunks, in ascending order, and their counts.
+        """Return the pairs of tokens within chunks, in ascending order, with their counts.
 
-        The pairs of a chunk share its count equally, or in proportion to the student tokens'
-        weights for each teacher token. The latter is the E step of IBM Model 1 (Brown et al.,
-        Computational Linguistics 19(2), 1993, section 4.2), whose likelihood equals P-KL's average
-        over a chunk's rows.
+        The count of a chunk is divided among the pairs in the chunk. Without `predicted`, all pairs
+        get equal parts. With `predicted`, the parts are proportional to the weights in this map:
+        the E step of IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993, section
+        4.2). The likelihood of that model equals P-KL's average over a chunk's rows.
         """
         pairs = PairCounts()
         for start in range(0, len(self.counts), _CHUNKS_AT_ONCE):
@@ -162,9 +163,10 @@ class ChunkCounts:
         t_ids: NDArray[np.int32],
         amounts: NDArray[np.int64] = _ONE,
     ) -> NDArray[np.int64]:
-        """Add amounts to the counts of chunks, and return the chunks' indices, int64.
+        """Add to the counts of chunks, and return the indices of the chunks, int64.
 
-        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. A single amount applies to all chunks.
+        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. If `amounts` has one element, this
+        number is added to every chunk.
         """
         indices = np.empty(spans.shape[1], np.int64)
         self._make_room(len(indices), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))
@@ -197,14 +199,14 @@ class ChunkCounts:
 
 
 class Counts(NamedTuple):
-    """Counts of pairs at shared token boundaries, and of chunks, in units of `count_unit`."""
+    """Counts of pairs at shared token boundaries and of chunks; the unit is `count_unit`."""
 
     keys: NDArray[np.int64]  # pairs in ascending order
     counts: NDArray[np.int64]
     chunks: DistinctChunks
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return all pairs, in ascending order, and their counts, as in `DistinctChunks.pairs`."""
+        """Return all pairs, in ascending order, with counts, as in `DistinctChunks.pairs`."""
         return sum_pairs([(self.keys, self.counts), self.chunks.pairs(predicted)])
 
 

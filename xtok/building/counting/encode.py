@@ -41,10 +41,10 @@ class TextEncoder:
     def read(
         self, batches: Iterable[TextBatch], total: int, advance: Callable[[int, int], object]
     ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
-        """Encode batches ahead of the caller, and yield each batch with each side's ids.
+        """Encode batches ahead of the caller; yield each batch with the ids from each tokenizer.
 
-        `advance` is called for each batch, with its bytes on disk and its tokens from the first
-        tokenizer.
+        `advance` is called for each batch with two numbers: the size of the batch in the files in
+        bytes, and the number of the first tokenizer's tokens.
         """
         consumed, batches = 0, iter(batches)
         waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()
@@ -61,7 +61,7 @@ class TextEncoder:
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Encode documents as in the middle of a text. Control tokens in them are ordinary text."""
+        """Encode documents like parts of a longer text; control tokens are ordinary text."""
         return self.start_encoding(texts)()
 
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:

@@ -1,7 +1,8 @@
 """Numba kernels that locate and count chunks, and compute their losses.
 
-The documents of a side are given as `ids` (int32) and `bounds` (int64 `[documents + 1]`). The
-kernels are serial, release the GIL, and do not check their arguments.
+`ids` (int32) contains the ids of all documents, encoded with one tokenizer. `bounds` (int64
+`[documents + 1]`) contains the limits of the documents in `ids`. The kernels are serial, release
+the GIL, and do not check their arguments.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from xtok._lib.kernels import inner_kernel, kernel
 def chunk_spans(  # type: ignore[no-untyped-def]
     ids, bounds, chunk_ids, num_chunks, lengths, starts, ends, is_chunk
 ):
-    """Find the position of each chunk in the tokens of one side, in one pass.
+    """Find the first token and the end of each chunk in one tokenizer's ids, in one pass.
 
-    `chunk_ids`, int32 `[tokens]`, contains each token's chunk number within its document, or −1.
-    `num_chunks` is int64 `[documents]`, and `lengths`, int64 `[V]`, is the number of bytes per
-    token. The outputs are `starts` and `ends`, int64 `[chunks]`, and `is_chunk`, bool `[chunks]`,
-    which becomes False if a token has no bytes.
+    `chunk_ids`, int32 `[tokens]`, contains the number of each token's chunk, counted from 0 in each
+    document, or −1 outside chunks. `num_chunks` is int64 `[documents]`, and `lengths`, int64 `[V]`,
+    is the number of bytes per token. The outputs are `starts` and `ends`, int64 `[chunks]`, and
+    `is_chunk`, bool `[chunks]`, which is set to False for chunks that contain a token without
+    bytes.
     """
     chunk = np.int64(-1)  # number of chunks in the previous documents
     for d in range(len(num_chunks)):
@@ -37,7 +39,7 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def entry_weight(rows, row, column):  # type: ignore[no-untyped-def]
-    """Return the weight of a column in a row, or 0 if the row lacks it."""
+    """Return the weight of a column in a row, or 0 if the row has no such entry."""
     bounds, columns, weights = rows
     low, high = bounds[row], bounds[row + 1]
     while low < high:
@@ -57,11 +59,11 @@ def add_chunks(  # type: ignore[no-untyped-def]
 ):
     """Add amounts to chunks in an open-addressed table, and return the new number of chunks.
 
-    Memory latency takes most of the time. `spans` consists of four int64 arrays: the first token
-    and the end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per chunk,
-    or a single value. `chunks` are the `DistinctChunks` so far, with enough room. `table`, int64
-    `[2**n]`, contains their indices, or −1 in free places, and `size` is their number. `indices`,
-    one per chunk, is an output.
+    Most of the time is spent on waiting for memory. `spans` consists of four int64 arrays: the
+    start and the end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per
+    chunk, or a single int64 for all chunks. `chunks` are the `size` distinct chunks so far, in
+    arrays with enough room for new chunks. `table`, int64 `[2**n]`, is the hash table: indices of
+    distinct chunks, or −1 in free places. The output `indices` contains the index of each chunk.
     """
     s_starts, s_ends, t_starts, t_ends = spans
     ids, bounds, widths, counts = chunks
@@ -117,11 +119,12 @@ def _copy(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
 
 @kernel
 def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-def]
-    """List the pairs within distinct chunks. The pairs of a chunk share `unit` * its count.
+    """List the pairs of tokens within distinct chunks, with an amount for each pair.
 
-    The teacher tokens get equal parts. The student tokens share each part in proportion to their
-    weights for the teacher token (rounded), or equally without weights. `chunks` are
-    `DistinctChunks`, and `rows` are `MapRows`.
+    The amounts of a chunk add up to `unit` times the chunk's count. Every teacher token gets an
+    equal part. This part is divided among the student tokens in proportion to their weights for the
+    teacher token (rounded), or equally if `rows` is empty. `chunks` are `DistinctChunks`, and
+    `rows` are `MapRows`.
     """
     ids, bounds, widths, counts = chunks
     index = np.int64(0)
@@ -146,10 +149,10 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
 
 @kernel
 def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-untyped-def]
-    """Compute the cross-entropy of distinct chunks, averaged as in P-KL, float64 `[chunks]`.
+    """Compute the cross-entropy of each distinct chunk, averaged as in P-KL, float64 `[chunks]`.
 
-    The prediction of a chunk is the mean of its student tokens' rows. Its loss is the mean of
-    `-ln((1 - epsilon) * prediction + uniform)` over its teacher tokens.
+    The prediction for a chunk is the mean of the rows of the student tokens in the chunk. The loss
+    is the mean of `-ln((1 - epsilon) * prediction + uniform)` over the teacher tokens in the chunk.
     """
     ids, bounds, widths, _ = chunks
     for c in range(len(widths)):

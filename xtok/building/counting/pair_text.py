@@ -41,7 +41,7 @@ HELD_OUT = 16  # 1 / share of documents that are held out to choose alpha
 
 @dataclass
 class TextTotals:
-    """Totals of a text, and of the part for which both sides have the same bytes."""
+    """Totals of a text, and of the part that both tokenizers spell with the same bytes."""
 
     documents: int = 0
     held_out: int = 0  # documents held out to choose alpha
@@ -82,7 +82,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class CountPlan:
-    """Optional counts of a text, in addition to totals, tokens and pairs at shared boundaries."""
+    """Optional counts. Totals, tokens and pairs at shared boundaries are always counted."""
 
     target: Target = "start"  # pairs to count, as in `BuildConfig`
     hold_out: bool = False  # count one sixteenth of the documents separately, chosen by a hash
@@ -91,7 +91,7 @@ class CountPlan:
 
 @dataclass(frozen=True, eq=False)
 class PerDocument:
-    """The chunks of each document. Entry e is the count of one chunk in one document."""
+    """The chunks of each document. Each entry counts one distinct chunk in one document."""
 
     groups: tuple[str, ...]  # [documents], file names
     documents: NDArray[np.int32]  # [entries]
@@ -119,7 +119,7 @@ class PerDocument:
         return np.bincount(pair_chunks, self._chunk_counts(in_group), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each pair over all boundaries of each document."""
+        """Sum the pairs' `values` over the shared token boundaries of each document."""
         return self.over_chunks(values[self._pairs[1]])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -139,9 +139,10 @@ class PerDocument:
         return np.bincount(self.chunk_indices, amounts, len(self.chunks.widths)).astype(np.int64)
 
     def hindsight(self, in_group: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
-        """Return the best map for the chosen documents, bool `[documents]`, cut to `top_k`.
+        """Return the best possible map for the chosen documents, cut to `top_k`.
 
-        The map is counted on these documents. For chunks, one EM step comes close to the optimum.
+        The map is counted on the documents that `in_group`, bool `[documents]`, selects. For the
+        loss over chunks, one EM step comes close to the optimum.
         """
         chunks = self.chunks.recount(self._chunk_counts(in_group))
         first = heaviest(pair_edges(*chunks.pairs()), top_k)
@@ -150,7 +151,7 @@ class PerDocument:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairText:
-    """All counts of the text of a pair."""
+    """A text with all its counts for a pair of tokenizers."""
 
     sources: tuple[SourceFile, ...]  # the input files
     totals: TextTotals
@@ -172,7 +173,8 @@ class PairText:
         """Read and count text in one pass.
 
         Args:
-            pair: a pair with its tokenizers; for a single tokenizer, only tokens are counted.
+            pair: a pair with tokenizers, or a single tokenizer. With a single tokenizer, only
+                tokens are counted.
             texts: paths or globs, as in `build`.
             plan: the optional counts.
             field: the field or column with the text.
@@ -193,7 +195,7 @@ class PairText:
 
     @property
     def left_out(self) -> LeftOut | None:
-        """Text that is not counted because the two sides differ, if any."""
+        """The text that is not counted because the two sides differ; None if all is counted."""
         totals, first = self.totals, self.first_difference
         share = totals.lost_bytes / max(1, totals.num_bytes)
         return first and LeftOut(totals.lost_bytes, share, totals.differing, first)
@@ -217,7 +219,7 @@ class PairText:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs at shared token boundaries (ascending) and their counts, for the target `start`."""
+        """Pairs at shared token boundaries (ascending), and their counts for the target `start`."""
         return sum_pairs([(part.keys, part.counts) for part in (self.counts, self.held_out)])
 
 
@@ -294,7 +296,7 @@ class DocumentCounter:
         self._entries = [np.zeros((3, 0), np.int32)]
 
     def add(self, aligned: AlignedTexts, group: str) -> None:
-        """Add documents of one file."""
+        """Add aligned documents that come from one file."""
         chunk_indices = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
         entries, counts = np.unique(aligned.documents * size + chunk_indices, return_counts=True)

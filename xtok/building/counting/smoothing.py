@@ -19,9 +19,9 @@ EPSILON = 1e-3  # share of the uniform distribution in a cross-entropy, so that 
 def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
     """Return `(counts + alpha * base) / (N + alpha)` for each row, where N is the row's count.
 
-    This is the posterior mean under a Dirichlet prior of strength alpha, the pseudo-count, around
-    the base row (MacKay and Peto, Natural Language Engineering 1(3), 1995). A row without counts
-    becomes the base row.
+    The result is the posterior mean of each row under a Dirichlet prior (MacKay and Peto, Natural
+    Language Engineering 1(3), 1995). The prior's mean is the row in `base`, and its strength is
+    `alpha` pseudo-counts. A row without counts is equal to the row in `base`.
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
     return sum_duplicates(Edges.concatenate([counts, weighted])).normalized()
@@ -53,7 +53,7 @@ def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weight of each pair `student_id << 32 | teacher_id`, 0 without an edge."""
+    """Return the weights of pairs `student_id << 32 | teacher_id`; 0 for pairs without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
     edge_keys = pair_keys(edges.student_ids, edges.teacher_ids)
@@ -72,7 +72,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
-    """Return the share of the chosen counts in all counts; 0 without counts."""
+    """Return the sum of the chosen counts divided by the sum of all counts; 0 for an empty text."""
     return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 
@@ -81,6 +81,6 @@ def entropy_kept(
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],
 ) -> float:
-    """Return the smaller event entropy of both sides, divided by the smaller token entropy."""
+    """Return the smaller event entropy of the two sides divided by the smaller token entropy."""
     total = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / total if total > 0 else 1.0

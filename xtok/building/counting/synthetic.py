@@ -2,8 +2,8 @@
 
 Byte-pair encoding orders tokens by frequency (Sennrich et al., ACL 2016). In synthetic text, the
 kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and the tokens of
-each kind follow Zipf's law. A continuation follows the same letters that precede it in other
-tokens.
+each kind follow Zipf's law. A continuation of a word is drawn from the places in the vocabulary
+where the preceding letters also occur.
 """
 
 from __future__ import annotations
@@ -113,10 +113,12 @@ def synthetic_edges(
 ) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on synthetic text.
 
-    The student's text tokens also get pseudo-counts for the first piece of their spelling and for
-    teacher tokens with the same beginning; for the target `chunk`, for all pieces in both
-    directions. By default, `num_texts` is two per id, at most `NUM_TEXTS` or `MANY_TEXTS`. The
-    edges have float64 weights and can repeat. Also returns the student ids without a spelling.
+    Pseudo-counts are added for the student's text tokens and teacher tokens with the same
+    beginning. For the targets `start` and `both`, the first piece of each student token's spelling
+    gets a pseudo-count; for `chunk` and `both`, all pieces in both directions. By default,
+    `num_texts` is twice the number of ids, at most `NUM_TEXTS` or `MANY_TEXTS`. The edges have
+    float64 weights, and several edges can connect the same pair. The second result contains the
+    student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -171,7 +173,7 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 def _pieces(pair: Pair) -> Edges:
     """Spell each student token in teacher tokens with equal weights.
 
-    If there is an equal teacher token, it is the only piece.
+    If a teacher token has the same bytes, this token is the only piece.
     """
     pieces, counts = partners_or_pieces(pair, pair.equal_bytes, pair.tables[0].text_ids)
     student_ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -214,7 +216,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
 
 
 def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
-    """Return, for each sorted token, the index of its longest proper prefix, or −1."""
+    """For each of the sorted tokens, return the index of its longest proper prefix, or −1."""
     longest: list[int] = []
     open_ids: list[int] = []  # indices of the current token's prefixes
     for index, token in enumerate(tokens):
@@ -226,10 +228,11 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
 
 
 class _EvenNumbers:
-    """Quasi-random numbers in [0, 1), more even than random numbers, so fewer texts suffice.
+    """Quasi-random numbers in [0, 1). They are more even than random numbers: fewer texts suffice.
 
-    Each decision uses its own multiples of the golden ratio, modulo 1, in the order of the
-    decision's causes (array-RQMC: L'Ecuyer, Lécot and Tuffin, Operations Research 56(4), 2008).
+    Each kind of decision has a sequence of multiples of the golden ratio, modulo 1. The numbers are
+    assigned in the order of the integers on which the decision depends, its *causes* (array-RQMC:
+    L'Ecuyer, Lécot and Tuffin, Operations Research 56(4), 2008).
     """
 
     def __init__(self) -> None:
@@ -237,11 +240,11 @@ class _EvenNumbers:
         self._next: dict[object, float] = {}
 
     def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
-        """Return numbers for a decision without causes."""
+        """Return numbers for a decision, assigned in random order."""
         return self(decision, self._rng.permutation(number))
 
     def __call__(self, decision: object, causes: Integers) -> NDArray[np.float64]:
-        """Return a number for each cause of a decision."""
+        """Return one number in [0, 1) for each element of `causes`."""
         first = self._next.get(decision)
         if first is None:
             first = self._rng.random()
@@ -289,7 +292,7 @@ class SyntheticSource:
         self._index(pool_of)
 
     def _index(self, pool_of: Integers) -> None:
-        """Index letters in tokens by their preceding bytes, starting with the last byte."""
+        """Sort the starts of letters in tokens by the preceding bytes, last byte first."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
@@ -323,7 +326,7 @@ class SyntheticSource:
         ]
 
     def _spans(self, number: int) -> tuple[Integers, Integers]:
-        """Return the position of each token in the joined tokens, int64 `[number, 24]`."""
+        """Draw texts of 24 tokens, as starts and ends in the joined tokens, `[number, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
         script = self._draw_scripts(number)
         # Cumulative transition probabilities after each kind, in texts with and without spaces
@@ -385,7 +388,7 @@ class SyntheticSource:
     def _continue_words(
         self, rows: Integers, tail: Integers, tail_length: Integers, start: Integers, stop: Integers
     ) -> None:
-        """Replace drawn tokens in place with text that follows the same letters elsewhere."""
+        """Replace drawn tokens in place with text that follows the same letters in other tokens."""
         rows = rows[np.argsort(tail[rows], kind="stable")]  # for the processor's cache
         for length in range(_CONTEXT, 1, -1):
             bits = 8 * (_CONTEXT - length)
@@ -451,7 +454,7 @@ def _script(token: bytes) -> int:
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weight tokens by rank. Single ASCII characters have arbitrary ranks, so use frequencies."""
+    """Weight tokens by rank, but single ASCII characters (with arbitrary ranks) by frequency."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1

@@ -50,8 +50,8 @@ def generate(
     """Map each student token to the most similar teacher tokens.
 
     The rows of control and unused ids are empty. With embeddings, the rows of partial characters
-    are also empty. Weights follow NeMo-RL's rule: |cosine| to the power of 10 times the row's
-    largest |cosine|, normalized.
+    are also empty. Weights follow NeMo-RL's rule: |cosine| ** (10 * largest), where `largest` is
+    the largest |cosine| in the row. The weights are then normalized.
 
     >>> xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
@@ -173,7 +173,7 @@ def _weights(
 def _above_threshold(
     weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the entries above the threshold as normalized edges of indices, and counts."""
+    """Return normalized edges between indices for the entries above the threshold, and counts."""
     is_kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:

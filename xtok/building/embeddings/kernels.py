@@ -45,11 +45,11 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
 
 @kernel
 def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-untyped-def]
-    """Fill empty rows, from row `first`, with the `k` columns that have the largest cosines.
+    """Fill the empty rows with the `k` columns of largest cosine; `first` is the first row.
 
-    A product is the sum of the squared weights of the `SharedGrams`. `indices`, int32 `[rows, k]`,
-    are -1 in empty rows. Ties are sorted by index. `values`, float64 `[rows, k]`, are descending
-    and padded with 0.
+    The dot product of a row and a column is the sum of the squared weights of their shared n-grams.
+    `indices`, int32 `[rows, k]`, are -1 in empty rows. Ties are sorted by index. `values`, float64
+    `[rows, k]`, are descending and padded with 0.
     """
     row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_order = shared
     k = values.shape[1]

@@ -28,7 +28,7 @@ _RIDGE = 0.01  # ridge penalty, relative to the mean variance
 
 
 def lacking_weights(pair: Pair, *, offline: bool) -> str:
-    """Return a sentence that names a model without safetensors weights, "" if both have weights."""
+    """Return a message about a model without safetensors weights, or "" if both have weights."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = checkpoint_of(tokenizer, offline)
@@ -46,7 +46,7 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
 def fitted_embeddings(
     pair: Pair, row_ids: Ids, column_ids: Ids, *, offline: bool, progress: Progress
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
-    """Return both models' vectors in the teacher's space, and counts that include the fit's error.
+    """Return the vectors of both models in the teacher's space, and counts with the fit's error.
 
     The fit is a ridge regression on the centred vectors of equal tokens (anchors). Every tenth
     anchor is held out to measure the error.

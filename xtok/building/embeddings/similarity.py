@@ -37,10 +37,11 @@ def largest_cosines(
     advance: Callable[[int], object],
     weigh: Weigh | None = None,
 ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-    """Return the largest cosines of each student vector and their teacher indices, `[n, top_k]`.
+    """Return each student vector's largest cosines, and the teacher indices, `[n, top_k]`.
 
-    They are sorted by descending value, then by index. `weigh` converts cosines, and the largest
-    cosine of a row, to weights; with `weigh`, the sum of all m weights, `[n]`, is also returned.
+    Each row is sorted by descending value, then by index. The function `weigh` converts the cosines
+    of a row to weights; its second argument is the largest cosine of the row. The third result,
+    `[n]`, is the sum of all m weights of each row, or 0 without `weigh`.
 
     Args:
         students: float32 `[n, d]`, finite, without zero vectors.

@@ -137,7 +137,7 @@ class SentenceModel:
 
 
 class InputLayer:
-    """The input-embedding layer of a language model. A text's vector is the mean of its pieces."""
+    """The input-embedding layer of a language model. It averages a text's tokens."""
 
     def __init__(self, model: Checkpoint) -> None:
         self._model = model
@@ -157,7 +157,7 @@ class InputLayer:
         }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Segment each text as in the middle of a longer text, and average its pieces' rows."""
+        """Segment each text like a part of a longer text, and average the pieces' embeddings."""
         suffix = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{suffix}", offline=self._model.offline)
         require_embedding_rows(tokenizer, len(self._matrix), self._name)

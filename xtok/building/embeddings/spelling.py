@@ -40,7 +40,7 @@ def most_similar(
     progress: Progress,
     most_columns: int = MOST_COLUMNS,
 ) -> tuple[Floats, Ints]:
-    """Return each row's largest cosines and the indices of their columns, both `[rows, top_k]`.
+    """Return the largest cosines of each row, and the indices of the columns, `[rows, top_k]`.
 
     They are sorted by descending cosine, then by index, and padded with 0 and -1. If a row has no
     similar columns, it is compared again with all n-grams.
