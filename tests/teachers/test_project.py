@@ -336,10 +336,10 @@ def test_the_shortcut_equals_spelling(
     learnt = slice(len(stems), len(stems) + len(keys))
     assert len(spelled) < 0.6 * len(keys)
     expected = [ids[0] if ids else -1 for ids in spell(texts)]
-    assert projector.prefixes.first[learnt].tolist() == expected
+    assert projector.stems.first[learnt].tolist() == expected
     longer = sorted(student.table.canonical_ids())
     following = [longer[bisect_right(longer, text) :][:1] for text in texts]
     grows = [
         any(token.startswith(text) for token in b) for b, text in zip(following, texts, strict=True)
     ]
-    assert projector.prefixes.may_grow[learnt].tolist() == grows
+    assert projector.stems.may_grow[learnt].tolist() == grows

@@ -202,7 +202,7 @@ class Projector:
                 np.zeros(width), tokens, np.empty(width + 1), kept, order,
                 np.zeros(kernels.BUCKETS, np.int64), np.empty(room, np.int64),
             )  # fmt: skip
-            arrays = kernels.ProjectorArrays(self._teacher, predictions, self.prefixes, rows)
+            arrays = kernels.ProjectorArrays(self._teacher, predictions, self.stems, rows)
             kernels.project_rows(arrays, todo, self.is_same, top_k, scratch)
             return scratch.missing[1 : scratch.missing[0] + 1]
 
@@ -219,10 +219,10 @@ class Projector:
 
     def _forget(self) -> None:
         self._size = 0
-        self.prefixes = _no_prefixes(_LEAST_ROOM)
+        self.stems = _empty_stems(_LEAST_ROOM)
 
     def learn(self, keys: NDArray[np.int64]) -> None:
-        """Add stems to the `PrefixTable`.
+        """Add stems to the `StemTable`.
 
         A token after a stem changes the stem's first student token only if a student token can span
         both, or if the pre-tokenizer can split the stem differently. Both are spelled only in these
@@ -230,7 +230,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, token_or_row, may_grow, is_boundary, num_same_start = self.prefixes
+        _, all_keys, first, token_or_row, may_grow, is_boundary, num_same_start = self.stems
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -238,12 +238,12 @@ class Projector:
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # omitted bytes, or a stem's number + 1
         bytes_left = other[is_root]
         # The stem before each key's token: an earlier stem, or -1 for a root key.
-        numbers, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
-        spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
+        stem_ids, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
+        spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in stem_ids.tolist()]
         stem_index[is_root] = len(spelled) + np.arange(len(bytes_left))
         roots = zip(token[is_root].tolist(), bytes_left.tolist(), strict=True)
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
-        stems = [text for _, text in spelled]
+        stem_texts = [text for _, text in spelled]
         data, offsets = self._teacher[:2]
         begins = offsets[token + is_root]
         is_spelled = np.empty(len(keys), np.bool_)
@@ -257,7 +257,7 @@ class Projector:
         is_spelled |= np.array([*map(may_split, wholes)])[stem_index]
         todo = np.flatnonzero(is_spelled)
         texts = [
-            (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
+            (spelled[stem][0], stem_texts[stem] + data[begin:end].tobytes())
             for stem, begin, end in zip(
                 stem_index[todo].tolist(), begins[todo].tolist(), offsets[token[todo] + 1].tolist(),
                 strict=True,
@@ -265,31 +265,33 @@ class Projector:
         ]  # fmt: skip
         first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
         first[new][todo], is_boundary[new][todo] = self._first_tokens(texts)
-        ids = np.array([self._by_bytes.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
+        ids = np.array(
+            [self._by_bytes.get(stem, -1) for stem in stem_texts[len(stem_ids) :]], np.int64
+        )
         ids = np.where(bytes_left == 0, token[is_root], ids)
         has_row = (ids >= 0) & (np.diff(self._teacher.row_bounds)[ids] > 0)
         token_or_row[new] = first[new]
         token_or_row[new][is_root] = np.where(has_row, -2 - ids, first[new][is_root])
-        befores = [before for before, _ in spelled[len(numbers) :]]
+        befores = [before for before, _ in spelled[len(stem_ids) :]]
         num_same_start[new][is_root] = [*map(self._num_alike, befores)]
-        kernels.add_stems(self.prefixes.slots, all_keys[:size], self._size)
+        kernels.add_stems(self.stems.slots, all_keys[:size], self._size)
         self._size = size
 
     def _make_room(self, size: int) -> None:
-        old = self.prefixes
+        old = self.stems
         if size <= len(old.keys):
             return
-        self.prefixes = _no_prefixes(max(size, 2 * len(old.keys)))
-        arrays: Any = zip(self.prefixes[1:], old[1:], strict=True)
+        self.stems = _empty_stems(max(size, 2 * len(old.keys)))
+        arrays: Any = zip(self.stems[1:], old[1:], strict=True)
         for array, before in arrays:
             array[: self._size] = before[: self._size]
-        kernels.add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
+        kernels.add_stems(self.stems.slots, self.stems.keys[: self._size], 0)
 
     def _stem_bytes(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
         parts: list[bytes] = []  # collected in reverse order
         while True:
-            key = int(self.prefixes.keys[stem])
+            key = int(self.stems.keys[stem])
             token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
             if key >> ROOT:
                 inside = other - (1 << ROOT - ID_BITS)
@@ -332,11 +334,11 @@ class Projector:
         return -1
 
 
-def _no_prefixes(room: int) -> kernels.PrefixTable:
+def _empty_stems(room: int) -> kernels.StemTable:
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
     first, token_or_row, num_same_start = np.empty((3, room), np.int32)
     may_grow, is_boundary = np.empty((2, room), np.bool_)
-    return kernels.PrefixTable(
+    return kernels.StemTable(
         slots, np.empty(room, np.int64), first, token_or_row, may_grow, is_boundary, num_same_start
     )
 

@@ -14,7 +14,7 @@ from xtok._lib.kernels import inner_kernel, kernel
 from xtok.predictions.topk import TopK
 from xtok.teachers.credit_kernels import num_shared, prefix_bound
 
-ROOT = 62  # bit that marks a root key in `PrefixTable` (the remainder of one token)
+ROOT = 62  # bit that marks a root key in `StemTable` (the remainder of one token)
 ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
 NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row belong to the rest
 
@@ -51,7 +51,7 @@ class StudentTokens(NamedTuple):
     order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
 
 
-class PrefixTable(NamedTuple):
+class StemTable(NamedTuple):
     """Stems: byte strings of one or more teacher tokens, with the student's spelling of each.
 
     The remainder of token t after u bytes has the key `1 << ROOT | u << ID_BITS | t`. Stem e with
@@ -94,7 +94,7 @@ class ProjectorArrays(NamedTuple):
 
     teacher: TeacherTokens
     predictions: TopK
-    stems: PrefixTable
+    stems: StemTable
     rows: RowBlock
 
 
