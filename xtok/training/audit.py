@@ -27,16 +27,21 @@ MAX_TOKENS = 1024
 """Maximum number of tokens on each side for measuring bits per byte."""
 
 FEWEST_TOKENS = 32
-"""Number of tokens for the student's own loss, which needs whole logits: 32 MiB per 250,000 ids."""
+"""Number of tokens in the check of the student's own loss. Their logits need 32 MiB for 250,000
+ids."""
 
 FEWEST_TARGETS, FEWEST_BYTES = 16, 32
-"""Minimum number of targets, and of their bytes. With fewer, the measurements are noise."""
+"""Minimum numbers of targets and of target bytes. Below these numbers, measurements are
+unreliable."""
 
 ABOVE_UNIFORM = 1.2
-"""Maximum nats of a model, relative to a uniform distribution. Random weights reach about 1.0."""
+"""A model is reported if its loss exceeds 1.2 times the loss of a uniform distribution.
+
+A model with random weights reaches about 1.0.
+"""
 
 BEHIND, FAR_BEHIND = 1.02, 1.5
-"""Ratios of the teacher's bits per byte to the student's: for a note, and for a warning."""
+"""Thresholds for a note and a warning: bits per byte of the teacher, divided by the student's."""
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Audit:
 
     @property
     def differences(self) -> list[str]:
-        """The differences: one sentence each, with both values."""
+        """One sentence for each difference, with both values."""
         return self.messages("warning")
 
     @property
@@ -100,16 +105,17 @@ def audit(
 ) -> Audit:
     """Check the first batch of a run against its texts and the models' own libraries.
 
-    It compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, the
+    The audit compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, the
     alignment, the student's cross-entropy (`forward(labels=…)`), the parameters that receive a
-    gradient, and the bits per byte of all models. Models and random state do not change. With
-    heads, it needs no more memory than a training step from hidden states.
+    gradient, and the bits per byte of all models. The audit does not change the models or the
+    random state. With heads, the audit needs no more memory than a training step from hidden
+    states.
 
     Args:
-        models: the student, then its teachers, in the form that a training step uses; None for
+        models: the student and its teachers, wrapped as in a training step; None for a teacher with
             stored predictions.
         batch: a batch of `prepare`, on the models' device.
-        collator: the collator that made it.
+        collator: the collator that made the batch.
         heads: the result of `find_heads`; without it, models compute whole logits.
     """
     batches = [batch, *batch["teachers"]]
@@ -151,7 +157,7 @@ class _AuditedSide:
         return {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, index: int = 1) -> float:
-        """Return bits per byte of the tokens before (0), at (1) or after (2) the targets.
+        """Return bits per byte, scored on the token before (0), at (1) or after (2) each target.
 
         Returns NaN if there are too few bytes.
         """
@@ -249,7 +255,7 @@ def _warnings(problems: Iterable[str]) -> Iterator[Result]:
 
 
 def _bos_problems(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Check rows of ids without texts for repeated bos tokens and for prompts as targets."""
+    """Check rows that have ids but no texts: repeated bos tokens, and prompts that are targets."""
     bos = {*token_ids(side.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
         yield f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
@@ -306,7 +312,7 @@ def _set_targets(
     max_length: int | None,
     end_ids: Sequence[int],
 ) -> int:
-    """Set the targets of these texts, bool `[B, T]`, and count the rows without any end token."""
+    """Write the targets of these texts to `expected`, and count the rows without any end token."""
     num_cut = 0
     for number, row in enumerate(rows):
         positions = row.keep(max_length)
@@ -381,13 +387,13 @@ def _uniform_problems(side: _AuditedSide) -> Iterator[str]:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether a wrapper shards a model's parameters and gathers them in its forward."""
+    """Whether a wrapper shards the model's parameters and gathers them during the forward pass."""
     in_pieces = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in model.parameters())
     return in_pieces or any("FullySharded" in type(m).__name__ for m in model.modules())
 
 
 def _reached_leaves(output: Tensor) -> set[int] | None:
-    """Return the `_memory` of all leaves of a tensor's graph; None if a checkpoint hides them."""
+    """Return the `_memory` of each leaf of a tensor's graph; None if checkpoints hide leaves."""
     nodes, visited, leaves = [output.grad_fn], set(), set()
     while nodes:
         node = nodes.pop()
@@ -403,7 +409,10 @@ def _reached_leaves(output: Tensor) -> set[int] | None:
 
 
 def _memory(parameter: Tensor) -> int:
-    """Return a parameter's address, which tied parameters share; its identity if it is sharded."""
+    """Return the address of a parameter's data, or for a sharded parameter the object's id.
+
+    Tied parameters have the same address.
+    """
     is_whole = type(parameter.data) is Tensor and parameter.device.type != "meta"
     return (parameter.data_ptr() if is_whole else 0) or id(parameter)
 
@@ -411,8 +420,8 @@ def _memory(parameter: Tensor) -> int:
 def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
     """List the trained parameters that the teacher's logits depend on.
 
-    If the teacher is the student's base model, it contains the adapters' parameters but does not
-    use them.
+    A teacher that is the student's base model contains the adapters' parameters, but does not use
+    them.
     """
     memory = {n: _memory(p) for n, p in student.trainable.items()}
     teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}

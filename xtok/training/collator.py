@@ -47,8 +47,8 @@ from xtok.training.samples import (
 class Samples:
     """The texts and conversations of one side of a batch, for the audit and for bits per byte.
 
-    `Trainer` rebuilds all tuples in a batch, but loses the type of named tuples. It does not look
-    into this class.
+    `Trainer` rebuilds all tuples in a batch, but loses the type of named tuples. `Trainer` does not
+    change the contents of this class.
     """
 
     sources: Sequence[SideText | ChatRecord]
@@ -65,18 +65,20 @@ class DistillationCollator:
 
     The teachers can read more than the student: `teacher_context` is a text that precedes `text`.
     `teacher_messages` (messages, or an object with `messages`, `tools` and `chat_template_kwargs`)
-    replaces `messages`, but must end with the same answers. Both can be a list with one value per
-    teacher. `max_length` first cuts the additional text, from the left.
+    replaces `messages`, but must end with the same answers. Each of these values can be a list with
+    one value per teacher. If a row exceeds `max_length`, the additional text is cut first, from the
+    left.
 
-    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and `teachers`:
-    for each teacher the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`. Labels and
-    chunk ids belong to the tokens themselves. **Shift the alignment** with `prepare` or
+    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and the list
+    `teachers`. For each teacher, this list contains a dict with the same three tensors, `[B, T_t]`,
+    and with `alignment`, an `AlignmentBatch`. Labels and chunk ids are stored at the tokens' own
+    positions, not at the predicting positions. **Shift the alignment** with `prepare` or
     `xtok.shift_to_predictions` before you compute a loss. Otherwise, losses are wrong, and there is
     no error.
 
     For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
-    `input_ids`, `realized_logprob` (the natural log-probability of each token; None if unknown, and
-    for the first token), and optionally `loss_mask`.
+    `input_ids`, `realized_logprob` (the natural log-probability of each token; None for the first
+    token and for unknown values), and optionally `loss_mask`.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -125,7 +127,7 @@ class DistillationCollator:
 
     @property
     def tokenizer(self) -> Any:
-        """The student's tokenizer, with the `save_pretrained` for checkpoints."""
+        """The student's tokenizer. `Trainer` calls its `save_pretrained` for checkpoints."""
         return self.student.library or _TokenizerFile(self.student)
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -168,17 +170,18 @@ class DistillationCollator:
         """Return the batch for rows of student ids, as in on-policy training.
 
         The teachers read the same bytes, tokenized with their own vocabulary (`Retokenizer`). Only
-        targets are aligned, turn by turn. `max_length` cuts the teachers' rows. If the batch is
-        padded on the left, it also contains `position_ids`, `[B, T]`.
+        targets are aligned, separately in each turn. `max_length` cuts the teachers' rows. If the
+        batch is padded on the left, it also contains `position_ids`, `[B, T]`.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
             attention_mask: `[B, T]`, 0 for padding.
             labels: int64 `[B, T]`, -100 for prompts and padding.
-            teacher_messages: the teachers' prompt for each row, up to the last answer: messages, an
-                object as in a sample, or a text. None uses the student's prompt. A list contains
-                one value per teacher.
-            teacher_context: a text before the prompt for each row, as in a sample.
+            teacher_messages: for each row, the conversation before the last answer, as the teachers
+                read it: messages, an object as in a sample, or a text. None uses the student's
+                prompt. For several teachers, a row's value can be a list with one value per
+                teacher.
+            teacher_context: for each row, a text that precedes the prompt, as in a sample.
 
         Raises:
             XtokError: if a teacher cannot spell the bytes or render a conversation.
@@ -300,7 +303,7 @@ class DistillationCollator:
         return [*map(int, conversation.ids)]
 
     def rows(self, number: int, samples: Sequence[SideText | ChatRecord]) -> list[SampleRow]:
-        """Return rows before truncation, for the student (number 0) or the nth teacher."""
+        """Return the rows of the student (number 0) or the nth teacher, before truncation."""
         tokenizer = [self.student, *self.teachers][number]
         template = [self.student_template, *self.teacher_templates][number]
         texts = [s for s in samples if isinstance(s, SideText)]
@@ -330,10 +333,10 @@ class DistillationCollator:
         return rows
 
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
-        """Return the bytes of text that each target covers, int64 `[B, T]`, on the CPU.
+        """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
-        Without texts, the bytes of the tokens are used. Bits per byte divide by the sum of these
-        bytes.
+        If the batch contains no texts, this is the number of bytes of the token. The sum is the
+        divisor of bits per byte.
 
         Args:
             number: 0 for the student, n for the nth teacher.
@@ -373,10 +376,10 @@ def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
     """Shift labels and alignments to the predicting positions, and move the batch to a device.
 
-    Each side gets `targets`, the labels of the next positions (-100 if padding would predict them).
-    Each teacher gets `shifted`, the result of `shift_to_predictions`. With `realized_logprob`, it
-    also gets `teacher_logprobs`, the log-probabilities of the predicted tokens. `stored`
-    predictions are not shifted.
+    The student's side and each teacher's side get `targets`: at each position, the label of the
+    next position, or -100 at padding. Each teacher gets `shifted`, the result of
+    `shift_to_predictions`. A teacher with `realized_logprob` also gets `teacher_logprobs`: at each
+    position, the log-probability of the next token. The predictions in `stored` are not shifted.
     """
     student, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (student, *teachers):
@@ -391,12 +394,12 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
 
 
 def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:
-    """Return the labels of the next positions, int64 `[B, T]`, and -100 at padding."""
+    """Return the label of the next position for each position, int64 `[B, T]`; -100 at padding."""
     return predicted(side["labels"]).masked_fill(side["attention_mask"] == 0, IGNORED)
 
 
 def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
-    """Return the ids, labels or masks of the next positions, `[B, T]`."""
+    """Shift ids, labels or masks `[B, T]` by one: position i gets the value of position i + 1."""
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 

@@ -17,16 +17,17 @@ from xtok.errors import XtokError
 from xtok.training.losses.logits import AnyLogits, HiddenLogits
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""Configuration keys for a factor of the logits: Cohere, Granite (a divisor) and HyperCLOVA X,
-Falcon H1, Muse."""
+"""Configuration keys for a factor of the logits. In order: Cohere; Granite (a divisor) and
+HyperCLOVA X; Falcon H1; Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Configuration keys for c in c · tanh(logits / c): Gemma and nanochat, RecurrentGemma."""
+"""Configuration keys for c in c · tanh(logits / c). In order: Gemma and nanochat;
+RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""Sizes to which hidden states are scaled before a head is compared with the model's logits: the
-largest |hidden · weight|. 0 does not scale. Larger sizes reveal a factor or a softcap even if the
-logits are small."""
+"""Before a head is compared with the model's logits, hidden states are scaled so that the largest
+|hidden · weight| has these values (0: not scaled). Large values reveal a factor or a softcap even
+if the model's logits are small."""
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
 """Names of the router loss weight in models and configurations; JetMoE uses the second name."""
@@ -53,7 +54,10 @@ class Head:
     shards: Any = None  # the FSDP2 module that shards the head, if any
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
-        """Return the logits for hidden states `[B, T, d]`; `autocast` is the decoder's setting."""
+        """Return the logits for hidden states `[B, T, d]`.
+
+        `autocast` is the autocast dtype in which the decoder ran, or None.
+        """
         hidden, weight, bias = self._gather(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
@@ -84,9 +88,9 @@ class Head:
 
 
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
-    """Run a model, wrapped or not, on its side of a batch, and return its outputs.
+    """Run a model on its side of a batch, and return the model's outputs.
 
-    With a head, the `logits` are `HiddenLogits`.
+    If a head is given, `logits` in these outputs are `HiddenLogits`. The model can be wrapped.
 
     Raises:
         XtokError: if the model adds positions, for example with prompt tuning.
@@ -125,7 +129,7 @@ def _autocast(like: Tensor) -> torch.dtype | None:
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
-    """Run a model on its side of a batch, and return its logits."""
+    """Run a model on its side of a batch, and return the logits."""
     logits: AnyLogits = run(model, side, head).logits
     return logits
 
@@ -171,17 +175,17 @@ def find_heads(
     takes_hidden: Sequence[bool],
     wanted: bool | None = None,
 ) -> tuple[list[Head | None], list[str]]:
-    """Return the head of each model that can run without whole logits, and notes on the others.
+    """Return each model's head, or None if the model needs whole logits, and notes with reasons.
 
     Args:
         models: the student, then its teachers; None for stored predictions.
-        sides: each model's side of a batch, on the model's device.
-        takes_hidden: for each model, whether its losses accept hidden states.
-        wanted: False for whole logits, True for hidden states or an error, None for hidden states
-            if possible.
+        sides: the part of a batch for each model, on the model's device.
+        takes_hidden: for each model, whether all losses that read its logits accept hidden states.
+        wanted: False computes whole logits, True raises an error if hidden states are not possible,
+            and None uses hidden states where possible.
 
     Raises:
-        XtokError: if `wanted` is True, and a loss or a model does not support it.
+        XtokError: if `wanted` is True, and a loss or a model does not support hidden states.
     """
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
@@ -206,9 +210,9 @@ def find_heads(
 
 
 def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
-    """Check that a model has an embedding for each id; a missing row would crash a GPU.
+    """Check that a model has an embedding for each id, because a missing embedding crashes a GPU.
 
-    Warns of rows that are longer than the model's positions.
+    Issues a warning for rows that are longer than the model's maximum number of positions.
 
     Raises:
         XtokError: if an id has no embedding.
@@ -234,7 +238,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
 
 
 def why_whole_logits(model: Any) -> str | None:
-    """Return the reason why a model must compute whole logits, or None."""
+    """Return the reason why a model must compute whole logits; None if there is no such reason."""
     inner, name = unwrap(model), type(_base(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
@@ -282,7 +286,7 @@ def _weight_problem(weight: Tensor) -> str | None:
 def find_head(model: Any, ids: Tensor) -> Head | str:
     """Find a head that reproduces the model's logits at three positions of ids `[B, T]`.
 
-    If there is none, return the reason.
+    If no head reproduces the logits, return the reason.
     """
     inner = unwrap(model)
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
@@ -349,7 +353,10 @@ def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _hook(
     module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
-    """Call a function with a module's outputs and the first output; it can replace them."""
+    """Call a function after a module's forward; its result, if not None, replaces the outputs.
+
+    The arguments of the function are the module's outputs and the first output.
+    """
     handle = module.register_forward_hook(
         lambda _, args, output: function(output, output[0]), prepend=first
     )

@@ -18,9 +18,10 @@ from xtok.training.sparse import check_width, project_sparse, work_dtype
 class ProjectionModule(nn.Module):
     """Projects student probabilities `[..., V_student]` to teacher probabilities with a map.
 
-    If the module is learnable, each row is the softmax of parameters that are initialized from the
-    map. A scale slot is the sigmoid of its parameter, and the other entries of the row share the
-    remaining weight. Each row sums to 1, so a row with one entry never changes.
+    If the module is learnable, the weights of each row are the softmax of parameters that are
+    initialized from the map. The weight of a scale slot is the sigmoid of its parameter, and the
+    other entries of the row share the remaining weight. Each row sums to 1, so the weight of a
+    single entry never changes.
 
     >>> import torch
     >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
@@ -33,7 +34,7 @@ class ProjectionModule(nn.Module):
 
     Raises:
         ValueError: if the map fails `ProjectionMap.check`.
-        XtokError: if its file does not record a width.
+        XtokError: if the map's file does not record a width.
     """
 
     # Entries are sorted by teacher id, then by student id. Column t consists of the entries
@@ -79,7 +80,7 @@ class ProjectionModule(nn.Module):
         return self.logits is not None
 
     def entry_weights(self) -> Tensor:
-        """Return the current weights, float32 `[nnz]`; a learnable module tracks gradients."""
+        """Return the current weights, float32 `[nnz]`. Gradients require a learnable module."""
         if self.logits is None:
             return self.weights
         num_rows = self.shape[0]
@@ -107,7 +108,7 @@ class ProjectionModule(nn.Module):
             student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
 
         Returns:
-            float32 `[..., V_teacher]` (float64 for float64).
+            float32 `[..., V_teacher]`, or float64 for float64 inputs.
 
         Raises:
             XtokError: if the probabilities are narrower than the map.
@@ -121,8 +122,8 @@ class ProjectionModule(nn.Module):
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, and without entries that became 0.
 
-        If the module is learnable, the history gets a step `learn`, and changed rows get the kind
-        MIXED.
+        A learnable module adds a step `learn` to the map's history, and sets the kind of changed
+        rows to MIXED.
         """
         if self.logits is None:
             return self.map

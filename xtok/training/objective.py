@@ -30,7 +30,7 @@ MapArgument = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | 
 
 
 class LossTerms(NamedTuple):
-    """Scalar terms of the objective. Only `loss` has a gradient."""
+    """The loss of a batch and its parts, as scalars. Only `loss` has a gradient."""
 
     loss: Tensor
     cross_entropy: Tensor  # the student's cross-entropy; 0 with weight 0
@@ -41,7 +41,7 @@ class LossTerms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The student's loss, exact with gradient accumulation and several processes."""
+    """The student's loss. Gradient accumulation and several processes do not change its value."""
 
     losses: Sequence[BatchLoss]  # one loss per teacher
     teacher_weights: Sequence[float] | None = None  # None: each weight is 1
@@ -71,15 +71,15 @@ class Objective:
 
     @property
     def takes_hidden(self) -> list[bool]:
-        """Whether the losses support `HiddenLogits`: for the student, then for each teacher."""
+        """Whether `HiddenLogits` are supported as the student's logits, then as each teacher's."""
         per_teacher = [loss.takes_hidden for loss in self.losses]
         return [all(per_teacher), *per_teacher]
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
-        """Count the terms of each mean: the targets, then the chunks of each teacher's loss.
+        """Count the targets, then the terms of each teacher's loss (by default its chunks).
 
-        Pass the sum over all batches of an optimizer step, on all processes, to `terms` as
-        `totals`.
+        Sum these counts over all processes and all batches of an optimizer step, and pass the sums
+        to `terms` as `totals`.
 
         Returns:
             int64 `[1 + teachers]`, on the batch's device.
@@ -99,17 +99,19 @@ class Objective:
         whole: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
-        """Return the loss of a batch and its parts; with `totals`, its share of the step's loss.
+        """Return the loss of a batch and its parts, or with `totals` the batch's share of a step.
 
-        The shares of all batches add up to the loss of one batch with all rows, and so do their
-        gradients. P-KL with `top_k` is an exception, because it chooses its columns per batch.
+        The shares of all batches add up to the loss of one batch that contains all rows, and the
+        gradients add up in the same way. P-KL with `top_k` is an exception, because it chooses its
+        columns for each batch.
 
         Args:
             student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
             batch: a batch of `prepare`.
             totals: the sum of the counts of all batches of the step.
-            whole: the distillation loss and the cross-entropy of the step, for `dynamic_scaling`.
+            whole: the distillation loss and the cross-entropy of the whole step; used by
+                `dynamic_scaling`.
             router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -144,9 +146,10 @@ class Objective:
         batch: Mapping[str, Any],
         factors: Sequence[Tensor | float],
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ factor · mean, and the detached mean of each loss of `count`, `[1 + teachers]`.
+        """Return Σ factor · mean, and the means of the cross-entropy and each teacher's loss.
 
-        If the first factor, of the cross-entropy, is left out, the cross-entropy is 0.
+        The means, `[1 + teachers]`, have no gradient. The first factor belongs to the
+        cross-entropy. If it is left out, the cross-entropy is not computed, and its mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
         plans = [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
@@ -179,7 +182,8 @@ def make_objective(
     Args:
         pairs: the `pairs` of a collator, one per teacher; None for stored predictions.
         losses: a name or a `BatchLoss`; one for all teachers, or one per teacher.
-        map: the map of the loss, its file or its module; one for all teachers, or one per teacher.
+        map: the map that the loss requires, its file or its module; one for all teachers, or one
+            per teacher.
         config: the options of the losses, as in `make_loss`; one for all teachers, or one per
             teacher.
         teacher_weights: weights of the teachers' losses, each 1 by default.
@@ -187,8 +191,8 @@ def make_objective(
         device: device of the maps.
 
     Raises:
-        XtokError: if a map is missing, unused, swapped or belongs to other tokenizers, if stored
-            predictions do not match the losses, or if all weights are 0.
+        XtokError: if a map is missing, unused, has its sides swapped or belongs to other
+            tokenizers; if stored predictions do not match the losses; or if all weights are 0.
         ValueError: if the numbers of losses, maps and teachers differ.
     """
     names = _per_teacher("losses", losses, len(pairs))

@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return those columns of a row that exist, and check that each has one value per token."""
+    """Return the named columns that exist in a row, and check that each has one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != len(row["input_ids"]):
@@ -43,7 +43,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
 
 
 def read_flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
-    """Return a column of flags. A missing column is all True."""
+    """Return a column of flags. If the column is missing, all flags are True."""
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
     if not is_flag.all():

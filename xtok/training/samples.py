@@ -24,14 +24,14 @@ from xtok.training.rows import checked_columns, read_flags, read_ids
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part = tuple[list[int], bool]
-"""A range of tokens, and whether they are targets."""
+"""A range of tokens, and a flag: whether the tokens are targets."""
 
 
 class SampleRow(NamedTuple):
-    """One sample on one side: ids, targets, and its conversation or text.
+    """A sample as one model reads it: ids, target flags, and the conversation or text.
 
-    A row consists of `num_before` control tokens, the text's own bos token, `num_alone` tokens that
-    only the teacher reads, and the tokens that both sides read.
+    A row consists of `num_before` control tokens, the bos token of the text itself (if any),
+    `num_alone` tokens that only the teacher reads, and the tokens that both models read.
     """
 
     ids: NDArray[np.int64]  # [T]
@@ -49,7 +49,7 @@ class SampleRow(NamedTuple):
         return self.num_before + self.own_bos
 
     def insert_context(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
-        """Insert tokens that only the teacher reads."""
+        """Return the row with inserted tokens, which only the teacher reads."""
         begin, size = self.begin, len(context)
         return self._replace(
             ids=np.insert(self.ids, begin, context),
@@ -59,19 +59,19 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Include a declared bos token at the beginning in `num_before`."""
+        """Return a row where `num_before` includes a declared bos token at the beginning."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def without_prompt(self) -> SampleRow:
-        """Include the prompt in `num_alone`, so that only the teacher reads it."""
+        """Return a row where `num_alone` includes the prompt, so that only the teacher reads it."""
         targets = np.flatnonzero(self.is_target)
         first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
     def keep(self, end: int | None) -> NDArray[np.int64]:
-        """Return the positions within a maximum length, int64.
+        """Return the positions that remain after truncation to a maximum length, int64.
 
         Tokens that only the teacher reads are cut first, from the left. Then the row is cut from
         the right.
@@ -82,7 +82,7 @@ class SampleRow(NamedTuple):
 
 
 def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
-    """Return a text, or a conversation, as the student and each teacher read it."""
+    """Return the text or conversation of the student, then of each teacher."""
     sample = to_json_types(sample)  # also converts message objects
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = read_row(sample, location)
@@ -98,7 +98,7 @@ def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideTe
 
 
 def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
-    """Return a teacher's row, and the log-probabilities of its tokens (NaN if unknown)."""
+    """Return the row of a sample, and its stored log-probabilities (NaN if unknown)."""
     ids = read_ids(row["input_ids"], "input_ids")
     columns = checked_columns(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
@@ -140,7 +140,7 @@ def align_rows(
     rows: tuple[SampleRow, SampleRow],
     end: int | None,
 ) -> FlatAlignment:
-    """Align two whole rows, truncate them to `end`, and keep the chunks that consist of targets."""
+    """Align two whole rows, truncate both to `end`, and keep the chunks that consist of targets."""
     student, teacher = rows
     if student.conversation is None or teacher.conversation is None:
         teacher_only = teacher.begin + np.arange(teacher.num_alone)
@@ -156,7 +156,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], rows: tuple[SampleRow, SampleRow]
 ) -> FlatAlignment:
-    """Align two rows by bytes, or by byte offsets in the text if a tokenizer drops text."""
+    """Align two rows by their bytes, or by offsets in the text if a tokenizer drops text."""
     student, teacher = rows
     by_spans = aligner.prefers_spans(student.ids, teacher.ids)
     if student.text is None or not (by_spans or aligner.is_lossy):
@@ -174,7 +174,7 @@ def _align_texts(
 
 
 def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the byte offsets of a row's tokens. Control tokens lie outside the text."""
+    """Return the byte offset of each token in the text. Control tokens lie outside the text."""
     encoding = tokenizer.encode(row.text or "")
     offsets_before = np.arange(-row.num_before, 0)
     num_after = len(row.ids) - row.num_before - len(encoding.ids)
@@ -200,9 +200,9 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align the targets range by range, except unknown tokens and ids beyond the tokenizer.
+    """Align each range of targets, without unknown tokens and ids that the tokenizer lacks.
 
-    The teacher's row ends at `end`.
+    The teacher's row is truncated to `end`.
     """
     rows, targets = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):

@@ -16,16 +16,16 @@ reads the whole head: 2**24 took 1.2 times as long, and 2**26 0.9 times (event K
 128,256 × 262,208 ids)."""
 
 CACHED_BLOCK_NUMBERS = 2**22
-"""The same limit for comparisons on a CPU, which are fastest if the tensor fits into the cache."""
+"""The same limit for comparisons on a CPU, where a tensor that fits into the cache is fastest."""
 
 
 def project_sparse(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
-    """Multiply probabilities by a sparse map that is stored by column; differentiable in both.
+    """Multiply probabilities by a sparse map, stored by column. Both factors receive gradients.
 
     out[b, j] = Σ_i probs[b, student_ids[i]] · weights[i], for all entries i of column j
 
-    Columns are computed as bags of student tokens, because `torch.sparse.mm` (PyTorch 2.13) would
-    allocate a dense gradient for the weights.
+    Each column is computed as an `embedding_bag` over student tokens, because `torch.sparse.mm`
+    (PyTorch 2.13) would allocate a dense gradient for the weights.
 
     Args:
         probs: `[b, V]`.
@@ -51,12 +51,12 @@ def check_width(side: str, logits_width: int, map_width: int) -> None:
 
 
 def true_indices(mask: Tensor, count: int) -> Tensor:
-    """Return the `count` indices where a mask `[n]` is true, without a fetch as in `nonzero`."""
+    """Return the `count` indices where a mask `[n]` is true, without a transfer as in `nonzero`."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Concatenate n ranges; return each element's range number and index, int64 `[total]` each."""
+    """Concatenate n ranges. Returns range numbers and indices, int64 `[total]` each."""
     device = starts.device
     numbers = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts
@@ -64,7 +64,7 @@ def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
 
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
-    """Return the maximum number of rows of this width in a temporary tensor."""
+    """Return the maximum number of rows in a temporary tensor of this width."""
     in_cache = cached and like.device.type == "cpu"
     size = min(BLOCK_NUMBERS, CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
     return max(1, size // max(width, 1))

@@ -34,10 +34,11 @@ class TopKCollator:
 
     A sample is a mapping of lists, for example from the Parquet file of `xtok project`. `input_ids`
     are student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
-    `rest_logprob` the logarithm of the remaining probability (None: 1 minus the candidates' sum).
-    Entry i predicts token i, so the first entry is empty. All tokens with candidates contribute to
-    the loss, unless `valid` or `loss_mask` excludes them. The batch has the form of a
-    `DistillationCollator` batch, with `stored` in its only teacher.
+    `rest_logprob` contains the logarithm of the remaining probability. If it is None, the remaining
+    probability is 1 minus the candidates' sum. Entry i predicts token i, so the first entry is
+    empty. All tokens with candidates contribute to the loss, unless `valid` or `loss_mask` excludes
+    them. The batch has the form of a `DistillationCollator` batch with one teacher, which contains
+    `stored`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -71,7 +72,7 @@ class TopKCollator:
         return {**batch, "teachers": [{"stored": stored}]}
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
-        """Convert a row to arrays, with candidates `[T, width]`."""
+        """Convert a row to arrays. The candidates become arrays `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
         topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)
@@ -91,7 +92,7 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
 def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    """Return a row's checked predictions. `rest_logprob` indicates that `project` wrote them."""
+    """Check a row's predictions. If a column `rest_logprob` exists, `project` wrote the row."""
     lists = columns["topk_ids"], columns["topk_logprobs"]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:

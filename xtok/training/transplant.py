@@ -34,10 +34,10 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.heads import evaluating
 
 Init = Literal["pieces", "mean"]
-"""Initialization of tokens that the model lacks: mean of their pieces, or of all rows."""
+"""Initial row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""
 
 RECORD = "xtok_transplant.json"
-"""File that marks a folder of `transplant`; it records options, counts and the other files."""
+"""File that marks an output folder of `transplant`. Contains options, counts and file names."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -51,7 +51,7 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Transplant:
-    """The new model's folder, and the number of rows by origin."""
+    """The result of `transplant`: the new model's folder, and the number of rows of each origin."""
 
     folder: str
     model: str
@@ -76,13 +76,13 @@ class NewRows(NamedTuple):
     old_ids: NDArray[np.int64]  # old rows that the mean averages
 
     def without_shrinkage(self) -> NewRows:
-        """Return the rows without shrinkage: only rows without other sources use the mean."""
+        """Return the rows without shrinkage: the mean is only used for rows that have no edges."""
         share = np.ones_like(self.mean_share)
         share[self.edges.student_ids] = 0
         return self._replace(mean_share=share)
 
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the new rows of a tensor `[V_old, ...]` in blocks, in the tensor's dtype."""
+        """Yield new rows in blocks, computed from a tensor `[V_old, ...]`, in its dtype."""
         dtype = torch.promote_types(old.dtype, torch.float32)
         some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 is large
         total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))
@@ -111,20 +111,20 @@ def transplant(
 ) -> Transplant:
     """Give a model another tokenizer, and write it to a folder that Transformers can load.
 
-    Tokens of both tokenizers keep their rows, and control tokens get the row of the model's token
-    with the same role. All other rows are weighted means of old rows. Train the new model
-    afterwards, with the original model as the teacher.
+    A token that the old tokenizer also contains keeps its row, and a control token gets the row of
+    the old token with the same role. All other rows are weighted means of old rows. Train the new
+    model afterwards, with the original model as the teacher.
 
     Args:
         model: a folder or repo with safetensors weights.
         tokenizer: the new tokenizer; Transformers must be able to load it.
         folder: the output folder. It must be missing, empty, or an unchanged result of
             `transplant`.
-        init: initialization of tokens that the model lacks: `pieces` (the mean of the rows of the
-            old tokens that spell the new token), `mean` (the mean of all rows), or a map from the
-            new tokenizer (rows) to the old tokenizer (columns).
-        shrink: the share of the mean of all rows in these rows, from 0 to 1. If the model's head is
-            separate from its input embeddings, only the head is shrunk.
+        init: initial row of a token that the model lacks: `pieces` (the mean of the rows of the old
+            tokens that spell the new token), `mean` (the mean of all rows), or a map from the new
+            tokenizer (rows) to the old tokenizer (columns), whose weights are used.
+        shrink: from 0 to 1; moves these rows towards the mean of all rows by this share. If the
+            model's head is separate from its input embeddings, only rows of the head are moved.
         pad_to_multiple_of: round the number of rows up to a multiple.
         documents: texts on which the bits per byte of both models are measured.
         progress: called for each pass over a vocabulary or the weights.
@@ -184,7 +184,7 @@ def transplant(
 def new_rows(
     pair: Pair, init: Init | MapLike, shrink: float, progress: Progress = silent
 ) -> tuple[NewRows, dict[str, int]]:
-    """Return the new tokens' rows as weighted sums of old rows, and their counts by origin.
+    """Return the new tokens' rows as weighted sums of old rows, and the number of each origin.
 
     Args:
         pair: the new tokenizer (student) and the old one (teacher).
@@ -228,7 +228,7 @@ def new_rows(
 
 
 def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress) -> Edges:
-    """Return the edges of tokens that the old tokenizer lacks. Each row's weights sum to 1."""
+    """Return the edges of tokens that the old tokenizer lacks. The weights of a token sum to 1."""
     if init == "mean":
         return single_edges((), ())
     if init == "pieces":
@@ -244,11 +244,11 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
 
 
 _NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
-"""The header of each weights file, and the new rows of each tensor with one row per token."""
+"""Two dicts: the header of each weights file, and the new rows of each tensor by its name."""
 
 
 def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
-    """Find the tensors with one row per token.
+    """Find the tensors that have one row per token.
 
     Raises:
         EmbeddingError: if the architecture or the type of the weights is not supported.
@@ -268,7 +268,7 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
     require_embedding_rows(old, num_rows, layer)
 
     def has_rows(tensor: str) -> bool:
-        """Whether a tensor has one row per token, judged by its shape if its class is unknown."""
+        """Whether a tensor has one row per token: by the model's class, else by its shape."""
         matches = [
             has_rows_by_class[t]
             for t in has_rows_by_class
@@ -320,7 +320,7 @@ def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool],
 
 
 def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
-    """Write the weights file by file, with at most one old matrix in memory."""
+    """Write the weights file by file. At most one old matrix is in memory."""
     (headers, new_rows), names, total = plan, dict[str, str](), 0
     for path, tensors in headers.items():
         header, size = _new_header(tensors, new_rows)
@@ -346,7 +346,7 @@ def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
 def _new_header(
     tensors: Mapping[str, Any], new_rows: Mapping[str, NewRows]
 ) -> tuple[dict[str, Any], int]:
-    """Return a file's header after some tensors are replaced, and the tensors' bytes."""
+    """Return a file's header with the shapes of the new tensors, and the tensors' total bytes."""
     header, size = dict[str, Any](), 0
     for name, info in tensors.items():
         (first, last), shape = info["data_offsets"], info["shape"]
@@ -360,7 +360,7 @@ def _new_header(
 
 
 def _first_token_notes(pair: Pair) -> list[str]:
-    """Return a note if only the old tokenizer adds a first token to each text."""
+    """Return a note if the old tokenizer adds a first token to texts, and the new one does not."""
     (new, old), (table, old_table) = pair.tokenizers, pair.tables
     if old.bos_id is None or new.bos_id is not None:
         return []
@@ -374,7 +374,7 @@ def _first_token_notes(pair: Pair) -> list[str]:
 
 
 def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
-    """Write both configs with the new width and ids, copy the licence, and return notes."""
+    """Write both config files with the new width and ids, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
     for i in table.roles.get("turn_end", ()):  # gets the row of an old end, so it ends texts
@@ -411,8 +411,8 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of a tokenizer, and check that Transformers loads it unchanged.
 
     Raises:
-        TokenizerError: if it loads a different tokenizer, because its class can depend on the
-            model's type.
+        TokenizerError: if Transformers loads a different tokenizer, because the class that it
+            chooses can depend on the model's type.
     """
     from transformers import AutoTokenizer
 
@@ -431,10 +431,10 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Return a tokenizer with one row per id, rounded up to a multiple.
+    """Set a tokenizer's width to the number of its ids, rounded up to a multiple.
 
     Raises:
-        TokenizerError: if Transformers cannot load it.
+        TokenizerError: if Transformers cannot load the tokenizer.
     """
     name, library = tokenizer.vocabulary.model_id, tokenizer.library
     if library is None or not hasattr(library, "backend_tokenizer"):
@@ -454,7 +454,7 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
 
 
 def _write_record(result: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
-    """Write the record, as the last file."""
+    """Write `RECORD`, as the last file."""
     excluded = "folder", "notes", "bits_before", "bits_after"
     record = {key: value for key, value in asdict(result).items() if key not in excluded}
     record |= {"init": init if init in get_args(Init) else "map", "shrink": shrink}
@@ -467,7 +467,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
-    """Load a model, and return its bits per byte on some documents; None without documents."""
+    """Load a model, and return its bits per byte on the documents; None if there are none."""
     if not documents:
         return None
     from transformers import AutoModelForCausalLM
@@ -478,9 +478,9 @@ def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) 
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """Return the cross-entropy of texts in bits per byte.
 
-    Models with different tokenizers can be compared. Each text follows the bos token, or the eos
-    token if the bos token is missing. Texts are cut to as many bytes as the model has positions, so
-    that all tokenizers are measured on the same bytes.
+    The values of models with different tokenizers can be compared. A bos token precedes each text,
+    or an eos token if the tokenizer has no bos token. Texts are cut to as many bytes as the model
+    has positions, so that all tokenizers are measured on the same bytes.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]

@@ -1,7 +1,7 @@
 """Distillation losses across tokenizers: functions of logits, a map and an alignment.
 
-Pass shifted alignments, which contain the chunk ids of the *predicted* tokens:
-`xtok.shift_to_predictions(alignment)`.
+Pass `xtok.shift_to_predictions(alignment)` to a loss: each position contains the chunk id of the
+token that it *predicts*.
 """
 
 from xtok.config import LossName as LossName

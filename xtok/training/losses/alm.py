@@ -45,16 +45,17 @@ def alm(
 
     `reverse_kl` exchanges x and y. The gradient is τ times the gradient of tokenkit's binary
     cross-entropy. For large τ, the loss approaches |b| log(|b| / |a|) − |b| + |a| with a = log p_S
-    and b = log p_T. Unlike tokenkit, this loss does not debias chunks that a tokenizer may
-    continue.
+    and b = log p_T. tokenkit corrects the likelihoods of chunks that a tokenizer may continue
+    ("debiasing"); this loss does not.
 
     `targets` are the predicted ids, int64 `[B, T_s]` and `[B, T_t]`. If `teacher_logits` is None,
-    `teacher_logprobs`, `[B, T_t]`, contains at position t the natural log-probability of the text's
-    token t + 1. The teacher's targets are then ignored. See `event_kl` for the other arguments.
+    pass `teacher_logprobs`, `[B, T_t]`: at position t, the natural log-probability of the text's
+    token t + 1. In this case, the teacher's targets are ignored. See `event_kl` for the other
+    arguments.
 
     Raises:
-        ValueError: as in `event_kl`, and if a target in a chunk is not an id, or a log-probability
-            is missing or above 0.
+        ValueError: as in `event_kl`. Also raised if a target in a chunk is not an id, or if a
+            log-probability is missing or above 0.
     """
     return chunk_loss(
         plan_alm, (student_logits, teacher_logits), alignment, config or ALMConfig(), sample_mask,

@@ -23,7 +23,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.sparse import check_width, ranges, true_indices, work_dtype
 
 EPSILON = 1e-10
-"""Added to a chunk's size and inside logarithms, to match NeMo-RL's values."""
+"""A constant that NeMo-RL adds to a chunk's size and inside logarithms."""
 
 
 class Chunks(NamedTuple):
@@ -38,13 +38,14 @@ class Chunks(NamedTuple):
 
 
 ChunkKind: TypeAlias = tuple[bool, bool]
-"""Two flags: use only chunks with `pair_is_correct`; use only chunks with a predicted start."""
+"""Two flags. The first excludes chunks that are not `pair_is_correct`. The second excludes chunks
+without a predicted first token."""
 
 
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
-    """Return the number of chunks in a shifted alignment that a loss averages over.
+    """Count the chunks over which a loss averages, in a shifted alignment.
 
     Use this number to average several batches: Σ count · loss / Σ count. Set `starts_only` for
     losses that skip chunks without a predicted first token, such as `event_kl`.
@@ -66,7 +67,7 @@ class NumberedAlignment(ShiftedAlignment):
 def chunks_in(
     side: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
 ) -> Chunks:
-    """Return the chunks in a teacher's part of a prepared batch."""
+    """Return the student's and a teacher's chunks, from the teacher's part of a prepared batch."""
     aligned = side["shifted"]
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[kind]
@@ -148,7 +149,7 @@ teacher.
 
 
 class ChunkTokens(NamedTuple):
-    """The n tokens of one side that are in chunks, ordered by chunk, as int64 tensors."""
+    """The n tokens of one side that belong to chunks, ordered by chunk, as int64 tensors."""
 
     positions: Tensor  # [n], predicting position of each token: row · T + t
     chunk: Tensor  # [n], number of each token's chunk, ascending
@@ -161,7 +162,7 @@ class ChunkTokens(NamedTuple):
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the tokens of these chunks, which must be ascending; `total` is their number."""
+        """Return the `total` tokens of these chunks, which must be ascending."""
         sizes = self.sizes[chunks]
         number, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
@@ -186,8 +187,9 @@ def tokens_in(
 ) -> ChunkTokens:
     """Return the `count` tokens of one side that are in chunks.
 
-    `numbers`, `[B, T]`, is the chunk of each position; N outside chunks. On a CPU, ids are checked.
-    On other devices, an invalid id becomes −1, and its log-probability NaN.
+    `numbers`, `[B, T]`, contains the chunk number of each position, or N for a position outside
+    chunks. On a CPU, ids are checked. On other devices, an invalid id becomes −1, and its
+    log-probability becomes NaN.
 
     Raises:
         ValueError: if the targets' shape does not match, or a target is not an id.
@@ -288,7 +290,7 @@ def chunk_loss(
 
 
 class ChunkRows(NamedTuple):
-    """The chunks in one block. The student's tokens are the rows of the block."""
+    """The chunks in one block. Row i of the block belongs to the block's ith student token."""
 
     chunks: slice  # c of the N chunks
     student: ChunkTokens  # numbered within the block, like the teacher's
@@ -299,7 +301,7 @@ class ChunkRows(NamedTuple):
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Tokens of a block: their rows, ids, log-probabilities, and the gradient of the latter."""
+"""For tokens in a block: rows, ids, log-probabilities, and gradients of these log-probabilities."""
 
 
 def chunk_part(
@@ -310,7 +312,10 @@ def chunk_part(
     width: int,
     entries: Sequence[Tensor] = (),
 ) -> PlanPart:
-    """Return a part that compares N chunks; `entries` are the ascending chunks of more entries."""
+    """Return a part of a plan that compares N chunks.
+
+    `entries` are additional lists of entries: for each entry, the number of its chunk, ascending.
+    """
 
     def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher_range, *entry_ranges = rows.entries
@@ -337,7 +342,7 @@ def gather(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
 def logit_gradient(p: Tensor, tokens: Sequence[TokenGradients]) -> Tensor:
     """Convert gradients of tokens' log-probabilities to a gradient of the logits, `[m, V]`.
 
-    Logits of −∞ get no gradient.
+    Logits of −∞ receive no gradient.
     """
     grad, sums = torch.zeros_like(p), p.new_zeros(len(p))
     for rows, ids, logprobs, gradient in tokens:

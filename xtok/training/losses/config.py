@@ -19,7 +19,7 @@ class _KLConfig(Config):
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Two flags: use only chunks with `pair_is_correct`; use only chunks with a start."""
+        """Two flags: exclude chunks that are not `pair_is_correct`; exclude unpredicted starts."""
         return getattr(self, "exact_token_match_only", False), self.starts_only
 
 

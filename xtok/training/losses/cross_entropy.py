@@ -12,13 +12,13 @@ from xtok.training.sparse import work_dtype
 
 
 def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the targets, −log p, with memory for one block only.
+    """Return the mean cross-entropy of the targets, −log p, computed block by block to save memory.
 
-    `targets`, int64 `[B, T]`, are the predicted ids; values below 0 are not targets. As with
-    `event_kl`, `backward` can run only once.
+    `targets`, int64 `[B, T]`, are the predicted ids; values below 0 are not targets. `backward` can
+    run only once, as for `event_kl`.
 
     Returns:
-        A scalar; 0 with zero gradients without targets.
+        A scalar. If there are no targets, it is 0, with zero gradients.
 
     Raises:
         ValueError: if shapes do not match, a target is beyond the width, or logits are NaN or +∞.
@@ -58,7 +58,7 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
 def combine(
     distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
 ) -> Tensor:
-    """Return the sum of a distillation loss d and the student's own cross-entropy c.
+    """Return the weighted sum of a distillation loss d and the student's own cross-entropy c.
 
     loss = w_d · d + w_c · c, or with dynamic scaling (X-Token, arXiv 2605.21699, eq. 7)
 

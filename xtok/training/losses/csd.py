@@ -31,7 +31,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
 MIN_REST = 1e-12
-"""Lower bound for the probability of the rest, as in NeMo-RL."""
+"""Lower bound for the total probability of all tokens outside the events, as in NeMo-RL."""
 
 
 def csd(
@@ -47,13 +47,13 @@ def csd(
     """Return the Common-Support Distillation loss (arXiv 2610.28895) of NeMo-RL's draft.
 
     A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. Each
-    of its K events replaces the last token of both sides by completions u_k and v_k with the same
-    text. At temperature τ
+    of the chunk's K events replaces the last token on each side: s_M by a completion u_k and t_N by
+    a completion v_k with the same text. The student's distribution at temperature τ is
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is the same distribution for the teacher. The probability of the last event, the rest, is at
-    least 1e-12. The completions are
+    P_T is the corresponding distribution of the teacher. The last event, called the rest, contains
+    everything else; its probability is at least 1e-12. The completions are
 
     - M = N = 1: all shared tokens;
     - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the mirror image;
@@ -62,18 +62,21 @@ def csd(
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 
     D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) + (1
-    − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. For chunks that are not 1:1, `alpha` α adds βα times
-    a comparison of shared tokens at the first position. In this comparison, the chunk's first
-    tokens and completions belong to the rest.
+    − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. If `alpha` α is above 0, the loss also compares the
+    probabilities of shared tokens at the first position of each chunk that is not 1:1, with the
+    weight βα. In this comparison, the chunk's own first tokens and its completions belong to the
+    rest.
 
-    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions are excluded. The rest of a
-    1:1 chunk is computed as a sum, which is more accurate than NeMo-RL's 1 − Σ q.
+    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions are excluded. For a 1:1 chunk,
+    the probability of the rest is the sum over the remaining tokens, which is more accurate than
+    NeMo-RL's 1 − Σ q.
 
     `index` is `spelling_index(spellings)`, on the logits' device. `targets` are the predicted ids,
-    int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments, result and errors.
+    int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments, the result and the
+    errors.
 
     Raises:
-        ValueError: as in `event_kl`, and if a target in a chunk is not an id.
+        ValueError: as in `event_kl`. Also raised if a target in a chunk is not an id.
     """
     plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()
@@ -103,7 +106,7 @@ def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) ->
 
 
 class _SharedTokens(NamedTuple):
-    """The comparison of shared tokens and the rest at the first positions of chunks."""
+    """Compares shared tokens, and all other tokens together, at the first positions of chunks."""
 
     logits: BothLogits
     spellings: SpellingIndex
@@ -113,7 +116,7 @@ class _SharedTokens(NamedTuple):
     def part(
         self, chunks: Tensor, cells: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> PlanPart:
-        """Return a part for these chunks; `cells` are sorted cells (chunk, student token)."""
+        """Return a part for these chunks; `cells` are sorted pairs (chunk, student token)."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             block_cells = None
@@ -134,7 +137,7 @@ class _SharedTokens(NamedTuple):
         )
 
     def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
-        """Return the first tokens and completions of the chunks that are not 1:1, as cells."""
+        """Return cells for the first tokens and the completions of chunks that are not 1:1."""
         width = self.spellings.widths[0]
         numbers = torch.arange(len(events.groups), device=events.groups.device)
         student, teacher = (side.ids[side.starts[events.groups]] for side in self.tokens)
@@ -147,7 +150,7 @@ class _SharedTokens(NamedTuple):
     def compare(
         self, block: LogitBlock, teacher_logits: Tensor, cells: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses and its gradient. The `cells` belong to the rest."""
+        """Return the sum of the losses and its gradient; tokens in `cells` count as unshared."""
         index, temperature = self.spellings, self.config.temperature
         rest, teacher_rest = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
@@ -211,7 +214,7 @@ def _group_part(
 def _complete(
     log_p: Tensor, tokens: ChunkTokens, chunk: Tensor, ends: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
-    """Return the log-probabilities of e completions, and a function for their gradients."""
+    """Return the log-probabilities of e completions, and a function that computes gradients."""
     rows, last = torch.arange(len(tokens.ids), device=chunk.device), tokens.last(chunk)
     is_path = rows != tokens.last(tokens.chunk)
     path, ending = gather(log_p, rows, tokens.ids), gather(log_p, last, ends)
@@ -226,7 +229,7 @@ def _complete(
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:
-    """Return each event's term of D(t ‖ p), and p times the derivative, up to a constant."""
+    """Return each event's term of D(t ‖ p), and p · (the term's derivative + a constant)."""
     if config.jsd_beta is not None:
         share = config.jsd_beta
         log_m = torch.logaddexp(log_p + log1p(-share), log_t + log(share))

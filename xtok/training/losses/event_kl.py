@@ -19,11 +19,14 @@ from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
-"""Lower bound for log-probabilities in sums over events. Its exponential fits into float64."""
+"""Lower bound for log-probabilities in sums over events. exp(−700) is representable in float64."""
 
 
 class EventIndex(NamedTuple):
-    """An event map on a device, as int64 tensors. C events have several tokens on a side."""
+    """An event map on a device, as int64 tensors.
+
+    C is the number of events with several tokens on one side.
+    """
 
     partner: Tensor  # [V_student], one teacher token of the same event
     student_tokens: Tensor  # tokens of events with several tokens, ascending
@@ -70,22 +73,24 @@ def event_kl(
 ) -> Tensor:
     """Return the KL between both models' distributions over events at the start of chunks.
 
-    Let s_e and r_e be the student's and the teacher's softmax probability at temperature τ, summed
-    over the tokens of event e, at the positions that predict a chunk's first token. Then
+    Let s_e be the student's probability of event e at the position that predicts a chunk's first
+    token: the sum of the softmax at temperature τ over the event's tokens. Let r_e be the teacher's
+    probability. Then
 
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
     `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL between the
     models' own predictions (data processing inequality; Cover and Thomas, Elements of Information
-    Theory, 2nd ed., section 2.8). A chunk at position 0, which predicts token 1, is excluded.
+    Theory, 2nd ed., section 2.8). A chunk is excluded if no position predicts its first token, for
+    example the first token of a row.
 
-    The only large allocation is the gradient of the student's logits, if these are a tensor, in
-    their dtype. `backward` consumes this gradient, so it can run only once.
+    If the student's logits are a tensor, the only large allocation is their gradient, in the same
+    dtype. `backward` consumes this gradient, so `backward` can run only once.
 
     Args:
         student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`. The loss is computed in float32
-            under any autocast (in float64 for float64). Columns beyond the index's width are
-            ignored.
+            under any autocast, or in float64 for float64 inputs. Columns beyond the index's width
+            are ignored.
         teacher_logits: `[B, T_t, V]`, a tensor or `HiddenLogits`; receives no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: the result of `xtok.shift_to_predictions`.
@@ -112,14 +117,16 @@ def same_tokenizer_kl(
 ) -> Tensor:
     """Return the KL to a teacher with the same tokenizer, position by position.
 
-    K is the set of the `top_k` tokens with the largest maximum teacher logit in the microbatch, as
-    in NeMo-RL. Both softmaxes are restricted to K (Hinton et al., arXiv 1503.02531):
+    For each token, take the teacher's largest logit in the microbatch. K contains the `top_k`
+    tokens with the largest values, as in NeMo-RL. The softmax of each model is restricted to K
+    (Hinton et al., arXiv 1503.02531):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
-    Both logits, `[B, T, V]`, must belong to the same ids and padding. Columns beyond the narrower
-    logits are ignored. `mask`, `[B, T]`, is 0 for padding and the last token. (The loss from
-    `make_loss` compares aligned tokens instead, so padding, truncation and rendering may differ.)
+    The student's and the teacher's logits, `[B, T, V]`, must belong to the same ids and padding. If
+    one model has more columns than the other, the additional columns are ignored. `mask`, `[B, T]`,
+    is 0 for padding and the last token. (The loss from `make_loss` compares aligned tokens, so the
+    two sides can differ in padding, truncation and rendering.)
 
     Returns:
         A scalar. If no position contributes, it is 0, with zero gradients.
@@ -152,7 +159,7 @@ def plan_kl(
     config: Any,
     index: EventIndex | None = None,
 ) -> Plan:
-    """Plan the KL at n positions over events, or without an index over equal ids."""
+    """Plan the KL at n positions, over events or (if `index` is None) over equal ids."""
     count, dtype, temperature = len(positions[0]), work_dtype(student, teacher), config.temperature
     shared_width = min(student.shape[-1], teacher.shape[-1])
     width, teacher_width = (shared_width, shared_width) if index is None else index.widths
@@ -163,9 +170,10 @@ def plan_kl(
         compared = teacher.select(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Distribute each event's teacher probability over its student tokens, in proportion to p.
+        """Distribute the teacher's probability of an event over student tokens, in proportion to p.
 
-        The result t has the same KL(t ‖ p) over tokens as over events, and the gradient is p − t.
+        For the result t, KL(t ‖ p) over tokens equals the KL over events, and its gradient is p −
+        t.
         """
         log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
@@ -204,7 +212,7 @@ def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
 
 
 def _share_mass(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
-    """Return log t `[n, V_student]` for the student's log p and the teacher's log q."""
+    """Return log t, `[n, V_student]`: the teacher's log q, distributed over student tokens."""
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):
         student_log, teacher_log = (

@@ -18,7 +18,7 @@ from xtok.training.rows import to_device
 
 
 class ExactPairs(NamedTuple):
-    """P pairs of tokens, and the remaining tokens of both vocabularies; int64."""
+    """P pairs of tokens, and the remaining tokens of each vocabulary, as int64 tensors."""
 
     student_ids: Tensor  # [P], ascending
     teacher_ids: Tensor  # [P], their counterparts; each teacher id at most once
@@ -39,10 +39,13 @@ class ExactPairs(NamedTuple):
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
     """Return the pairs that `gold` compares, like NeMo-RL's `build_exact_token_map`.
 
-    Without a threshold, the pairs are the rows with one entry of weight 1 and equal bytes or role.
-    If several students share a teacher token, the lowest id is used. With a threshold (0.6 for
-    H-KL), a row's largest weight (except a scale slot) must reach it. If several students share a
-    teacher token, the largest weight is used, then the lowest id.
+    Without a threshold, a row is a pair if it has a single entry, with weight 1, and both tokens
+    have equal bytes or the same role. If several student tokens have the same teacher token, only
+    the student token with the lowest id is used.
+
+    With a threshold (0.6 for H-KL), a row is a pair if its largest weight, scale slots excluded, is
+    at least the threshold. If several student tokens have the same teacher token, only the student
+    token with the largest weight is used, and among equal weights the lowest id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
     rows, columns = projection.student_ids[first], projection.teacher_ids[first]
@@ -71,20 +74,20 @@ def gold(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the gold loss of NeMo-RL: KL on the exact pairs, sorted L1 on the rest.
+    """Return NeMo-RL's gold loss: KL on exact pairs, and L1 of sorted probabilities elsewhere.
 
     It combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
-    2402.12030). log s and log r are the means of the log-softmax at temperature τ over a chunk's
-    positions, P is the set of pairs, and ↓ denotes the `uncommon_topk` largest probabilities in
-    descending order:
+    2402.12030). log s and log r are the student's and the teacher's log-softmax at temperature τ,
+    averaged over a chunk's positions. P is the set of pairs. ↓ denotes the `uncommon_topk` largest
+    probabilities in descending order:
 
         loss = τ² · mean over chunks of
                Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over tokens without a pair
 
     `reverse_kl` changes the first sum to Σ s_i (log s_i − log r_j). The loss may be below 0,
-    because the pairs alone are not a distribution. `pairs` is `exact_pairs(map)`, on the logits'
-    device. With `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See `p_kl`
-    for the other arguments.
+    because the probabilities of the pairs do not sum to 1. `pairs` is `exact_pairs(map)`, on the
+    logits' device. With `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See
+    `p_kl` for the other arguments.
     """
     plan, logits = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or GoldConfig(), sample_mask)

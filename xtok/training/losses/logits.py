@@ -12,7 +12,7 @@ from torch import Tensor
 from xtok.training.sparse import block_length, work_dtype
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""Accumulated gradients, one for each of `inputs`; None if an input requires no gradient."""
+"""The accumulated gradient of each tensor in `inputs`, or None if it requires no gradient."""
 
 
 FLOOR = -23.02585092994046
@@ -26,9 +26,9 @@ class HiddenLogits:
 
         z = scale · (h Wᵀ + b)        or, with a softcap, c · tanh(z / c)
 
-    No tensor of size `[B, T, V]` is allocated. `backward` can run only once. The product is
-    computed in the dtype of the inputs, or of the autocast at construction. All other steps use
-    float32 (float64 for float64).
+    No tensor of size `[B, T, V]` is allocated. `backward` can run only once. The product h Wᵀ is
+    computed in the dtype of the inputs, or in the autocast dtype if autocast is on at construction.
+    All other steps use float32, or float64 for float64 inputs.
 
     >>> import torch
     >>> xtok.losses.HiddenLogits(torch.zeros(2, 5, 8), torch.zeros(100, 8)).shape
@@ -81,8 +81,8 @@ class HiddenLogits:
         """Return the logits of n positions, `[n, V]`, without a gradient.
 
         Args:
-            positions: int64 `[n]`, each row · T + t.
-            dtype: dtype of the result; default: float32, or float64 for float64 inputs.
+            positions: int64 `[n]`; row · T + t for token t of a row.
+            dtype: dtype of the result. Default: float32, or float64 for float64 inputs.
         """
         dtype = dtype or work_dtype(self)
         with torch.autocast(self.device.type, enabled=False):
@@ -106,12 +106,15 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return zeros for each required gradient."""
+        """Return a zero tensor for each input that requires a gradient, None for the others."""
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
     def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of h Wᵀ + b, 0 for masked logits (−∞). Overwrites `grad`."""
+        """Convert a gradient of the logits to a gradient of h Wᵀ + b. Overwrites `grad`.
+
+        The gradient of masked logits (−∞) is 0.
+        """
         if self.bias is not None:
             grad.masked_fill_(torch.isneginf(logits), 0)
         if self.softcap is not None:
@@ -119,7 +122,10 @@ class HiddenLogits:
         return grad if self.scale == 1 else grad.mul_(self.scale)
 
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
-        """Add a gradient `[n, V]` from `before_cap`, once per position. Overwrites `grad`."""
+        """Add the result of `before_cap` at n positions to the gradients of the inputs.
+
+        Call this once per position. Overwrites `grad`.
+        """
         hidden_grad, weight_grad, bias_grad = gradients
         if bias_grad is not None:
             bias_grad += grad.sum(0)
@@ -137,7 +143,7 @@ class HiddenLogits:
                 weight_grad += _unscale(grad.t() @ rows, factor)
 
     def find_invalid(self, positions: Tensor) -> str | None:
-        """Describe the first NaN or infinite value in the inputs of these logits."""
+        """Describe the first NaN or infinite value in the hidden states, weight or bias, if any."""
         indices = batch_indices(self, positions)
         hidden = self.hidden.detach()[indices]
         if problem := _describe(~torch.isfinite(hidden), hidden, "hidden states", indices):
@@ -189,12 +195,12 @@ class WholeLogits:
         return WholeLogits(self.logits.detach(), columns)
 
     def gradients(self) -> Gradients:
-        """Return zeros for the gradient, if it is required."""
+        """Return a zero tensor if the logits require a gradient, else None."""
         dtype = self.dtype if self.dtype == torch.bfloat16 else work_dtype(self)
         return (_zeros(self.logits, dtype),)
 
     def before_cap(self, logits: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of a block of logits, 0 for masked logits (−∞)."""
+        """Return the gradient of a block of logits, with 0 for masked logits (−∞)."""
         return grad.masked_fill_(torch.isneginf(logits), 0)
 
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
@@ -204,7 +210,7 @@ class WholeLogits:
             logit_grad[batch_indices(self, positions)] = grad.to(logit_grad.dtype)
 
     def find_invalid(self, positions: Tensor) -> str | None:
-        """Describe the first NaN or +∞ among the logits at n positions."""
+        """Describe the first NaN or +∞ among the logits at n positions, if any."""
         for part in positions.split(256):
             indices = batch_indices(self, part)
             values = self.logits.detach()[indices]
@@ -215,7 +221,7 @@ class WholeLogits:
 
 
 AnyLogits: TypeAlias = Tensor | HiddenLogits
-"""A model's logits `[B, T, V]`, in the forms that losses accept."""
+"""A model's logits `[B, T, V]`: a tensor or `HiddenLogits`."""
 
 Logits: TypeAlias = WholeLogits | HiddenLogits
 
@@ -243,8 +249,8 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
     """Return the k tokens below `width` with the largest logits, ascending, int64 `[k]`.
 
-    Positions with NaN or +∞ are ignored. At the `compared` positions, int64 `[n]`, they are an
-    error.
+    NaN or +∞ is an error at the `compared` positions, int64 `[n]`. Other positions with NaN or +∞
+    are ignored.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
     if size and isinstance(logits, WholeLogits):  # no copies: a tenth of the time

@@ -28,7 +28,7 @@ from xtok.training.sparse import block_length, work_dtype
 class LogitBlock:
     """The student's logits at m positions, `[m, V]`, with cached results for all losses.
 
-    Comparisons must not modify them.
+    Comparisons must not modify the logits or the cached results.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -52,7 +52,7 @@ class LogitBlock:
 
 
 class Rows(NamedTuple):
-    """The positions and entries of a part that fall into one block."""
+    """The positions and entries in one block that belong to one part of a plan."""
 
     indices: Tensor  # int64 [m], ascending, indices into the part's n positions
     entries: Sequence[slice]  # range of the entries in the block, for each of `entry_positions`
@@ -60,25 +60,26 @@ class Rows(NamedTuple):
 
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
-"""Returns the sum of losses at some positions, and its gradient with respect to the first columns
-of the student's logits divided by τ. The caller overwrites the gradient."""
+"""Returns the sum of the losses at some positions, and the gradient of this sum with respect to
+logits / τ. The gradient can have fewer columns than the logits; the remaining columns are 0. The
+caller overwrites the gradient."""
 
 
 class Read(NamedTuple):
-    """The positions of the teacher's logits that a part reads for its positions or entries."""
+    """The teacher positions that a part reads: one per student position, or one per entry."""
 
     logits: Logits
     positions: Tensor  # int64
     per_entry: int | None = None  # in `entry_positions`; None: one per position
 
     def at(self, rows: Rows) -> Tensor:
-        """Return the teacher's positions for a block."""
+        """Return the teacher's positions for the rows of a block."""
         indices = rows.indices if self.per_entry is None else rows.entries[self.per_entry]
         return self.positions[indices]
 
 
 class PlanPart(NamedTuple):
-    """A comparison at n positions of the student, as one part of a plan."""
+    """One part of a plan: a comparison at n positions of the student."""
 
     positions: Tensor  # int64 [n], row · T + t; distinct
     compare: Compare
@@ -89,7 +90,7 @@ class PlanPart(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The comparisons of a loss, which is τ² times the mean over `num_terms`."""
+    """The comparisons of a loss: τ² times the sum of all terms, divided by `num_terms`."""
 
     parts: Sequence[PlanPart]
     num_terms: int  # number of terms; the loss is 0 if it is 0
@@ -102,17 +103,17 @@ class Plan(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Factor of the sum of losses."""
+        """The factor that converts the sum of all terms to the loss."""
         return self.temperature**2 / max(1, self.num_terms)
 
 
 def one_pass(
     student: AnyLogits, plans: Sequence[Plan], weights: Sequence[float | Tensor] = (1.0,)
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return Σ weight · loss, and each loss without a gradient, as scalars.
+    """Return the scalar Σ weight · loss, and the losses as scalars without gradients.
 
-    The gradient is computed together with the losses. `backward` consumes the gradient, so it can
-    run only once.
+    The gradient is computed together with the losses. `backward` consumes the gradient, so
+    `backward` can run only once.
 
     Raises:
         ValueError: if a loss is not finite; the message names the invalid input.
@@ -142,7 +143,7 @@ def one_pass(
 
 
 _Term: TypeAlias = tuple[PlanPart, Tensor | float, Tensor]
-"""A part of a plan, the factor of its gradient, and the accumulated loss of its plan."""
+"""A part of a plan, the factor of the part's gradient, and the accumulated loss of the plan."""
 
 
 def _compare(
@@ -152,7 +153,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return the sum of each plan's losses, and add their gradients to `gradients`."""
+    """Return the sum of the terms of each plan, and add the terms' gradients to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -173,7 +174,7 @@ def _compare_at(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> None:
-    """Run the comparisons at some positions. Their logits are freed on return."""
+    """Run the comparisons at some positions. Frees the logits of these positions on return."""
     values, grad = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in gradients)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
@@ -213,16 +214,16 @@ def _add(total: Tensor | None, grad: Tensor, logits: Tensor, indices: Tensor | N
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""The number of a part, its rows, and their indices in the block (None: the whole block)."""
+"""A part's number, the part's rows, and the indices of these rows in the block (None for all)."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
-"""A slice of the positions that are computed together, and the parts that compare them."""
+"""A slice of a group of positions, and the parts that compare the positions in the slice."""
 
 
 def _with_teachers(
     parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Yield blocks with the teacher logits of their parts, which are computed together."""
+    """Compute the teacher's logits of several blocks together, and yield the blocks with them."""
     logits: dict[int, Iterator[Tensor]] = {}
     for number, part in enumerate(parts):
         if read := part.teacher:
@@ -238,11 +239,11 @@ def _with_teachers(
 
 
 def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
-    """Yield groups of positions whose logits are computed together, and their blocks.
+    """Yield groups of positions, and the blocks of each group.
 
-    Positions of the same parts share a block. Each product reads the whole head, so many positions
-    are computed together. Comparisons use smaller blocks, which fit into the cache of a CPU (0.77
-    of the time: event KL of 512 tokens, 49,152 × 262,144 ids, one core).
+    The logits of a group are computed together, because each product reads the whole head.
+    Comparisons use smaller blocks, which fit into the cache of a CPU (0.77 of the time: event KL of
+    512 tokens, 49,152 × 262,144 ids, one core). All positions of a block belong to the same parts.
     """
     if not parts:
         return
@@ -267,7 +268,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
-    """Return the number of positions to compare at once, and to compute at once."""
+    """Return the number of positions in a block (for comparisons) and in a group (for logits)."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
     sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
@@ -278,10 +279,10 @@ def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]
 def _order(
     parts: Sequence[PlanPart], size: int, step: int
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
-    """Order the positions by block, with unused positions first; also return the blocks' bounds.
+    """Return the positions ordered by block, the blocks' bounds, and each part's indices.
 
-    For each part, also return the indices of its positions in this order (ascending), and their
-    indices in the part.
+    Unused positions come first. The indices of a part are two tensors: the ascending indices of the
+    part's positions in this order, and the corresponding indices within the part.
 
     The code of a position encodes the parts that compare it. All positions of a block have the same
     code, so no part needs a mask within a block. An example with two parts and blocks of two
@@ -293,8 +294,9 @@ def _order(
         code       2   3   1   3   0   0
         order      4   5 | 2 | 0 | 1   3    the bounds are 2, 3, 4, 6
 
-    The positions of a chunk stay in one block. They all get the chunk's largest code, and `joined`
-    is above 0 where a chunk continues, so that no bound is set there.
+    All positions of a chunk belong to one block. To keep them together, positions in chunks get the
+    same, largest code, and `joined` is above 0 where a chunk continues, so that no block ends
+    there.
     """
     first, device = parts[0].positions, parts[0].positions.device
     if len(parts) == 1 and parts[0].chunk is None:
@@ -330,7 +332,7 @@ def _order(
 def _slices(
     parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Yield the bounds of each part's rows and entries, for each block."""
+    """For each block, yield the bounds of the rows and entries of each part."""
     if len(parts) == 1 and not parts[0].entry_positions:
         yield from ([start, stop] for start, stop in pairwise(bounds))
         return
@@ -348,7 +350,7 @@ def _slices(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Connects a loss to its inputs through known gradients; None if an input lacks one."""
+    """Connects a loss to its inputs through gradients that are already known, or None."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:
@@ -374,7 +376,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply a gradient in place, and keep the factor in full precision."""
+    """Multiply a gradient in place, with the factor in float32 or float64."""
     dtype = work_dtype(gradient)
     if gradient.dtype == dtype:
         return gradient.mul_(factor.to(dtype))

@@ -34,16 +34,18 @@ def p_kl(
 ) -> Tensor:
     """Return the P-KL loss of X-Token (arXiv 2605.21699) as in NeMo-RL.
 
-    Let p be the student's softmax at temperature τ, W the map, K the set of the k teacher tokens
-    with the largest maximum logit in the microbatch, and C a chunk with positions C_s and C_t. Then
+    Let p be the student's softmax at temperature τ, and W the map. A chunk C has the student's
+    positions C_s and the teacher's positions C_t. For each teacher token, take its largest logit in
+    the microbatch; K contains the k teacher tokens with the largest values. Then
 
         a_j = (1/|C_s|) Σ_{t∈C_s} Σ_v p_t(v) W[v, j]      q = a / Σ_{j∈K} a_j
         log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
         loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
 
-    `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to sizes, to sums, and to q inside the
-    logarithm. A learnable `module` also receives gradients. Chunks at position 0 are included. See
-    `event_kl` for the other arguments, the result and the errors.
+    `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to chunk sizes, to sums, and to q
+    inside the logarithm. A learnable `module` also receives gradients. Unlike in `event_kl`, chunks
+    without a predicted first token are included. See `event_kl` for the other arguments, the result
+    and the errors.
     """
     plan, logits = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or PKLConfig(), sample_mask)

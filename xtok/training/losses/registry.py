@@ -46,11 +46,11 @@ def count_targets(batch: Batch, *_: Any) -> int:
 
 
 class BatchLoss:
-    """A loss in the form that trainers call, on a prepared batch and one teacher's part of it.
+    """A loss that trainers call with a prepared batch and one teacher's part of the batch.
 
     `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
-    and the teacher's part, and returns a scalar. `count` returns the number of terms in this mean;
-    by default, the number of chunks.
+    and the teacher's part, and returns a scalar, the mean of the loss. `count` returns the number
+    of terms that `mean` averages; by default, the number of chunks.
     """
 
     takes_hidden = False
@@ -66,12 +66,12 @@ class BatchLoss:
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
-        """Return the loss of the batch, a mean over its terms."""
+        """Return the loss of the batch, which is a mean."""
         plan = self.plan(student_logits, teacher_logits, batch, side)
         return one_pass(student_logits, [plan])[0]
 
     def count(self, batch: Batch, side: Batch) -> int:
-        """Return the number of terms in the mean."""
+        """Return the number of terms that the loss averages."""
         return self._count(batch, side)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
@@ -90,11 +90,11 @@ class RequiredMap(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name with an article, such as "an event map"."""
+        """The name of this kind of map with an article, such as "an event map"."""
         return MAP_NAMES[self.file_type.KIND]
 
     def on_device(self, any_map: Any) -> Any:
-        """Move a map, or the map in a file, to a device; None for maps of other types."""
+        """Move a map, or the map in a file, to a device. Returns None for maps of other types."""
         any_map = self.file_type.of(any_map)
         if isinstance(any_map, self.file_type):
             any_map = self.to_device_type(any_map)
@@ -186,7 +186,7 @@ def loss_spec(name: LossName) -> LossSpec:
 
 
 def unused_map(name: str) -> XtokError:
-    """Return the error for a map that is passed to a loss without a map."""
+    """Return the error for a map that is passed to a loss that requires no map."""
     takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
     return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
 
@@ -199,12 +199,12 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
 
     Args:
         name: a key of `LOSSES`.
-        map: a map, its path, or a map on a device: a `ProjectionModule`, `EventIndex` or
-            `SpellingIndex`.
+        map: a map, the path of its file, or a map on a device (`ProjectionModule`, `EventIndex` or
+            `SpellingIndex`).
         config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
 
     Raises:
-        XtokError: if a required map is missing, or the loss takes no map.
+        XtokError: if a required map is missing, or if a map is passed to a loss that requires none.
         ValueError: if the loss does not exist, or the config belongs to another loss.
     """
     spec, name = loss_spec(name), loss_name(name, LossName)

@@ -17,10 +17,11 @@ from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
-    """A trie of one side's tokens, spelled in the other side's pieces without the last piece.
+    """A trie of the tokens of one side, by their spellings in tokens (pieces) of the other side.
 
-    Node 0 is the empty prefix. `keys[i]` is the parent's number · `width` + the piece that leads to
-    node i + 1. One search per piece finds a prefix.
+    A token is stored at the node of its spelling without the last piece. Node 0 is the empty
+    prefix. `keys[i]` describes node i + 1: the number of its parent · `width` + its last piece. To
+    find a prefix, search `keys` once for each piece.
     """
 
     keys: Tensor  # int64 [P], rising
@@ -31,9 +32,10 @@ class CompletionTrie(NamedTuple):
     depth: int  # number of pieces in the longest prefix
 
     def nodes(self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int) -> Tensor:
-        """Return the nodes of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
+        """Return the node of each of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
 
-        Each prefix consists of `sizes` (at most `longest`) of the `pieces`, from `starts`.
+        Prefix i consists of `sizes[i]` pieces, from index `starts[i]` in `pieces`. `longest` is the
+        largest size.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
@@ -46,17 +48,20 @@ class CompletionTrie(NamedTuple):
         return node
 
     def expand(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first `counts` completions of n nodes: index of the node, tokens, pieces."""
+        """Return the first `counts` completions of n nodes, `total` completions altogether.
+
+        Returns the index of the node, the token and the last piece of each completion.
+        """
         index, indices = ranges(self.bounds[nodes], counts, total)
         return index, self.tokens[indices], self.pieces[indices]
 
     def counts(self, nodes: Tensor) -> Tensor:
-        """Return the number of completions of n nodes."""
+        """Return the number of completions at each of n nodes."""
         return self.bounds[nodes + 1] - self.bounds[nodes]
 
 
 class Events(NamedTuple):
-    """The events on which the predictions are compared in N chunks."""
+    """The events of N chunks, for which the two models' predictions are compared."""
 
     singles: Tensor  # int64 [n], chunks with one token on each side
     groups: Tensor  # int64 [G], the other chunks that contribute to the loss

@@ -1,4 +1,4 @@
-"""Top-k KL: compare the student with a teacher's stored candidates and their rest."""
+"""Top-k KL: compare the student with stored candidates of a teacher, and all other tokens."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ def topk_kl(
 ) -> Tensor:
     """Return the KL to stored top-k predictions, with one bucket for the remaining tokens.
 
-    Row i predicts token i, as in servers' responses, and is compared with the logits at i − 1. Let
-    p be the stored probabilities of K tokens at temperature 1, and q the student's softmax. Then
+    Stored row i predicts token i, as in servers' responses, so it is compared with the logits at
+    position i − 1. Let p be the stored probabilities of K tokens at temperature 1, and q the
+    student's softmax. Then
 
         loss = mean over valid tokens of
                Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
 
-    with q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality, the loss is at most the KL
-    over all tokens. `backward` can run only once.
+    with q_rest = 1 − Σ_{k∈K} q_k. The loss is at most the KL over all tokens (data processing
+    inequality). `backward` can run only once.
 
     Args:
         student_logits: `[B, T, V]`, a tensor or `HiddenLogits`.
         top_ids: int64 or int32 `[B, T, K]`, distinct at each position.
         top_logprobs: `[B, T, K]`, natural logarithms; −∞ or an id of −1 marks an unused entry.
-        rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates sum to 1.
+        rest_logprob: `[B, T]`, log p_rest; −∞ if the candidates' probabilities sum to 1.
         valid: `[B, T]`, 0 for tokens to exclude; the first token of a row is always excluded.
 
     Returns:
@@ -108,8 +109,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    Unused entries get the id `width` and −∞. Invalid or repeated ids get NaN, which needs no
-    transfer from the device; `_check_candidates` reports them.
+    Unused entries get the id `width` and the log-probability −∞. Invalid or repeated ids get NaN,
+    so that no transfer from the device is needed here. `_check_candidates` reports such ids.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
     ids = top_ids.long().masked_fill(is_none, width)

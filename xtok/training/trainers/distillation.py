@@ -38,14 +38,19 @@ EVALUATION_NOTE = (
 
 
 class DistillationTrainer(Trainer):
-    """Trainer with an objective, teachers, their logs and evaluation.
+    """A `Trainer` for an objective and its teachers, with logs and evaluation.
 
-    In addition to `loss`, it logs `cross_entropy`, `distillation` and `coverage` (the share of the
-    targets that are in a chunk), averaged over the same optimizer steps and all processes. An
-    evaluation logs `eval_loss`, `eval_cross_entropy` and `eval_distillation`, averaged over all
-    rows of its dataset, each counted once; `eval_bits_per_byte`, the student's cross-entropy
-    divided by the bytes of its targets; and `eval_teacher_bits_per_byte`, the same for the teacher
-    (`eval_teacher_1_bits_per_byte` … for several teachers).
+    Training logs, in addition to `loss`, averages over the same optimizer steps and all processes:
+
+    - `cross_entropy` and `distillation`, the two parts of the loss;
+    - `coverage`, the share of the targets that are in a chunk.
+
+    Evaluation logs averages over all rows of the dataset, each counted once:
+
+    - `eval_loss`, `eval_cross_entropy` and `eval_distillation`;
+    - `eval_bits_per_byte`, the student's cross-entropy in bits, divided by the targets' bytes;
+    - `eval_teacher_bits_per_byte`, the same for the teacher (with several teachers,
+      `eval_teacher_1_bits_per_byte` and so on).
     """
 
     loss_is_scaled_for_ga = True
@@ -71,7 +76,7 @@ class DistillationTrainer(Trainer):
         self.add_callback(self._sums)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the terms of the loss to the logs."""
+        """Add the parts of the loss to the logs."""
         if "loss" in logs and self._sums.terms is not None:
             means = self.accelerator.reduce(self._sums.terms, "sum") / self._sums.num_steps
             terms = zip(LossTerms._fields[1:], means.tolist(), strict=True)
@@ -80,12 +85,12 @@ class DistillationTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
-        """Count the terms of an optimizer step, and store `count` and `totals` in its batches.
+        """Count the loss terms of an optimizer step, and store `count` and `totals` in its batches.
 
-        With dynamic scaling, first run the batches once without gradients to compute `whole`.
+        With dynamic scaling, all batches first run once without gradients to compute `whole`.
 
         Returns:
-            The totals: sums over all processes, int64 `[1 + teachers]`.
+            `totals`, the sums of the counts over all batches and processes, int64 `[1 + teachers]`.
         """
         self._sums.num_steps += 1
         counts = [self.objective.count(batch) for batch in batches]
@@ -109,7 +114,7 @@ class DistillationTrainer(Trainer):
         return distillation, cross_entropy
 
     def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
-        """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
+        """Convert the inputs of `compute_loss`, or only their first rows, to a prepared batch."""
         raise NotImplementedError
 
     def compute_loss(
@@ -119,9 +124,10 @@ class DistillationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of one batch: in training its share of the step, in evaluation its mean.
+        """Return the loss of a batch: its share of the step's loss in training, else its mean.
 
-        A share is multiplied by the number of processes, because processes average their gradients.
+        The share is multiplied by the number of processes, because processes average their
+        gradients.
         """
         batch = self.prepared(inputs)
         if "totals" not in batch and not torch.is_grad_enabled():
@@ -171,8 +177,8 @@ class DistillationTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader for an evaluation.
 
-        With several processes, an iterable dataset is read as a list, so that repeated rows can be
-        recognised.
+        With several processes, an iterable dataset is first converted to a list, because its length
+        is needed to recognise repeated rows.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -211,7 +217,7 @@ class DistillationTrainer(Trainer):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        """Evaluate a batch, and compute whole logits only if the caller needs them."""
+        """Evaluate a batch. Whole logits are computed only if the caller needs them."""
         if not prediction_loss_only:
             return super().prediction_step(model, inputs, False, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -237,7 +243,7 @@ class DistillationTrainer(Trainer):
         return outputs.logits, logits, router_loss(model, outputs, self.router_aux_loss_coef)
 
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
-        """Check the ids of each batch; on the first batch, also find the heads and audit it."""
+        """Check the ids of each batch; for the first batch, find the heads and run the audit."""
         sides = [batch, *batch["teachers"]]
         for number, (model, side) in enumerate(zip(models, sides, strict=True)):
             require_id_rows(model, side, number)
@@ -257,7 +263,7 @@ class DistillationTrainer(Trainer):
 
 
 class _Sums:
-    """Accumulated terms of several batches."""
+    """Sums of values over several batches."""
 
     terms: Tensor | None = None
 
@@ -266,9 +272,9 @@ class _Sums:
 
 
 class _StepSums(_Sums, TrainerCallback):
-    """The terms of the optimizer steps since the last log, or since training began.
+    """Sums over the optimizer steps since the last log, or since training began.
 
-    `auto_find_batch_size` restarts the training for each batch size.
+    Training can begin several times: `auto_find_batch_size` starts it again for each batch size.
     """
 
     num_steps = 0
@@ -280,11 +286,12 @@ class _StepSums(_Sums, TrainerCallback):
 
 
 class _EvaluationSums(_Sums):
-    """The terms of one evaluation, and the rows of its batches that count.
+    """Sums over one evaluation, and the number of rows to count in each batch.
 
-    The terms are `[n, 2]`, sums of values and their number.
+    `terms` is `[n, 2]`: for each of n averages, the sum of the values and the number of values.
 
-    Accelerate repeats the first rows, so that all processes have the same number of batches.
+    With several processes, Accelerate repeats the first rows, so that each process has the same
+    number of batches. Repeated rows are not counted.
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
@@ -301,11 +308,11 @@ class _EvaluationSums(_Sums):
 
 
 def _nats_and_bytes(logits: AnyLogits | None, side: Any, sizes: Tensor) -> Tensor:
-    """Return the sum of a teacher's −log p over its targets, and their bytes, float32 `[2]`.
+    """Return a teacher's total −log p of the targets, and the targets' bytes, float32 `[2]`.
 
     Args:
-        logits: the teacher's logits; None for stored log-probabilities, which some targets can
-            lack.
+        logits: the teacher's logits. None uses stored log-probabilities, and ignores targets that
+            have no stored value.
         side: the teacher's part of the batch.
         sizes: the number of bytes of each target, `[B, T]`, on the CPU.
     """
@@ -328,7 +335,7 @@ def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
 
 
 def _require_supported(args: Any, accelerator: Any) -> None:
-    """Raise an `XtokError` for setups that split batches, because batches are not only tensors."""
+    """Raise an `XtokError` for setups that split batches: an alignment cannot be split."""
     if args.n_gpu > 1:
         raise XtokError(
             f"one process with {args.n_gpu} GPUs is not supported",

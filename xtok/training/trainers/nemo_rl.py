@@ -23,7 +23,8 @@ class NemoTokenAligner(aligner.TokenAligner):
     Args:
         student_tokenizer: a fast Hugging Face tokenizer, or a model as in `load_tokenizer`.
         teacher_tokenizer: the teacher's tokenizer, in the same forms.
-        projection_matrix_path: the map of this pair, or a table of NeMo-RL's draft 4177.
+        projection_matrix_path: the map for these two tokenizers, or a table in the format of
+            NeMo-RL's draft 4177.
         max_comb_len: as in `xtok.TokenAligner`.
 
     Raises:

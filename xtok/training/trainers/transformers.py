@@ -20,28 +20,29 @@ from xtok.training.trainers.distillation import DistillationTrainer, require_own
 class XTokTrainer(DistillationTrainer):
     """A `transformers.Trainer` that distils teachers with other tokenizers into a student.
 
-    It minimizes the distillation losses plus the cross-entropy. Both are means over the chunks and
-    targets of all batches of an optimizer step, on all processes. `DistillationTrainer` describes
-    the logs. Only the student is trained and saved, including any parameters that it shares with a
-    teacher.
+    The loss is the weighted sum of the distillation losses, which are means over chunks or tokens,
+    and the cross-entropy, which is a mean over targets. Each mean includes all batches of an
+    optimizer step, on all processes. `DistillationTrainer` describes the logs. Only the student is
+    trained and saved, including any parameters that the student shares with a teacher.
 
     Args:
         model: the student, a causal language model.
-        args: `remove_unused_columns` is set to False.
+        args: the `TrainingArguments`; `remove_unused_columns` is set to False.
         data_collator: a `DistillationCollator` for the same student and teachers, or a
-            `TopKCollator` for stored predictions. Rows of the dataset are its samples.
+            `TopKCollator` for stored predictions. Each row of the dataset is a sample for the
+            collator.
         teachers: one causal language model, folder or repo id for each teacher of the collator.
             None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty list
-            trains without teachers, with all other settings unchanged.
+            trains without teachers, for a comparison with otherwise equal settings.
         loss: the name of a loss or a `losses.BatchLoss`; one for all teachers, or one per teacher.
         map: an event map for `event-kl`, a spelling map for `csd`, a projection map for `p-kl`,
             `gold` and `h-kl`, or the path of its file; one for all teachers, or one per teacher.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy, both 1 by default.
-        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: by default, losses
-            compute logits in blocks from hidden states if possible; False computes whole logits,
-            and True requires hidden states. `audit` (default True): compare the first batch with
-            the models' libraries.
+        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: whether losses compute
+            logits in blocks from hidden states. By default, they do so if possible; True requires
+            hidden states, and False computes whole logits. `audit` (default True): whether the
+            first batch is compared with the models' libraries.
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
@@ -88,14 +89,14 @@ class XTokTrainer(DistillationTrainer):
         )  # fmt: skip
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """Return the batches of an optimizer step, and the counts of all processes."""
+        """Return the batches of an optimizer step, and the `totals` of their loss terms."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         step = [self.prepared(batch) for batch in batches]
         # At the end of a stream, `Trainer` requests more batches, for no step.
         return step, self.count_all(step) if step else None
 
     def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
-        """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
+        """Convert the inputs of `compute_loss`, or only their first rows, to a prepared batch."""
         if "totals" in inputs:
             return inputs
         batch = inputs if num_rows is None else slice_rows(inputs, num_rows)

@@ -54,21 +54,22 @@ _GOLDTrainer, GOLDConfig = gold_classes()
 class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
-    On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same bytes
-    in its own tokens. Off policy, completions come from the dataset. Prompts of conversations are
-    rendered with the teacher's own chat template. A column `teacher_messages` (or `teacher_prompt`)
-    replaces the prompt for the teacher. A column `teacher_context` precedes prompts that are texts.
+    On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same
+    bytes, tokenized with its own tokenizer. Off policy, completions come from the dataset. Prompts
+    of conversations are rendered with the teacher's own chat template. A column `teacher_messages`
+    (or `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the teacher
+    also reads the text in a column `teacher_context` before the prompt.
 
     These options of `GOLDConfig` apply to xtok's losses: `uld_crossentropy_weight`,
-    `uld_distillation_weight` and the temperatures, which must be equal. `beta` and the other ULD
-    options have no effect.
+    `uld_distillation_weight`, and the temperatures of the student and the teacher, which must be
+    equal. `beta` and the other ULD options have no effect.
 
     Args:
         model: the student.
         teacher_model: the teacher.
         args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
         loss: the name of a loss, or a `losses.BatchLoss`.
-        map: the map of the loss, its file or its module.
+        map: the map that the loss requires, its file or its module.
         teacher_template: a chat template that replaces the teacher tokenizer's own.
         **kwargs: arguments of a `GOLDTrainer` (datasets, `processing_class` …), and `hidden_states`
             and `audit` as in `XTokTrainer`.
@@ -146,7 +147,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and log the losses on and off policy as means.
 
-        TRL divides their sums by the number of batches, but these are shares of the step's loss.
+        TRL divides the sums of these losses by the number of batches. xtok corrects this, because
+        the loss of a batch is its share of the step's loss.
         """
         loss, number = super().training_step(*args, **kwargs), self.args.gradient_accumulation_steps
         index = (self._step - 1) % number
@@ -158,7 +160,7 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         return loss
 
     def prepared(self, inputs: Mapping[str, Any], num_rows: int | None = None) -> dict[str, Any]:
-        """Return the prepared batch of GOLD's inputs, or of their first rows."""
+        """Convert the inputs of GOLD, or only their first rows, to a prepared batch."""
         if "_xtok" in inputs:
             return inputs["_xtok"]  # type: ignore[no-any-return]
         rows = inputs.get(_TEACHER_SIDE, ())[:num_rows]
