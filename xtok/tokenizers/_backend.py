@@ -48,21 +48,21 @@ class Backend(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode parts of a longer text, without dummy prefix and with control tokens as text."""
+        """Encode parts of a longer text: no dummy prefix, and names of control tokens are text."""
 
     def definition(self) -> Iterable[bytes]:
         """Return all data that affects the ids of a text, except tokens and roles."""
         return ()
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's merges to arbitrary bytes; None if the model merges characters."""
+        """Apply the model's merges to any bytes; return None if the model merges characters."""
         return None
 
     text_tokens: Mapping[str, int] = {}
     """Added text tokens that the library does not recognize in a text."""
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode beginnings of texts, or whole texts if the library recognizes added tokens."""
+        """Encode the beginnings of texts, or whole texts if the library recognizes added tokens."""
         return self.encode_texts(texts)
 
     def ids_before(self) -> Sequence[int]:
@@ -70,10 +70,10 @@ class Backend(ABC):
         return ()
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return the bytes `(start, end)` of each token of `encode_starts`.
+        """Return the range of bytes `(start, end)` for each token of `encode_starts`.
 
-        With `at_start=False`, these are the tokens of `encode_texts`. The result is empty if the
-        library never changes text.
+        With `at_start=False`, the ranges belong to the tokens of `encode_texts`. The result is
+        empty if the library never changes text.
         """
         return ()
 
@@ -150,10 +150,10 @@ _WIDTHS = ("padded_vocab_size", "vocab_size")
 
 
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
-    """Return the width of a model's logits and its source, or None without a config.json.
+    """Return the width of a model's logits and its source; None if there is no config.json.
 
-    The value in the file takes precedence, so models of a custom type need no code. Otherwise, the
-    default of the model type is used.
+    The width in `config.json` is used if present, so a custom model type needs no code. Otherwise,
+    the default of the model type is used.
     """
     if files.find("config.json") is None:
         return None
@@ -199,7 +199,7 @@ def eos_ids(files: ModelFiles) -> list[int]:
 
 
 def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return a model's chat templates by name. Template files take precedence over the config."""
+    """Return a dict of a model's chat templates. Template files override the config."""
     paths = {"default": files.find("chat_template.jinja")}
     extra_paths = files.within("additional_chat_templates")
     paths |= {path.stem: path for path in extra_paths if path.suffix == ".jinja"}

@@ -34,9 +34,9 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """The tokenizer `null` or `null:SIZE`, with ids without text, for testing training code.
+    """The tokenizer `null` or `null:SIZE`: ids that represent no text, to test training code.
 
-    It encodes numbers, such as "5 17 3". The largest id is the eos.
+    A text is a list of ids, such as "5 17 3". The largest id is the eos.
     """
 
     name, recognizes_names = "null", True

@@ -147,7 +147,7 @@ class HuggingFaceBackend(Backend):
         return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts like `apply_chat_template`, including the tokenizer's prefix."""
+        """Encode texts as `apply_chat_template` does, with the tokenizer's prefix."""
         return [list(ids) for ids in self._call(list(texts))["input_ids"]] if texts else []
 
     def _drops_text(self) -> bool:
@@ -211,7 +211,7 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return a copy for the middle of a text, without prefix and padding. It shares the model."""
+    """Return a copy for parts of a text, without prefix and padding, but with the same model."""
     from tokenizers import Tokenizer as RustTokenizer
 
     within = RustTokenizer(rust.model)
@@ -248,7 +248,7 @@ def _stripping(rust: RustTokenizer) -> list[str]:
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
-    """Remove a component's effect on the start of a text; return None if nothing remains."""
+    """Return a component without its effect on a text's start; None if it has no other."""
     if spec["type"] == "Prepend" or _is_at_start(spec):
         return None
     never = {"prepend_scheme": "never", "add_prefix_space": False}
@@ -387,7 +387,7 @@ _DROPPING = {
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Yield the components that change a text, unless the decoder reverts their change."""
+    """Yield the components that change a text in a way that decoding does not revert."""
     yield from _normalizations(rust, decoder)
     if names := _stripping(rust):
         yield "added tokens", f"drops whitespace next to {listed(map(repr, names))}"

@@ -70,7 +70,7 @@ class SentencePieceBackend(Backend):
         return SentencePieceBackend.from_bytes, (self._data,)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """Return the ids with the types in the file. `▁` in a piece becomes a space."""
+        """Return all ids with their types from the file; `▁` becomes a space."""
         for i, piece in enumerate(self._proto.pieces):
             kind, display = TokenType(piece.type), piece.piece
             content = display.replace(_SPACE, " ").encode()

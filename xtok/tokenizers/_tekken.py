@@ -59,7 +59,7 @@ def _number(names: str) -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
-    """Return the special tokens. Tokens that the list lacks are named by their numbers."""
+    """Return the special tokens; a token that is not in the list is named by its number."""
     entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()

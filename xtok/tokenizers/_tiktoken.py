@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """The parts of a tokenizer that a rank file does not contain."""
+    """The data of a tokenizer in addition to its rank file."""
 
     pattern: str  # regular expression that splits text before merging
     control: Mapping[str, int] = {}  # special tokens: name → id
@@ -132,7 +132,7 @@ FAMILIES = {
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Whether a file with this beginning is a rank file. One valid line is enough."""
+    """Whether the beginning of a file contains a valid line of a rank file."""
     return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
 
@@ -203,11 +203,11 @@ class RankBackend(Backend):
 
     Args:
         name: the kind of the file.
-        ranks: token → id. The lowest id is merged first.
+        ranks: dict from token to id. Tokens with lower ids are merged first.
         pattern: the regular expression that splits text before merging.
-        added: tokens without a rank.
-        roles: role → names of added tokens.
-        text: name → id of added tokens that are recognized in any text.
+        added: additional tokens, which have no rank.
+        roles: dict from role to the names of added tokens.
+        text: dict from name to id, for added tokens that are recognized in any text.
 
     Raises:
         ValueError: if the pattern cannot split text.
@@ -275,9 +275,9 @@ class RankBackend(Backend):
     def _encode(self, text: str) -> list[int]:
         """Encode a text. If the library fails, split the text into halves.
 
-        For example, the library fails on a million consecutive spaces, because its regular
-        expressions backtrack at most a million times. Tokens next to a cut can differ from the
-        tokens of the whole text.
+        For example, the library fails on a million consecutive spaces, because the number of
+        backtracking steps in a regular expression is limited to a million. The tokens next to a cut
+        can differ from the tokens that the library would return for the whole text.
         """
         ids = _attempt(self._encoding, text)
         if ids is not None:

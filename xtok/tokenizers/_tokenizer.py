@@ -1,4 +1,4 @@
-"""`Tokenizer`: the public interface, with exact bytes, exact spelling and the library's ids."""
+"""`Tokenizer`: exact bytes of all tokens, exact spelling of any bytes, and the library's ids."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ from xtok.tokenizers.table import (
 class Encoding(NamedTuple):
     """The ids of a text, int32 `[T]`, and their spans in the text.
 
-    Token i covers bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8, int64 `[T + 1]`.
-    `num_changed` is the number of bytes that the library changed before encoding.
+    In the text as UTF-8, token i covers the bytes `bounds[i]` to `bounds[i + 1]`; `bounds` is int64
+    `[T + 1]`. `num_changed` is the number of bytes of the text that the library changed before
+    encoding.
     """
 
     ids: NDArray[np.int32]
@@ -57,12 +58,12 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
-    `vocabulary` contains the token `table` and its source, `undecodable` the text ids without
-    bytes, `location` the folder, file or repo, `name` the argument of `load_tokenizer`, and `notes`
-    the notes about loading. `text_changes` lists the components that change a text before
-    tokenization, with their changes. `drops_text` is True if the library silently drops text that
-    has no token. `keeps_text` is True if its ids cover the whole text, except for changes by its
-    normalizer.
+    `vocabulary` contains the token table and its source. `undecodable` contains the text ids
+    without bytes. `location` is the folder, file or repo, and `name` the argument of
+    `load_tokenizer`. `notes` are the notes about loading. `text_changes` lists the components that
+    change a text before tokenization, and describes the changes. `drops_text` is True if the
+    library silently drops text that has no token. `keeps_text` is True if the ids cover the whole
+    text, except for changes by the normalizer.
     """
 
     def __init__(
@@ -133,10 +134,11 @@ class Tokenizer:
         return Tokenizer(*fields, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Load the same folder with another reader; return its name and the tokenizer, or None.
+        """Load the same folder with a second library; return the library's name and the tokenizer.
 
-        If Transformers loaded the folder, the other reader uses only the folder's file. If another
-        library read the file, it is AutoTokenizer.
+        If Transformers loaded the folder, the second library reads only the tokenizer file.
+        Otherwise, the second library is Transformers (AutoTokenizer). The result is None if no
+        second library can read the folder.
         """
         if (other := self._backend.other) is None:
             return None
@@ -150,10 +152,10 @@ class Tokenizer:
         return decoded.table(len(self.table)).like(self.table)
 
     def segment(self, token: bytes | str) -> list[int]:
-        """Spell bytes exactly, as in the middle of a text, without the normalizer.
+        """Return ids that spell these bytes exactly in the middle of a text, without normalization.
 
-        It tries the library's encoder, the model's merges on bytes, byte tokens, and greedy longest
-        match, until the tokens concatenate to the same bytes.
+        The method tries four ways until the tokens spell the same bytes: the library's encoder, the
+        model's merges applied to bytes, byte tokens, and greedy longest match.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
         [110, 195, 169]
@@ -195,8 +197,9 @@ class Tokenizer:
     def encode(self, text: str) -> Encoding:
         """Encode a text like the model's own library.
 
-        This includes normalizer, prefix and control tokens in the text, but adds no tokens around
-        the text. If the library does not recognize control tokens, xtok does.
+        The normalizer, the prefix and control tokens in the text have the same effect as in the
+        library, but no tokens are added around the text. If the library does not recognize control
+        tokens in a text, xtok does.
 
         >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
         [0, 1, 2, 3]
@@ -218,7 +221,7 @@ class Tokenizer:
         """Return the ids of many texts, as in `encode`.
 
         Raises:
-            TokenizerError: as in `encode`, and if a token has no row in the model.
+            TokenizerError: as in `encode`, or if the model has no logit for a token.
         """
         _require_utf8(texts)
         text_parts = [self._added.split(text) for text in texts]
@@ -254,7 +257,7 @@ class Tokenizer:
             return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the library's ids for parts of a longer text, including the library's changes.
+        """Encode parts of a longer text with the library, which may change the text.
 
         Control tokens are treated as plain text. Raises a `TokenizerError` for an unpaired
         surrogate.
@@ -265,11 +268,11 @@ class Tokenizer:
         return [self._respell(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the same as `library_ids`, as int32 arrays."""
+        """Encode as in `library_ids`, and return int32 arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.library_ids(texts)]
 
     def _respell(self, ids: list[int]) -> list[int]:
-        """Replace tokens without a row in the model by other tokens, or drop them."""
+        """Replace or drop the ids for which the model has no logit."""
         if self._without_row.keys().isdisjoint(ids):
             return ids
         tokens = self._without_row
@@ -293,21 +296,21 @@ class Tokenizer:
 
     @functools.cached_property
     def library(self) -> Any:
-        """The Transformers tokenizer of the same folder, or None if Transformers cannot load it."""
+        """The tokenizer that Transformers loads from the same folder, or None if loading fails."""
         with suppress(TokenizerError):
             return self._backend.library()
         return None
 
     @functools.cached_property
     def bos_id(self) -> int | None:
-        """The declared bos token that the library adds before a text, or None."""
+        """The id of the declared bos if the library adds it before a text, otherwise None."""
         with no_panic(self._model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
 
     @functools.cached_property
     def definition_sha256(self) -> str:
-        """Digest of all data that affects ids: tokens, merges, flags, normalizer, split pattern.
+        """Digest of the data that affects ids: tokens, merges, flags, normalizer, split pattern.
 
         The digest does not depend on the order of JSON keys.
         """
@@ -320,7 +323,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The special tokens for chat templates by key, such as `bos_token`."""
+        """The special tokens for chat templates, as a dict with keys such as `bos_token`."""
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
@@ -421,9 +424,10 @@ def _require_utf8(texts: Sequence[str]) -> None:
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Locate tokens in a text that the library changed; also return the number of changed bytes.
+    """Locate the tokens in a text that the library changed, and count the changed bytes.
 
-    The result contains the first byte of each token. Tokens with overlapping spans form a group.
+    The first result contains the position of each token's first byte. Tokens with overlapping spans
+    form a group.
     """
     if not tokens:
         return [len(data)], len(data)
@@ -445,7 +449,7 @@ def _bounds(
 def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ascending starts and ends of spans, extended where the library omits text."""
+    """Return starts and ends of the spans, extended over text that the library omits."""
     begins, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):
@@ -471,7 +475,7 @@ def _stretch(
 ) -> tuple[list[int], int]:
     """Locate the tokens of a group in `data[start:end]`; also count the changed bytes.
 
-    If the tokens do not spell these bytes, their spans are used.
+    If the tokens do not spell these bytes, the library's spans determine the positions.
     """
     starts: list[int] = []
     num_changed = 0
@@ -501,9 +505,10 @@ _MOST_WITHOUT_ROW = 1 / 8
 def _width(
     files: ModelFiles | None, model_id: str, vocab_size: int | None, ids: Collection[int]
 ) -> tuple[int, str]:
-    """Return the model's width from an option, the config or the tokenizer, and its source.
+    """Return the model's width, and its source: an option, the config or the tokenizer.
 
-    A few tokens can have no row in the model. A width that excludes many tokens is an error.
+    The width may exclude a few ids of the tokenizer, but not many: the model has no logit for these
+    ids.
     """
     largest, num_tokens = max(ids, default=-1), len(ids)
     width, source, origin = vocab_size, "option", "as specified"

@@ -31,11 +31,11 @@ class Checkpoint(ModelFiles):
         return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_weights(self) -> bool | None:
-        """Whether there are safetensors weights (not downloaded); None if unknown."""
+        """Whether the model has safetensors weights, without a download; None if unknown."""
         return True if self.find(INDEX) is not None else self.has(_FILE)
 
     def tensor_files(self) -> dict[str, str]:
-        """Return the file name for each tensor, without downloading shards."""
+        """Return a dict from each tensor's name to its file name, without downloading shards."""
         if self.find(INDEX) is not None:
             shards = self.json(INDEX).get("weight_map")
             if not isinstance(shards, dict) or not shards:
@@ -58,7 +58,7 @@ class Checkpoint(ModelFiles):
 
 
 def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | None:
-    """Return the folder or repo of a tokenizer, or None if the tokenizer is a single file."""
+    """Return the `Checkpoint` in a tokenizer's folder or repo, or None for a single file."""
     location = tokenizer.location
     if location is None or (isinstance(location, Path) and not location.is_dir()):
         return None
@@ -90,7 +90,7 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for PyTorch. Raises an `EmbeddingError` if it is damaged."""
+    """Open a safetensors file for PyTorch; raise an `EmbeddingError` if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

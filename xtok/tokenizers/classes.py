@@ -17,8 +17,9 @@ class TokenClass(IntEnum):
     """The class of a token, in the order of reports.
 
     Spaces around a token are ignored. Letters take precedence over punctuation and emoji, so
-    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
-    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 on their own.
+    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. A
+    token with Han characters and kana is KANA. PARTIAL_UTF8 tokens contain parts of characters, so
+    they are not valid UTF-8.
     """
 
     DIGITS_1 = "1 digit"

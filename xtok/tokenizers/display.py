@@ -1,6 +1,6 @@
 """Format tokens and other text in a short form that is safe to print.
 
-`escape` is complete and reversible. `printable` is for text that is not a token.
+`escape` keeps every byte and can be reversed. `printable` is for text that is not a token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _escape(char: str) -> str:
 
 
 def text_bytes(text: str) -> bytes:
-    r"""Encode a text as UTF-8, with `\udc80` to `\udcff` as single bytes.
+    r"""Encode a text as UTF-8; the surrogates `\udc80` to `\udcff` become single bytes.
 
     Other unpaired surrogates become U+FFFD.
     """

@@ -5,10 +5,11 @@ and 5 s with it). Therefore, the `tokenizers` library alone reads `tokenizer.jso
 conditions hold:
 
 - For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer uses
-  `tokenizer.json` unchanged. Or it uses only the vocabulary and merges, and the fingerprint shows
-  that the class builds the same remaining parts.
+  `tokenizer.json` unchanged. Or AutoTokenizer uses only the vocabulary and merges, and the class
+  would build the same remaining parts, as their fingerprint shows.
 - No key in `tokenizer_config.json` affects tokens or encoding.
-- Its added and special tokens equal the tokens of `tokenizer.json`, including their flags.
+- The added and special tokens in `tokenizer_config.json` and `tokenizer.json` are equal, including
+  the tokens' flags.
 - No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
 Otherwise, Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
@@ -258,7 +259,7 @@ def can_read_alone() -> bool:
 
 
 def without_library(files: ModelFiles) -> PlainTokenizer | None:
-    """Read the `tokenizer.json` of a folder. Returns None if Transformers must load the folder."""
+    """Read the `tokenizer.json` of a folder, or return None if Transformers must load it."""
     if not can_read_alone():
         return None
     try:
@@ -336,7 +337,7 @@ def _content(token: Any) -> str:
 
 
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
-    """Mark tokens with a role as special, and return whether the tokens equal the config's."""
+    """Mark tokens with a role as special; return whether the tokens are as in the config."""
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     for token in added.values():
@@ -365,7 +366,7 @@ def _builds(
     roles: Mapping[str, str],
     rust: RustTokenizer,
 ) -> bool:
-    """Whether a class builds the same `tokenizer.json`, with the same ids of added tokens."""
+    """Whether a tokenizer class would build the same tokenizer as `tokenizer.json` contains."""
     if name not in BUILT:
         return model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
@@ -381,7 +382,7 @@ def _builds(
 
 
 def fingerprint(rust: RustTokenizer) -> str:
-    """Return the sha256 of all data that affects encoding, except the vocabulary."""
+    """Return the sha256 of everything that affects encoding, without the vocabulary."""
     normalizer, splits, decoder = (
         list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
     )

@@ -40,8 +40,8 @@ class ModelFiles:
         """Return the path of a file, or None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is unavailable or the hub does not respond. With `required`, also
-                if only the cache is available and lacks the file.
+            XtokError: if the repo is unavailable or the hub does not respond. With `required`, a
+                file that is missing from the cache is also an error if the hub is not used.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -62,7 +62,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Whether the model has a file or folder (not downloaded); None if unknown."""
+        """Whether the model has a file or folder, without downloading it; None if unknown."""
         if isinstance(self.model, Path):
             return (self.model / name).exists()
         from huggingface_hub import get_paths_info, try_to_load_from_cache
@@ -144,7 +144,7 @@ class ModelFiles:
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether only the local cache is used, for all files alike."""
+        """Whether all files come from the local cache, because the hub is off or unavailable."""
         return not (self._is_online() and is_reachable(int(time.monotonic() // 60)))
 
     def _options(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def is_reachable(minute: int) -> bool:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of the HTTP client in the installed version of the hub's library."""
+    """Return the exceptions of the HTTP client that huggingface_hub uses."""
     from huggingface_hub import errors
 
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)

@@ -1,4 +1,4 @@
-"""Compare the roles and ids of a tokenizer with AutoTokenizer."""
+"""Compare a tokenizer's roles and ids with the results of AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _SHOWN = 6  # number of ids to print, starting before the first difference
 def library_differences(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None = None
 ) -> list[str]:
-    """Return the differences from AutoTokenizer, one line for each role and text.
+    """Compare with AutoTokenizer, and return one line for each role or text that differs.
 
-    The result is empty if Transformers cannot load the tokenizer. A row can begin with the declared
-    bos and end with the declared eos. A text that begins with its own bos needs no second bos.
+    The result is empty if Transformers cannot load the tokenizer. A row of ids may begin with the
+    declared bos and end with the declared eos. If a text already begins with a bos, the row needs
+    no second bos.
 
     >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
     []
@@ -29,8 +30,8 @@ def library_differences(
     Args:
         tokenizer: a loaded tokenizer.
         texts: whole texts.
-        rows: the ids of each text, possibly truncated. Default: the ids of `encode`, with the ids
-            that the library adds around a text.
+        rows: the ids of each text, possibly truncated. Default: the ids from `encode`, and the ids
+            that the library adds before and after a text.
 
     Raises:
         ValueError: if the number of rows differs from the number of texts.
@@ -74,7 +75,7 @@ def _ids(
 
 
 def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list[int]]:
-    """Return the ids that a row can have before a text's own ids."""
+    """Return the lists of ids that a row may contain before the ids of the text."""
     if not before:
         return [[], bos]
     return [before, []] if bare[: len(before)] == before else [before]

@@ -46,7 +46,7 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer of any kind, with a library that its files determine.
+    """Load a tokenizer of any kind; the files determine which library reads them.
 
     >>> xtok.load_tokenizer("bytes", vocab_size=300)
     Tokenizer('bytes', bytes, 300 ids)
@@ -56,13 +56,13 @@ def load_tokenizer(
             tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`; or a loaded fast Hugging
             Face tokenizer. The contents determine the kind of a file, and a prefix overrides it:
             `hf:`, `spm:`, `tiktoken:`, `tekken:`. `REPO@REVISION` pins a branch, tag or commit.
-            `FILE@REGEX` sets the split pattern of a tiktoken file. A `Tokenizer` is returned
-            unchanged.
+            `FILE@REGEX` sets the split pattern of a tiktoken file. If `model` is a `Tokenizer`, it
+            is returned unchanged.
         vocab_size: width of the model's logits. Default: the width in the model's config, otherwise
             the tokenizer's largest id + 1.
         offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
-        trust_remote_code: allow custom tokenizer code from the repo. The tokenizer's `notes` report
-            its use.
+        trust_remote_code: allow custom tokenizer code from the repo. If such code was used, the
+            tokenizer's `notes` contain a warning.
 
     Raises:
         TokenizerError: if the tokenizer is missing or unreadable, or its tokens have no exact
@@ -94,7 +94,7 @@ def load_tokenizer(
 def _load(
     name: ModelName, offline: bool, trust_remote_code: bool
 ) -> tuple[Backend, ModelFiles | None, str | Path | None]:
-    """Return the backend, its folder or repo (if any), and `Tokenizer.location`."""
+    """Return the backend, the files of its folder or repo (if any), and `Tokenizer.location`."""
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
         return _BUILT_IN[kind](location), None, None
@@ -154,8 +154,8 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        vocab_size: width of the model's logits. Default: the width in the config of its folder,
-            otherwise the largest id + 1.
+        vocab_size: width of the model's logits. Default: the width in the `config.json` of the
+            tokenizer's folder, otherwise the largest id + 1.
 
     Raises:
         TokenizerError: if the tokenizer is slow, or its tokens are not byte strings.

@@ -28,7 +28,7 @@ class ModelName(NamedTuple):
 
     @property
     def is_json(self) -> bool:
-        """Whether the path is a `tokenizer.json`, which means its folder."""
+        """Whether the path is an existing `tokenizer.json`, which stands for its folder."""
         return self.path.name == TOKENIZER_JSON and self.path.is_file()
 
     @property
@@ -73,7 +73,7 @@ def model_id(model: str | PathLike[str]) -> str:
 
 
 def absolute(model: str) -> str:
-    """Make the path in a model name absolute. Other names are returned unchanged."""
+    """Make the path in a model name absolute; return names without a path unchanged."""
     kind, _, suffix, path = parse_name(model)
     if kind in BUILT_IN or not path.exists():
         return model
@@ -114,7 +114,11 @@ def _path(location: str) -> Path:
 
 
 def is_path(location: str, *, sure: bool = False) -> bool:
-    """Whether a name is a path: not a valid repo id, or (unless `sure`) its first folder exists."""
+    """Whether a model's name is a path.
+
+    A name that is not a valid repo id is a path. Unless `sure` is set, so is a name with an
+    existing first folder.
+    """
     first, slash, _ = location.partition("/")
     return (
         not _REPO_ID.fullmatch(location)

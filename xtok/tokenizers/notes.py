@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:
-    """Return notes about each side's width and its source, and about changes to text."""
+    """Return notes about the widths of both vocabularies, and about tokenizers that change text."""
     notes = []
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
@@ -30,7 +30,7 @@ def tokenizer_notes(pair: Pair) -> list[str]:
 
 
 def case_notes(pair: Pair) -> list[str]:
-    """Return a note for each side that lacks the other side's upper-case letters."""
+    """Return a note if one vocabulary has upper-case letters and the other does not."""
     results = ("their rows in a map are empty", "no row of a map contains them")
     notes = []
     for sides, result in zip((pair, pair.reversed), results, strict=True):
@@ -46,7 +46,7 @@ def case_notes(pair: Pair) -> list[str]:
 def undecodable_tokens(
     pair: Pair, ignored: tuple[Collection[int], Collection[int]] = ((), ())
 ) -> list[str]:
-    """Return a sentence for each side that has text ids without bytes."""
+    """Return a sentence for each of the two tokenizers that has text ids without bytes."""
     failures = []
     for side, tokenizer, left_out in zip(SIDES, pair.tokenizers, ignored, strict=True):
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]

@@ -26,7 +26,7 @@ _TOKENS_AT_ONCE = 16_384  # number of tokens per call to a tokenizer, so that a 
 
 
 class Pieces(NamedTuple):
-    """The concatenated spellings of some tokens."""
+    """The spellings of a list of tokens, concatenated into one array of ids."""
 
     ids: NDArray[np.int32]  # [total], ids in the spelling tokenizer
     counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 if it cannot be spelled
@@ -34,11 +34,11 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two vocabularies, their tokenizers if available, and facts about both.
+    """The vocabularies of a student and a teacher, with their tokenizers if available.
 
-    Each fact is computed at first use and cached. The widths belong to both models' logits.
-    `xtok.load_pair` creates a pair from two models, and `maps.map_arguments.bind_map` creates a
-    pair from a map.
+    Each fact is computed at first use and cached. The widths of the vocabularies are the widths of
+    the models' logits. `xtok.load_pair` creates a pair from two models, and
+    `maps.map_arguments.bind_map` creates a pair from a map.
     """
 
     student: Vocabulary
@@ -51,19 +51,19 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Both tokenizers. Raises a `ValueError` if the pair lacks them."""
+        """The student's and the teacher's tokenizer; a `ValueError` if the pair has none."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """Both token tables; an `XtokError` if a map from another program has no tokens."""
+        """The student's and the teacher's token table; an `XtokError` if a map has no tokens."""
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
-        """Both vocabularies with their tokenizers' digests, as stored in a map."""
+        """The two vocabularies as stored in a map, with the digests of the tokenizers."""
         student, teacher = (
             replace(side, definition_sha256=tokenizer.definition_sha256) if tokenizer else side
             for side, tokenizer in self._with_tokenizers()
@@ -81,28 +81,29 @@ class Pair:
 
     @functools.cached_property
     def reversed(self) -> Pair:
-        """The pair with student and teacher exchanged. `reversed.reversed` is this pair."""
+        """The pair with student and teacher exchanged. `pair.reversed.reversed` is `pair`."""
         other = Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
         vars(other)["reversed"] = self
         return other
 
     @functools.cached_property
     def equal_bytes(self) -> NDArray[np.int64]:
-        """For each student id, the teacher id with the same bytes, int64 `[V_student]`, or −1."""
+        """The teacher id with the same bytes as each student id, or −1, int64 `[V_student]`."""
         return match_bytes(*self.tables)
 
     @functools.cached_property
     def equal_roles(self) -> dict[int, int]:
-        """The teacher's control token with the same role or name, by student id."""
+        """A dict from student ids to the teacher's control tokens with the same role or name."""
         if self.is_same:
             return {i: i for i in self.tables[0].control_names}
         return match_roles(*self.tables)
 
     @functools.cached_property
     def partners(self) -> NDArray[np.int64]:
-        """For each student id, the teacher id with its bytes or role, int64 `[V_student]`, or −1.
+        """The teacher id with the same bytes or role as each student id, or −1; int64.
 
-        Several student ids can have the same partner, unlike in `shared`.
+        The shape is `[V_student]`. Several student ids can have the same partner; in `shared`, they
+        cannot.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -110,10 +111,11 @@ class Pair:
 
     @functools.cached_property
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """One-to-one partners for both sides, int64 `[V_student]` and `[V_teacher]`, or −1.
+        """Partners of student ids and of teacher ids, one to one, or −1. Both arrays are int64.
 
-        Tokens with equal bytes that both tokenizers emit are paired first, then tokens with equal
-        roles, in the order of ids.
+        The arrays have the shapes `[V_student]` and `[V_teacher]`. First, tokens with equal bytes
+        that both tokenizers emit become partners, then tokens with equal roles, in the order of
+        ids.
         """
         ours, theirs = self.equal_bytes, self.reversed.equal_bytes
         to_teacher, to_student = _mutual(ours, theirs), _mutual(theirs, ours)
@@ -125,14 +127,15 @@ class Pair:
 
     @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:
-        """Student ids without an exact counterpart, and teacher ids with the same relaxed form."""
+        """A dict from student ids without an equal teacher token to near-equivalent teacher ids."""
         return match_relaxed(*self.tables)
 
     @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
-        """Student ids with upper-case letters, if the teacher's vocabulary has no upper case.
+        """Student ids with upper-case letters, if the teacher's vocabulary is lower-case only.
 
-        The teacher cannot spell these tokens. The array is int64 and usually empty.
+        The teacher's tokenizer cannot spell these tokens. The array is int64, and empty for
+        teachers with upper-case letters.
         """
         rows, columns = self.tables
         if columns.has_upper_case:
@@ -168,17 +171,17 @@ class Pair:
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether both sides are the same vocabulary, regardless of their widths."""
+        """Whether student and teacher have the same vocabulary, possibly with different widths."""
         return same_tokens(*self.tables)
 
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> Pair:
-        """Return the pair in another token form, with ignored ids as UNUSED.
+        """Return a copy of the pair with tokens in another form and with ignored ids as UNUSED.
 
         Raises:
-            XtokError: if the form is `raw` and the pair has no tokenizers, because maps contain no
-                display strings.
+            XtokError: if the form is `raw` and the pair was made from a map, because maps contain
+                no display strings.
         """
         key = form, *map(frozenset, ignored)
         if key == ("bytes", frozenset(), frozenset()):

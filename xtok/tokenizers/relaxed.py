@@ -32,9 +32,10 @@ def relaxed_form(token: bytes) -> bytes:
 
 
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
-    """Pair student ids without an exact counterpart with teacher ids that have the same form.
+    """Pair student ids that have no equal teacher token with near-equivalent teacher ids.
 
-    The teacher token is the relaxed form itself, otherwise a space and the relaxed form.
+    The near-equivalent teacher token is the student token's relaxed form or, if this token does not
+    exist, a space and the relaxed form.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

@@ -82,9 +82,9 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
     Within a role, tokens with equal names are matched first, then the other tokens in order, one to
-    one. If the role is bos, eos, pad or unk, the remaining student tokens share the role's first
-    teacher id. If the teacher has no end-of-turn token, its eos is used. Tokens without a role are
-    matched by name.
+    one. For the roles bos, eos, pad and unk, all remaining student tokens are paired with the first
+    teacher id of the role. If the teacher has no end-of-turn token, the teacher's eos is used
+    instead. Tokens without a role are paired by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
@@ -108,7 +108,7 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
-    """Pair those ids of one role that are not paired yet."""
+    """Pair the student's and the teacher's ids of one role, without the pairs in `earlier`."""
     candidates, used_ids = _role_ids(role, teacher), set(earlier.values())
     rest = [s for s in _role_ids(role, student) if s not in earlier]
     free = [t for t in candidates if t not in used_ids]
@@ -133,8 +133,8 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     """Map each student CONTROL id to the teacher CONTROL id with the most similar name.
 
     The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of character pairs in
-    the simplified names. Among equal similarities, the lower id is used. `threshold` > 0 is the
-    minimum similarity.
+    the simplified names. If several teacher ids are equally similar, the lowest id is used.
+    `threshold` > 0 is the minimum similarity.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     if not (rows and columns):

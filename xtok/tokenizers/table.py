@@ -49,7 +49,7 @@ class TokenEntry(NamedTuple):
     """One token id of a tokenizer.
 
     `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
-    vocabulary's display string, if it differs.
+    string for this token in the tokenizer's files, if it differs from `content`.
     """
 
     id: int
@@ -125,13 +125,13 @@ class TokenTable:
         return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield the entries of all ids except UNUSED ids, for `Decoded`."""
+        """Yield the entries that `Decoded` takes: one for each id that is not UNUSED."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
                 yield TokenEntry(i, TokenType(kind), token)
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return this table with another table's roles and preferred ids, except UNUSED ids."""
+        """Return a copy with the roles and preferred ids of another table, without UNUSED ids."""
         is_used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if is_used[i]) for role, ids in table.roles.items()}
         return replace(
@@ -164,7 +164,7 @@ class TokenTable:
         return np.sort(np.fromiter(self._canonical_ids.values(), np.int64))
 
     def ids_of(self, token: str | bytes) -> list[int]:
-        r"""Return the ids of a token, ascending. Several ids can have the same bytes.
+        r"""Return all ids of a token, ascending, because several ids can have the same bytes.
 
         Args:
             token: the token's text (plain, or escaped with `\xe4` for a byte), the name of a
@@ -191,7 +191,7 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the bos and eos to add around ids, empty if the ids already have them."""
+        """Return the ids to add before and after a text's ids: bos and eos, unless present."""
         begins, ends = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
             [*begins[:1]] if bos and not {*ids[:1]} & {*begins} else [],
@@ -212,18 +212,18 @@ class TokenTable:
         return shorten(self.name(token_id))
 
     def quoted(self, token_id: int) -> str:
-        """Return the shortened name of an id in quotes, or `(none)` for an id outside the table."""
+        """Return the shortened name of an id in quotes, or `(none)` if the id is too large."""
         return quoted(self.name(token_id)) if token_id < len(self) else "(none)"
 
     def at_width(self, width: int) -> TokenTable:
-        """Return the table with a different number of UNUSED ids at its end."""
+        """Return a copy with another width: UNUSED ids are added or removed at the end."""
         num_new, end = width - len(self), min(width, len(self))
         types = np.pad(self.types[:end], (0, max(0, num_new)), constant_values=TokenType.UNUSED)
         offsets = np.pad(self.offsets[: end + 1], (0, max(0, num_new)), mode="edge")
         return replace(self, types=types, offsets=offsets)
 
     def sha256(self) -> str:
-        """Return the digest of types, offsets, bytes and control names, up to the last used id."""
+        """Return the digest of types, offsets, bytes and control names of the ids in use."""
         return self._sha256
 
     @functools.cached_property
@@ -249,7 +249,7 @@ def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """One side of a map: a token table, and the model that it belongs to."""
+    """The student's or the teacher's vocabulary: a token table and the model's name."""
 
     model_id: str  # repo id, or last component of a folder or file
     revision: str | None = None  # commit of the repo, if known; otherwise the requested revision
@@ -268,7 +268,7 @@ class Vocabulary:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the width is only a lower bound, from another program's map."""
+        """Whether the width is only a lower bound, as in some maps from other programs."""
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: Token) -> list[int]:
@@ -313,7 +313,7 @@ class Vocabulary:
         return ids
 
     def find_ids(self, tokens: Token | Iterable[Token]) -> tuple[list[int], XtokError | None]:
-        """Return the ids of existing tokens, and an error that names the missing tokens."""
+        """Return the ids of the tokens that exist, and an error for the tokens that do not."""
         ids: list[int] = []
         errors: dict[str, str] = {}
         for token in token_list(tokens):
@@ -339,7 +339,7 @@ class Decoded:
     collector by a tenth of a second.
 
     Args:
-        entries: each id once, in any order.
+        entries: the entries of all ids, in any order. No id may occur twice.
         form: `bytes`, `text` (the bytes decoded as UTF-8, with U+FFFD for invalid bytes) or `raw`
             (the display string).
         ignore: ids to treat as UNUSED.
@@ -386,7 +386,7 @@ class Decoded:
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return a table of `width` ids, with UNUSED for ids that the tokenizer lacks."""
+        """Return a table of `width` ids; ids that the tokenizer does not have are UNUSED."""
         tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
@@ -410,7 +410,7 @@ def _control_name(token_id: int, content: bytes) -> str:
 
 
 def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
-    """Whether two tables have the same bytes and control tokens, in any width and types."""
+    """Whether two tables have the same bytes and control tokens; widths and types can differ."""
     if table is None or other is None or table is other:
         return table is other
     # Types can differ, because Transformers changes some UNKNOWN tokens to CONTROL.
@@ -432,7 +432,7 @@ def differing_ids(table: TokenTable, other: TokenTable) -> list[int]:
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
-    """For each student id, return the teacher id with its bytes, int64 `[V_student]`, or −1."""
+    """Return the teacher id with the same bytes as each student id, or −1, int64 `[V_student]`."""
     find_id = teacher.canonical_ids().get
     return np.fromiter(map(find_id, student.tokens(), repeat(-1)), np.int64, len(student))
 
@@ -462,7 +462,7 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # invalid bytes, decoded with `surr
 
 
 def utf8_runs(data: bytes) -> list[str]:
-    r"""Split bytes into alternating runs of text and invalid bytes. The first and last are text.
+    r"""Split bytes into alternating runs of text and invalid bytes; the first and last are text.
 
     >>> utf8_runs(b"n\xc3\xa9\xe6\x9d")
     ['né', '\udce6\udc9d', '']
