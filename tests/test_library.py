@@ -165,7 +165,8 @@ WITH_EXAMPLES = sorted(
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_examples_in_docstrings(name: str) -> None:
+def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some examples write files
     module = importlib.import_module(name.removesuffix(".__init__"))
     results = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
     assert results.failed == 0

@@ -179,6 +179,11 @@ def get_map(
     the same time. One process builds the map, and the other processes wait for the file. If the
     building process dies, a waiting process builds the map.
 
+    >>> xtok.get_map("bytes", "bytes", path="map.safetensors")
+    ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
+    >>> xtok.get_map("bytes", "bytes", path="events.safetensors", for_loss="event-kl")
+    EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
+
     Args:
         student_model: as in `build`.
         teacher_model: as in `build`.

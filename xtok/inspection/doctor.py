@@ -101,6 +101,9 @@ def doctor(
 ) -> Diagnosis:
     """Check a tokenizer or a pair for problems that make cross-tokenizer training wrong.
 
+    >>> xtok.doctor("bytes", "bytes").advice.loss  # the same tokenizer on both sides
+    'plain KL'
+
     Args:
         student_model: a model as in `load_tokenizer`, a loaded tokenizer, or a pair.
         teacher_model: a second model; None for one model or a pair.

@@ -90,6 +90,12 @@ def evaluate(
 ) -> Evaluation:
     """Measure projection maps or event maps of one pair on text.
 
+    >>> pair = xtok.load_pair("bytes", "bytes")
+    >>> with open("text.txt", "w") as file:
+    ...     _ = file.write("The tower has 201 steps.")
+    >>> xtok.evaluate(pair, xtok.build(pair), "text.txt").verdicts[0].grade
+    'good'
+
     Args:
         pair: the maps' pair, with its tokenizers.
         maps: one or more maps of the same kind and pair, or their paths.

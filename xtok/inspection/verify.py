@@ -43,6 +43,10 @@ def verify(
 ) -> Verification:
     """Check the format, digests, invariants and roles of a map, and compare it with its models.
 
+    >>> checks = xtok.verify(xtok.build("bytes", "bytes"), "bytes").checks
+    >>> {check.name: check.message for check in checks}["exact rows"]
+    '256 rows of equal bytes'
+
     Args:
         any_map: a map of any kind, or the path of its file.
         student_model: the student, or the pair of both models; None skips the comparison.

@@ -27,6 +27,10 @@ def convert(
 ) -> Path:
     """Write a map in the format that the output's suffix indicates, and return the output's path.
 
+    >>> path = xtok.convert(xtok.build("bytes", "bytes"), "map.pt")
+    >>> xtok.ProjectionMap.load(path)
+    ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
+
     Args:
         any_map: a map of any kind, or the path of its file.
         output: a `.safetensors` file, or a `.pt` file for NeMo-RL (not for event maps). For a

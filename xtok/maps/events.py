@@ -25,6 +25,10 @@ class EventMap(StoredMap):
     event distributions is at most the divergence between the next-token distributions. The *leak*
     is an error rate: the share of shared token boundaries at which the student's and the teacher's
     token are in different events.
+
+    >>> events = xtok.events("bytes", "bytes")
+    >>> int(events.student_event[97]), int(events.teacher_event[97])  # the event of `a`
+    (97, 97)
     """
 
     KIND = "events"

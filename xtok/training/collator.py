@@ -380,6 +380,10 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     next position, or -100 at padding. Each teacher gets `shifted`, the result of
     `shift_to_predictions`. A teacher with `realized_logprob` also gets `teacher_logprobs`: at each
     position, the log-probability of the next token. The predictions in `stored` are not shifted.
+
+    >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
+    >>> batch["labels"].tolist(), batch["targets"].tolist()
+    ([[104, 105]], [[105, -100]])
     """
     student, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (student, *teachers):

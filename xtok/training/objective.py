@@ -179,6 +179,11 @@ def make_objective(
 ) -> Objective:
     """Build the objective of a student and its teachers.
 
+    >>> collator = xtok.DistillationCollator("bytes", "bytes")
+    >>> objective = xtok.training.make_objective(collator.pairs, "alm")
+    >>> objective.count(xtok.training.prepare(collator(["hi"]))).tolist()  # targets, chunks
+    [1, 1]
+
     Args:
         pairs: the `pairs` of a collator, one per teacher; None for stored predictions.
         losses: a name or a `BatchLoss`; one for all teachers, or one per teacher.

@@ -84,6 +84,17 @@ def event_kl(
     Theory, 2nd ed., section 2.8). A chunk is excluded if no position predicts its first token, for
     example the first token of a row.
 
+    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is
+    log 256:
+
+    >>> import torch
+    >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
+    >>> index = xtok.losses.event_index(xtok.events("bytes", "bytes"))
+    >>> student, teacher = torch.zeros(2, 1, 2, 256)  # two tensors `[B, T, V]`
+    >>> teacher[0, 0, ord("i")] = 100  # position 0 predicts token 1
+    >>> xtok.losses.event_kl(student, teacher, index, batch["teachers"][0]["shifted"])
+    tensor(5.5452)
+
     If the student's logits are a tensor, the only large allocation is their gradient, in the same
     dtype. `backward` consumes this gradient, so `backward` can run only once.
 

@@ -46,6 +46,17 @@ def p_kl(
     inside the logarithm. A learnable `module` also receives gradients. Unlike in `event_kl`, chunks
     without a predicted first token are included. See `event_kl` for the other arguments, the result
     and the errors.
+
+    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is
+    log 256:
+
+    >>> import torch
+    >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
+    >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
+    >>> student, teacher = torch.zeros(2, 1, 2, 256)  # two tensors `[B, T, V]`
+    >>> teacher[0, 0, ord("i")] = 100  # position 0 predicts token 1
+    >>> xtok.losses.p_kl(student, teacher, module, batch["teachers"][0]["shifted"])
+    tensor(5.5452)
     """
     plan, logits = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or PKLConfig(), sample_mask)
