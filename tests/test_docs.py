@@ -12,6 +12,7 @@ Where a document names `data/models`, tiny models stand for the fetched ones, an
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import inspect
 import json
@@ -35,9 +36,11 @@ import fetch_tokenizers
 import make_corpus
 import pytest
 import small_tokenizers
+import torch
 from conftest import REAL, ROOT
 from forked import Forks
 from tiny_models import save_model
+from torch import Tensor
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -365,6 +368,30 @@ def test_the_picture_of_a_map_matches_the_built_map() -> None:
     printed = next(b.text for b in blocks(guide) if "0.7488" in b.text)
     assert drawn == ["0.6667", "0.1667", "0.1667", "0.7488", "0.2496", "1.0000"]
     assert all(f" {weight} " in printed for weight in drawn)
+
+
+@pytest.mark.real
+def test_the_class_for_verl_projects_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    class StandIn:
+        """verl's class, with -1 for each teacher token."""
+
+        async def compute_teacher_logprobs_single(self, ids: list[int]) -> tuple[Tensor, Tensor]:
+            return torch.tensor(ids)[:, None], torch.full((len(ids), 1), -1.0)
+
+    guide = ROOT / "docs" / "guides" / "trainers.md"
+    [example] = [b.text for b in blocks(guide) if "class CrossTokenizer" in b.text]
+    if not (REAL / "llama3.tiktoken").exists():
+        pytest.skip("run scripts/fetch_tokenizers.py")
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    base = names["CrossTokenizer"]
+    manager = type("TeacherManager", (base, StandIn), {})()
+    ids = base.retokenizer.student.encode("The tower has 201 steps.").ids.tolist()
+    _, logprobs = asyncio.run(manager.compute_teacher_logprobs_single(ids))
+    # Qwen's 2, 0 and 1 share the value of Llama 3's 201. The last row is empty.
+    expected = [-1, -1, -1, -1 / 3, -1 / 3, -1 / 3, -1, -1, 0]
+    assert logprobs[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_the_changelog_has_this_version() -> None:
