@@ -66,8 +66,8 @@ def advise(
 
     Args:
         pair: facts about the pair.
-        names: names of the models in the commands. Default: their model ids.
-        maps: existing maps of the pair, which need not be built again.
+        names: names of the two models in the recommended commands. Default: the model ids.
+        maps: existing maps of the pair. No command is recommended to build such a map again.
     """
     if pair.same:
         columns = f"Compare the first {pair.num_ids:,} columns; the other columns are padding."
@@ -100,7 +100,7 @@ def advise(
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a map suits a loss, with a sentence that gives the reason."""
+    """A grade for the use of a map with a loss, with a sentence that gives the reason."""
 
     loss: LossName
     grade: Grade
@@ -114,7 +114,7 @@ def fits(
     failed: Sequence[str] = (),
     verdict: Verdict | None = None,
 ) -> tuple[Fit, ...]:
-    """Judge whether a map suits each loss, and whether the pair suits event KL.
+    """Grade a map for each loss; for event KL, grade the pair.
 
     Args:
         projection: the map.
@@ -140,7 +140,7 @@ def fits(
 
 
 def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
-    """Judge by its rows, and by the verdict if there is one, whether a map suits P-KL."""
+    """Grade a map for P-KL by its rows, and by the verdict if the map was measured on text."""
     if verdict is not None and verdict.grade == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):

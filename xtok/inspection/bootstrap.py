@@ -15,7 +15,7 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with its 95 % confidence interval. A single document gives no interval."""
+    """A value with a 95 % confidence interval, or without one for a single document."""
 
     value: float
     low: float | None = None
@@ -23,11 +23,11 @@ class Interval:
 
 
 def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
-    """Return the mean loss with its confidence interval over documents.
+    """Return the mean loss, with a confidence interval from resampled documents.
 
     Args:
-        sums: the sum of losses of each document, float64 `[documents]`.
-        counts: the number of losses of each document, float64 `[documents]`.
+        sums: the sum of the losses in each document, float64 `[documents]`.
+        counts: the number of losses in each document, float64 `[documents]`.
     """
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
@@ -38,7 +38,7 @@ def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Int
 
 
 def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Resample documents with replacement, and return sums, float64 `[resamples, columns]`.
+    """Draw documents with replacement; return each sample's sums, float64 `[samples, columns]`.
 
     The random seed is fixed, so results are reproducible.
     """
@@ -52,7 +52,7 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Ranking of maps for a loss, over all text."""
+    """Maps ranked by their cross-entropy for one loss on all text."""
 
     loss: BuildLoss
     names: tuple[str, ...]  # names of the maps, best first
@@ -68,8 +68,8 @@ def rank(
     Args:
         loss: the loss.
         names: names of the maps.
-        sums: each map's sum of losses per document, float64 `[maps, documents]`.
-        counts: the number of losses per document, float64 `[documents]`.
+        sums: for each map, the sum of the losses in each document, float64 `[maps, documents]`.
+        counts: the number of losses in each document, float64 `[documents]`.
     """
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]

@@ -54,14 +54,14 @@ class ChatTrial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids that end an answer, according to the template, otherwise eos."""
+        """The ids that end an answer in the template, or eos if the template has no such ids."""
         eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:
-        """The end of an answer, formatted for messages."""
+        """The ids that end an answer, as text for messages."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -71,7 +71,7 @@ class ChatTrial:
         return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
-        """Yield the checks. With `tools`, a template that rewrites turns with tool calls fails."""
+        """Yield the checks. With `tools`, a template that rewrites tool-call turns is a failure."""
         name = "chat template"
         if not self._has_template:
             names = ", ".join(self.tokenizer.chat_templates)
@@ -114,7 +114,7 @@ class ChatTrial:
         return Check(name, "warning", message)
 
     def _tool_checks(self, tools: bool) -> Iterator[Check]:
-        """Append a tool message, and check that the preceding ids stay the same."""
+        """Check that the ids of a conversation stay the same if a tool message is appended."""
         name = "prefix, tool message"
         if error := self._error(_USER, _EMPTY_CALL, _RESULT):
             yield Check(name, "note", f"the template rejects these tool messages: {error}")

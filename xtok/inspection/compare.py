@@ -67,7 +67,8 @@ def compare(
     Args:
         a: a map, or its path.
         b: a second map.
-        texts: paths and globs of text. Rows are weighted by the occurrences of their tokens in it.
+        texts: paths and globs of text. The weight of a row is the number of times that the row's
+            token occurs in the text.
         pair: the pair. For text, it must have the student's tokenizer.
         num_examples: number of rows to show.
         names: names of the maps in errors.
@@ -87,7 +88,7 @@ def compare_maps(
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
 ) -> Comparison:
-    """Compare two maps like `compare`, with token counts instead of text.
+    """Compare two maps as `compare` does, but with token counts instead of a text.
 
     The distance of two rows is half the sum of the absolute differences of their weights. An empty
     row has distance 1 from a row with entries.

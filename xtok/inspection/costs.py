@@ -1,4 +1,4 @@
-"""Measure the loss of a map on text, by class of student token and by row."""
+"""Divide the loss of a map on text among classes of student tokens, and among rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_WORST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
-    """Measures of a map for the student tokens of one class, over all text."""
+    """The results of a map on all text for the student tokens in one token class."""
 
     name: str  # name of the map
     token_class: str  # the name of a `TokenClass`, in lower case
@@ -35,7 +35,7 @@ class ClassMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstRow:
-    """A row with a large avoidable loss."""
+    """A row with a large avoidable loss, and the teacher tokens that the text requires."""
 
     name: str  # name of the map
     student_id: int
@@ -51,9 +51,9 @@ _Values: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
 
 
 class Occurrences:
-    """Occurrences of student tokens in all text, at shared boundaries or in chunks.
+    """The occurrences of student tokens in a text, either at shared boundaries or in chunks.
 
-    The student tokens of a chunk share the chunk's loss equally.
+    The loss of a chunk is divided equally among the student tokens in the chunk.
     """
 
     def __init__(self, pair: Pair, text: PerDocument, *, by_chunk: bool) -> None:
@@ -82,8 +82,8 @@ class Occurrences:
 
         Args:
             name: the map's name.
-            losses: the loss of each pair or chunk.
-            reference: the reference loss of each pair or chunk.
+            losses: the losses of the map, one for each pair at boundaries or each chunk.
+            reference: the losses for comparison, in the same order.
             is_covered: whether the map contains each pair, bool `[pairs]`.
         """
         token_kinds = token_classes(self._student)
@@ -116,7 +116,7 @@ class Occurrences:
 
         Args:
             name: the map's name.
-            avoidable: the avoidable loss of each pair or chunk.
+            avoidable: the avoidable loss of each pair at boundaries or of each chunk.
             weights: the map's weight for each pair in the text.
         """
         share = self._amounts / max(1.0, self._amounts.sum())

@@ -73,15 +73,17 @@ class Description(MapDescription):
 def describe(
     projection: MapLike, *, num_examples: int = 0, classes: bool = False, pair: Pair | None = None
 ) -> Description:
-    """Describe the sides, stages, rows and columns of a map.
+    """Describe the two vocabularies, the stages, the rows and the columns of a map.
 
     >>> xtok.describe("map.safetensors").rows_by_kind  # doctest: +SKIP
     {'exact': 109564, 'pieces': 18436, 'empty': 256}
 
     Args:
         projection: a map, or the path of its file.
-        num_examples: number of rows to explain, spread evenly over the rows with several entries.
-        classes: also count rows and teacher ids by token class. This takes most of the time.
+        num_examples: number of rows to explain; the rows are selected evenly from all rows with
+            several entries.
+        classes: whether to count rows and teacher ids for each token class as well. This takes most
+            of the time.
         pair: the map's pair. Default: a pair created from the map.
 
     Raises:
@@ -134,7 +136,7 @@ def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, .
 
 
 def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
-    """Select up to `count` ids, spread evenly."""
+    """Select up to `count` of the ids, at equal distances in the array."""
     indices = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
     some: list[int] = ids[indices].tolist()
     return some

@@ -74,7 +74,7 @@ class Diagnosis:
 
     @property
     def summary(self) -> str:
-        """One-line summary: failed checks, number of warnings, and the advice for a pair."""
+        """One line with the failed checks, the number of warnings, and the advice for a pair."""
         checks = [*self.pair_checks, *(c for side in self.tokenizers for c in side.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         result = f"no check failed, {plural(warnings, 'warning')}"
@@ -174,8 +174,9 @@ def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """Measure how much `teacher_context` lengthens texts.
 
-    Returns the number of rows, the number of rows with a context, and the ratio of the byte lengths
-    of the latter with and without their longest context.
+    The results are the number of rows, the number of rows with a context, and a ratio. The ratio is
+    the byte length of the rows with a context, including each row's longest context, divided by the
+    byte length of these rows without context.
     """
     rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
@@ -195,10 +196,11 @@ def _num_bytes(text: str) -> int:
 
 
 def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
-    """Check that both sides end an answer with the same token.
+    """Check that student and teacher end an answer with the same token.
 
-    If they differ, as in a base model and an instruct model, the teacher assigns almost no
-    probability to the student's end of turn, and answers become longer and longer.
+    If the tokens differ, as for a base model and an instruct model, the teacher assigns almost no
+    probability to the token with which the student ends a turn. The student's answers then become
+    longer and longer.
     """
     name = "ends of turn"
     if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
@@ -264,10 +266,10 @@ def _width_check(tokenizer: Tokenizer) -> Check:
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
-    """Compare ids with another reader of the same files; return the difference, or "".
+    """Load the same files with a second library; return the first difference in ids, or "".
 
-    The other reader is the file alone or AutoTokenizer. The comparison covers words, numbers and
-    special tokens, because wrong ids can decode to the same text.
+    The second library is AutoTokenizer, or reads only the tokenizer file. The ids of words, numbers
+    and special tokens are compared, because different ids can decode to the same text.
     """
     words = [word for text in _PROBE.values() for word in text.split()]
     table = tokenizer.table
@@ -306,7 +308,7 @@ def _duplicates(table: TokenTable) -> Check:
 
 
 def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
-    """Return the ids of tokens that do not round-trip, grouped by cause."""
+    """Return the tokens that decoding and encoding do not restore, as a dict from cause to ids."""
     tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):
@@ -326,7 +328,7 @@ def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict
 
 
 def _cause(table: TokenTable, token_id: int, spelled: Sequence[int]) -> str:
-    """Return the reason why the library encodes a token as other ids."""
+    """Return the reason why the library encodes the text of a token as other ids."""
     if b"".join([table[i] for i in spelled]) != table[token_id]:
         return "the normalizer changes it"
     if table.types[token_id] == TokenType.BYTE:
@@ -382,7 +384,7 @@ def _decode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
-    """Format the first difference of two byte strings, from the start of its character."""
+    """Format two byte strings from the character at which they differ first."""
     if text == decoded:
         return ""
     offset = num_common(text, decoded)

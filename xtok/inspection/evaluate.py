@@ -1,19 +1,20 @@
 """`evaluate`: measure maps on text.
 
-Both sides tokenize the text. At each byte at which a student token s and a teacher token t both
-start, a good row W[s] has a high weight for t.
+Both tokenizers encode the text. At some bytes, a student token s and a teacher token t start
+together. A good row W[s] has a high weight for t at these positions.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: share of positions with W[s, t] > 0. Top-1: share of positions at which t is the row's
-  heaviest entry.
+- Coverage: share of positions with W[s, t] > 0. Top-1: share of positions at which t is the
+  heaviest entry of the row W[s].
 - Floor: cross-entropy of the best map for this text, counted on this text and cut to the same
   number of entries per row.
 - Recipe: cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes and
   exact matches, but without slots.
 - Closed: (recipe - map) / (recipe - floor).
 
-The measures over chunks average the rows of a chunk's student tokens and the losses of its teacher
-tokens, like P-KL. Gold and H-KL compare the first tokens at shared boundaries.
+Measures over chunks are averages, as in P-KL: the prediction is the mean of the rows of all student
+tokens in a chunk, and the loss is the mean over the teacher tokens in the chunk. Gold and H-KL
+compare the first tokens at shared boundaries.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ def _map_fields(
 
 
 class _View:
-    """Losses of maps on a text, at its shared token boundaries or over its chunks."""
+    """Losses of maps on a text, either at shared token boundaries or over chunks."""
 
     def __init__(self, text: PerDocument, shape: tuple[int, int], *, over_chunks: bool) -> None:
         self.text, self.shape, self.over_chunks = text, shape, over_chunks
@@ -257,7 +258,7 @@ class _View:
         self.counts = self.sums(np.ones(num_losses))  # number of losses per document
 
     def losses(self, edges: Edges) -> NDArray[np.float64]:
-        """Return the loss of each pair at boundaries, or of each chunk."""
+        """Return the losses of a map: one for each pair at boundaries, or one for each chunk."""
         if self.over_chunks:
             return self.text.chunk_losses(edges, self.shape)
         return losses_of(weights_at(edges, self.text.keys), self.shape[1])
@@ -271,7 +272,7 @@ class _View:
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
     def measures(self, in_group: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
-        """Return the mean losses of a map, of the recipe and of the floor over some documents."""
+        """Return the mean losses of three maps (map, recipe and floor) over some documents."""
         is_measured = in_group & (self.text.num_chunks > 0)  # others would change the interval
         counts = self.counts[is_measured]
         map_sums, recipe, floor = (self.sums(x)[is_measured] for x in losses)
@@ -287,7 +288,7 @@ class _View:
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
-    """Return X-Token's map without slots, cut to the size of each map."""
+    """Return X-Token's map without slots, cut to each `top_k` that occurs in `maps`."""
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
     only = ~matches.is_exact
@@ -314,10 +315,10 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
 def _groups(
     text: PerDocument,
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.float64]]]:
-    """Yield the fields of `Measures`, the documents and the counts of each group.
+    """For each group of text, yield fields of `Measures`, a mask of documents, and counts.
 
-    The last group is all text. Groups without a boundary are omitted. A group with the name `all`
-    gets a number.
+    The last group is all text. Groups without a shared token boundary are omitted. A number is
+    added to the name of a file group that is called `all`.
     """
     names = np.array(text.groups)
     groups = {name: names == name for name in _measured(text)}

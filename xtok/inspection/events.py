@@ -1,4 +1,4 @@
-"""Describe event maps and spelling maps, and explain their tokens."""
+"""Describe event maps and spelling maps, and explain single tokens in these maps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class EventOfToken:
-    """A student token, the teacher token that links it to its event, and the event."""
+    """A student token, the teacher token to which it is linked (if any), and the token's event."""
 
     student_id: int
     token: str
@@ -117,7 +117,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
     Args:
         m: the map.
-        num_examples: number of example tokens with several pieces, for each side.
+        num_examples: number of examples (tokens with several pieces) for each of the two models.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:
@@ -132,7 +132,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
 
 def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
-    """Return the spelling of one side's token in the other side's tokens."""
+    """Return a token of one side with its spelling in the tokens of the other side."""
     table, other_table = m.tables if side == "student" else m.tables[::-1]
     pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
     end = int(counts[: token_id + 1].sum(dtype=np.int64))

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEntry(RowEntry):
-    """An entry of a row, with the relation of its token to the row's token."""
+    """An entry of a row, with the relation between the teacher token and the student token."""
 
     relation: str  # empty if the map contains no tokens
 
@@ -45,7 +45,7 @@ class ExplainedRow:
 
 
 def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
-    """Explain one row. With the teacher's tokenizer, also spell the row's token in pieces."""
+    """Explain one row; if the pair has a teacher tokenizer, add the student token's pieces."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     why, pieces = "", None
@@ -134,7 +134,7 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Generic[R]):
-    """Explained rows of a projection map, or tokens of another kind of map."""
+    """Explained rows of a projection map, or explained tokens of an event or spelling map."""
 
     student: str  # model id of the student
     teacher: str
@@ -162,8 +162,8 @@ def explain(
     Args:
         projection: a map, or its path.
         tokens: student tokens as text, bytes or ids, as in `Vocabulary.ids_of`.
-        pair: the map's pair. With its tokenizers, the result includes each token's pieces on the
-            other side.
+        pair: the map's pair. If the pair has tokenizers, the result includes the pieces of each
+            token in the other vocabulary.
         worst: number of worst rows. Default with `token_class` or `kind`: 20.
         token_class: restrict the worst rows to a class, as in `classes_named`.
         kind: restrict the worst rows to a `RowKind`, in lower case.

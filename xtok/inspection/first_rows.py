@@ -70,10 +70,10 @@ def compare_side(
     template: str | Path | None = None,
     rows: Sequence[Sequence[int]] | None = None,
 ) -> SideReport:
-    """Compare roles, ids and masks of one side with `AutoTokenizer` and `apply_chat_template`.
+    """Compare one model's roles, ids and masks with `AutoTokenizer` and `apply_chat_template`.
 
-    The masks can lack targets that the library has: tokens that span the end of the prompt, and
-    messages with weight 0.
+    Some targets of the library may be missing in the masks of xtok: tokens that span the end of the
+    prompt, and messages with weight 0.
 
     Args:
         tokenizer: the tokenizer of this side.
@@ -147,12 +147,12 @@ def alignment_findings(
     ids: Sequence[NDArray[Any]],
     alignment: Mapping[str, NDArray[Any]],
 ) -> Iterator[Result]:
-    """Count aligned targets and chunks in a batch, and decode some of its chunks.
+    """Count the aligned targets and the chunks in a batch, and decode some of the chunks.
 
     Args:
         tokenizers: the student's tokenizer and the teacher's.
-        labels: the student's unshifted labels, `[B, T_s]`; values below 0 are not targets.
-        ids: the ids of both sides, `[B, T_s]` and `[B, T_t]`.
+        labels: the student's labels before the shift, `[B, T_s]`; values below 0 are not targets.
+        ids: the student's ids `[B, T_s]`, and the teacher's ids `[B, T_t]`.
         alignment: the arrays of a `PaddedAlignment`.
     """
     chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
@@ -208,7 +208,10 @@ def _decode_chunks(
     chunk_ids: Sequence[NDArray[Any]],
     chunks: NDArray[np.int64],
 ) -> Iterator[tuple[str, ...]]:
-    """Yield both sides' text for some of the `chunks` (row, number), `[N, 2]`."""
+    """Yield the student's and the teacher's text for some of the `chunks`.
+
+    `chunks`, `[N, 2]`, contains the row and the number of each chunk.
+    """
     for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         side_ids = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
@@ -245,7 +248,7 @@ def row_checks(
     rows: Sequence[SideText | ChatRecord],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
-    """Check rows without a model: compare each side with its library, then check the alignment."""
+    """Check rows without a model: compare ids with the models' libraries, then align them."""
     sides = {(t, x): s for s, t, x in zip(SIDES, pair.tokenizers, templates, strict=True)}
     for (tokenizer, template), side in sides.items():
         with naming_template(f"{side}_template"):

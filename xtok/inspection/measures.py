@@ -27,7 +27,7 @@ MOST_EMPTY = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Measures of a map of any kind on one group of text."""
+    """The results of any kind of map on one group of text."""
 
     name: str  # name of the map
     group: str  # name or path of a file, or `all` for all text
@@ -37,7 +37,7 @@ class Measures:
 
 @dataclass(frozen=True, kw_only=True)
 class MapLosses:
-    """Mean losses in nats of a map, and of two reference maps with the same entries per row."""
+    """The mean loss, in nats, of a map and of two reference maps with equally long rows."""
 
     cross_entropy: Interval
     recipe: float
@@ -55,7 +55,7 @@ class MapMeasures(Measures):
     over_chunks: MapLosses  # averaged over chunks, like P-KL
 
     def losses(self, loss: BuildLoss) -> MapLosses:
-        """Return the losses that determine the verdict for a training loss."""
+        """Return the losses on which the verdict about this training loss is based."""
         return self.over_chunks if loss == "p-kl" else self.at_starts
 
 
@@ -86,12 +86,13 @@ class Verdict:
 
 
 def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) -> Verdict:
-    """Judge a projection map by its measures over all text.
+    """Grade a projection map by its results on all text.
 
     Args:
         m: the measures.
-        loss: P-KL is judged over chunks, other losses at shared token boundaries.
-        empty: the share of the text's student tokens with an empty row.
+        loss: the training loss. For P-KL, the losses over chunks are used; for other losses, the
+            losses at shared token boundaries.
+        empty: the share of the student tokens in the text that have an empty row.
     """
     place = "over chunks" if loss == "p-kl" else "at shared boundaries"
     losses = m.losses(loss)
@@ -117,7 +118,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
 
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
-    """Judge an event map by its leak over all text."""
+    """Grade an event map by its leak on all text (tokens of different events at boundaries)."""
     grade: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is normal, more than {percent(MOST_LEAK, 0)} is too much"
@@ -126,7 +127,7 @@ def event_verdict(m: EventMapMeasures) -> Verdict:
 
 
 def empty_share(m: ProjectionMap, text: PairText | None) -> float:
-    """Return the share of the text's student tokens with an empty row; 0 without text."""
+    """Return the share of student tokens in the text that have an empty row; 0 without text."""
     if text is None:
         return 0.0
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedCounts:
-    """Numbers for each side, and for both sides together."""
+    """The number of items (strings or tokens) of the student, of the teacher, and of both."""
 
     student: int
     teacher: int
@@ -32,12 +32,12 @@ class SharedCounts:
 
     @property
     def only_student(self) -> int:
-        """Number that occurs only on the student's side."""
+        """The number of items that only the student has."""
         return self.student - self.both
 
     @property
     def only_teacher(self) -> int:
-        """Number that occurs only on the teacher's side."""
+        """The number of items that only the teacher has."""
         return self.teacher - self.both
 
 
@@ -61,14 +61,14 @@ class TextFacts:
 
     @property
     def grade(self) -> Grade:
-        """Grade of the share of text for which the two sides differ."""
+        """A grade for the share of text that the two tokenizers spell with different bytes."""
         share = 0.0 if self.left_out is None else self.left_out.share
         return "bad" if share > 0.05 else "usable" if share > 0.005 else "note"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingFacts:
-    """Statistics of one side's spellings in the other side's tokens, for CSD."""
+    """How many tokens of one vocabulary can be spelled in the other vocabulary, for CSD."""
 
     shared: int  # number of tokens paired one to one with a token of the other side
     spelled: int  # number of tokens with several pieces
@@ -92,7 +92,7 @@ class SpellingFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """Common tokens of two vocabularies, and measures on a text."""
+    """The tokens that two vocabularies have in common, and results on a text."""
 
     student: str
     teacher: str

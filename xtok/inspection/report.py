@@ -42,7 +42,7 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A number that stands out, and the rest of its sentence."""
+    """A sentence that starts with an important number: the number, and the other words."""
 
     grade: Grade
     number: str
@@ -88,7 +88,7 @@ class Report:
 
 
 class PageData(NamedTuple):
-    """A report, and the data for the search on its page."""
+    """A report, and the objects that provide the data for the search on the page."""
 
     report: Report
     maps: tuple[ProjectionMap, ...]
@@ -105,12 +105,13 @@ def examine(
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:
-    """Examine one or two maps of one pair.
+    """Collect the contents of the report about one or two maps of a pair.
 
     Args:
         maps: one or two maps, or their paths.
         texts: paths and globs of text, as in `evaluate`.
-        pair: the maps' pair. Its tokenizers are required for pieces, sentences and text.
+        pair: the maps' pair. Pieces, sentences and results on `texts` require the pair's
+            tokenizers.
         names: names of the maps on the page.
         field: the field or column with the text.
         progress: called for each pass over a vocabulary or the text.
@@ -180,7 +181,10 @@ def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
 def _findings(
     pair: PairFacts, maps: Sequence[MapReport], empty: Sequence[float]
 ) -> tuple[Finding, ...]:
-    """Return all findings, worst first; `empty` is each map's share of text in empty rows."""
+    """Return all findings, worst first.
+
+    `empty` contains, for each map, the share of the text's student tokens that have an empty row.
+    """
     findings = [*_pair_findings(pair)]
     for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
         map_findings = _empty_rows(m.description, pair, share), _find_unreached(m.description)
@@ -205,7 +209,10 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 
 
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
-    """Return a finding about empty rows; `share` is their share of the text."""
+    """Return a finding about empty rows.
+
+    `share` is the share of the text's student tokens that have an empty row.
+    """
     empty = {c.token_class: c.empty for c in d.coverage or () if c.token_class != "unused"}
     num_special = empty.pop("control", 0)
     num_text = sum(empty.values())

@@ -18,8 +18,8 @@ Result: TypeAlias = tuple[Level, str]
 class Check:
     """The result of one check.
 
-    Only the level `failed` makes a command exit with 3. `skipped` means that the map file lacks
-    data for the check.
+    Only checks with the level `failed` make a command exit with code 3. `skipped` means that the
+    map file does not contain the data for the check.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Check:
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Append numbers to repeated names: a, a (2)."""
+    """Make names distinct by appending numbers to repeated names: a, a (2)."""
     result: list[str] = []
     for name in names:
         numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))

@@ -41,7 +41,7 @@ def verify(
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
-    """Check the format, digests, invariants and roles of a map, and compare it with its models.
+    """Check format, digests, invariants and roles of a map, and compare the map with models.
 
     >>> checks = xtok.verify(xtok.build("bytes", "bytes"), "bytes").checks
     >>> {check.name: check.message for check in checks}["exact rows"]

@@ -41,7 +41,7 @@ class VocabToken:
 
 @dataclass(frozen=True, kw_only=True)
 class VocabTable:
-    """Tokens of a vocabulary, with their ids and spellings in a teacher's vocabulary."""
+    """Tokens of a vocabulary, with the same tokens or spellings in a teacher's vocabulary."""
 
     model: str
     teacher: str | None
@@ -53,8 +53,9 @@ class VocabTable:
         """Write the tokens as `.jsonl` (one object per line), or a whole vocabulary as `.npz`.
 
         The arrays of an `.npz` are `bytes` (uint8 `[total]`), `offsets` (int64 `[V + 1]`) and
-        `types` (uint8 `[V]`). With a teacher, there are also `teacher_ids` (int64 `[V]`, −1 if
-        there is none), `spellings` (int32) and `spelling_offsets` (int64 `[V + 1]`).
+        `types` (uint8 `[V]`). With a teacher, the file also contains `teacher_ids` (int64 `[V]`, −1
+        for tokens without a counterpart), `spellings` (int32) and `spelling_offsets` (int64 `[V +
+        1]`).
 
         Raises:
             OutputError: if the file cannot be written.
@@ -107,11 +108,11 @@ def vocab(
     (97, '61', 97, (97,))
 
     Args:
-        student_model: the model, as in `load_tokenizer`; or a pair, for which its student is
-            listed.
+        student_model: the model, as in `load_tokenizer`, or a pair. For a pair, the student's
+            tokens are listed.
         tokens: tokens as text, bytes or ids, as in `Vocabulary.ids_of`. Default: all ids.
-        teacher_model: a second model. The result then includes its ids with the same bytes or role,
-            and its spellings.
+        teacher_model: a second model. The result then includes, for each token, the teacher id with
+            the same bytes or role, and the spelling in the teacher's tokens.
         progress: called while tokens are spelled.
 
     Raises:

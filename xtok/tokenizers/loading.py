@@ -61,8 +61,8 @@ def load_tokenizer(
         vocab_size: width of the model's logits. Default: the width in the model's config, otherwise
             the tokenizer's largest id + 1.
         offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
-        trust_remote_code: allow custom tokenizer code from the repo. If such code was used, the
-            tokenizer's `notes` contain a warning.
+        trust_remote_code: allow custom tokenizer code from the repo. If such code runs, the
+            tokenizer's `notes` mention it.
 
     Raises:
         TokenizerError: if the tokenizer is missing or unreadable, or its tokens have no exact
