@@ -149,7 +149,8 @@ ERRORS: Errors = {
     "choose a new folder, or delete this folder first": [
         (
             lambda: transplanted(output=Path(file("new/a.txt")).parent),
-            "the output folder new contains a.txt, which is not an unchanged output of xtok",
+            "the output folder new contains a.txt, which xtok did not write or which has changed "
+            "since",
         ),
     ],
     "give a path in a folder": [

@@ -76,8 +76,8 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
     _check_folder(target, "output")
     if target.is_dir() and (others := _find_unrecorded(target, record)):
         raise OutputError(
-            f"the output folder {path} contains {others[0]}, which is not an unchanged "
-            "output of xtok",
+            f"the output folder {path} contains {others[0]}, which xtok did not write "
+            "or which has changed since",
             hint="choose a new folder, or delete this folder first",
         )
     return target
@@ -209,7 +209,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _like(path: Path, status: os.stat_result) -> None:
-    now = path.stat()  # some file systems reject any change of owner
+    now = path.stat()  # some file systems reject changes, even to the same value
     if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
         os.chown(path, status.st_uid, status.st_gid)
     if now.st_mode != status.st_mode:
