@@ -22,7 +22,7 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 BuildLoss: TypeAlias = Literal["p-kl", "gold", "h-kl"]  # losses with maps that `build` creates
-EventLoss: TypeAlias = Literal["event-kl", "csd"]  # also from `events` and `spellings`
+EventLoss: TypeAlias = Literal["event-kl", "csd"]  # losses with event maps and spelling maps
 LossName: TypeAlias = Literal[BuildLoss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
 MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
@@ -334,7 +334,8 @@ class BuildConfig(MultitokenConfig):
     """
 
     top_k: int = top_k_option(
-        SortCutConfig.top_k, "Entries per row, including the scale slot. Default with --for: 8."
+        SortCutConfig.top_k,
+        "Maximum entries per row, including the scale slot. Default with --for: 8.",
     )
     prep_top_k: int = option(
         MultitokenConfig.top_k,

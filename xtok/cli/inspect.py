@@ -53,7 +53,7 @@ def inspect(
     """Show an overview of a map, some of its rows, or its differences from another map.
 
     If the models are given, tokens are also spelled in the other side's tokens. For an event map,
-    the rows are the tokens that share an event. For a spelling map, they are spellings of tokens.
+    the command shows the tokens that share an event; for a spelling map, the spellings of tokens.
 
     Example: xtok inspect map.safetensors 201 ' the'
     """
