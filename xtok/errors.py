@@ -16,7 +16,7 @@ class XtokError(Exception):
     the Python API raises `ValueError` or `TypeError` instead.
 
     Messages and hints can contain a command, such as `xtok events STUDENT TEACHER --for csd`, but
-    no single option of xtok. In a hint, `{option}` is replaced by the parameter's name:
+    no option without its command. In a hint, `{option}` is replaced by the parameter's name:
     `vocab_size=` in Python, and `--student-vocab-size or --teacher-vocab-size` on the command line.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))

@@ -77,7 +77,7 @@ def from_datasets(folder: Path, rows: Sequence[Any]) -> list[Any]:
 
 
 def drop(value: Any) -> Any:
-    """Return a value without the nulls within rows, which `plain_messages` drops as well."""
+    """Return a value without null fields, which are also omitted from Parquet files."""
     if isinstance(value, dict):
         return {k: drop(v) for k, v in value.items() if v is not None}
     return [drop(v) for v in value] if isinstance(value, list) else value

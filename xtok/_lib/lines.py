@@ -18,7 +18,7 @@ _CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # do not occur in text
 MAX_TEXT_BYTES = 1 << 26
 """Largest file that `read_small` accepts, decompressed."""
 
-_ZEROS = 4  # share of zero bytes that indicates UTF-16 (ASCII: half)
+_ZEROS = 4  # more than one zero byte in 4 indicates UTF-16 (ASCII: one in 2)
 
 
 class LineOffset(NamedTuple):

@@ -97,7 +97,7 @@ class FlatAlignment:
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
     ) -> PaddedAlignment:
-        """Return the alignment as padded NumPy arrays; `kept` is False at padding."""
+        """Return the alignment as padded NumPy arrays; both masks are False at padding."""
         max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # for NeMo-RL's losses
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
         student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))

@@ -59,8 +59,8 @@ class SideReport:
     def findings(self) -> Iterator[Result]:
         """The first differences, and the number of other differences."""
         yield from (("warning", difference) for difference in self.differences[:_SHOWN])
-        if num_more := self.differences[_SHOWN:]:
-            yield "warning", f"{len(num_more)} more like these"
+        if others := self.differences[_SHOWN:]:
+            yield "warning", f"{len(others)} more like these"
 
 
 def compare_side(

@@ -60,7 +60,7 @@ def take_rows(
 
 
 def keep_candidates(topk: TopK, is_kept: NDArray[np.bool_]) -> TopK:
-    """Keep only the candidates for which `kept` is True."""
+    """Keep only the candidates for which `is_kept` is True."""
     starts = offsets_of(is_kept)[topk.starts]
     return topk._replace(starts=starts, ids=topk.ids[is_kept], logprobs=topk.logprobs[is_kept])
 

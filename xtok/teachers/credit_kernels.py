@@ -103,7 +103,7 @@ def num_shared(data, start, end, text):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def prefix_bound(data, offsets, order, prefix, behind):  # type: ignore[no-untyped-def]
-    """Return the index in `order` of the first token with a prefix, or behind the last."""
+    """Return the index in `order` of the first token with a prefix; if `behind`, after the last."""
     low, high = np.int64(0), np.int64(len(order))
     while low < high:
         middle = (low + high) // 2

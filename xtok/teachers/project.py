@@ -243,7 +243,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
 
 
 def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
-    """Return whether a tokenizer has the ids, which spell the text of the first row, if any."""
+    """Whether a tokenizer has all ids, and they spell the text of the first row, if it has one."""
     topk, width = rows.topk, len(tokenizer.table)
     if not all(((ids >= 0) & (ids < width)).all() for ids in (topk.token_ids, topk.ids)):
         return False

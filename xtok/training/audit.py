@@ -312,7 +312,7 @@ def _set_targets(
     max_length: int | None,
     end_ids: Sequence[int],
 ) -> int:
-    """Write the targets of these texts to `expected`, and count the rows without any end token."""
+    """Write the targets of the texts to `expected`, and count the rows that lose all their ends."""
     num_cut = 0
     for number, row in enumerate(rows):
         positions = row.keep(max_length)

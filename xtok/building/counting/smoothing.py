@@ -32,7 +32,7 @@ def choose_alpha(
 ) -> float:
     """Return the alpha whose map, cut to `top_k`, best predicts the held-out counts.
 
-    Among equal results, the smallest alpha is used. Without held-out data, alpha is 4.
+    Among equal results, the smallest alpha is used. If either counts are missing, alpha is 4.
     """
     if not (len(held_out[0]) and len(pairs[0])):
         return 4.0

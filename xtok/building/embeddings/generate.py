@@ -153,7 +153,7 @@ def _edges_by_spelling(
 
 
 def _power(base: Floats, exponent: Floats) -> Floats:
-    """Compute base ** exponent, rounded to eighths, with the same rounding on all machines."""
+    """Raise to exponents that are rounded to eighths, with equal results on all machines."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
     while eighths.any():

@@ -94,7 +94,7 @@ class Connection:
         max_bytes: int = 0,
         **options: Any,
     ) -> httpx.Response:
-        """Send a request, and read the whole response, which may have `max_bytes` and 1 MiB.
+        """Send a request, and read the whole response, at most `max_bytes` plus 1 MiB.
 
         Raises:
             httpx.RequestError: if the server does not respond in time.

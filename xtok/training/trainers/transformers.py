@@ -48,7 +48,7 @@ class XTokTrainer(DistillationTrainer):
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
             one process has several GPUs.
         ValueError: if `teachers` is missing, if the numbers of teachers, losses and maps differ, or
-            if `args` sets label smoothing or `compute_loss_func`.
+            if label smoothing or a `compute_loss_func` is set.
     """
 
     def __init__(
