@@ -1,4 +1,4 @@
-"""Check the English of the guides, docstrings, comments and messages.
+"""Check the English of the guides, docstrings, comments and messages, and of the tests.
 
     python scripts/prose.py           # rates per 1,000 words; exit code 1 above a limit
     python scripts/prose.py --list    # the sentences that contain a counted phrase
@@ -20,7 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"guides": 1.3, "docstrings": 1.0, "comments": 1.0, "messages": 1.0}
+LIMITS = {
+    "guides": 1.3,
+    "docstrings": 1.0,
+    "comments": 1.0,
+    "messages": 1.0,
+    "test docstrings": 2.5,
+    "test comments": 2.5,
+}
 """Counted phrases per 1,000 words, slightly above the rates of the tree."""
 
 COUNTED = re.compile(
@@ -70,10 +77,11 @@ def texts() -> Iterator[tuple[str, Path, str]]:
     guides = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "cli.md"]
     for path in sorted({path.resolve() for path in guides}):
         yield from (("guides", path, one) for one in sentences(path.read_text(encoding="utf-8")))
-    for path in sorted((ROOT / "xtok").rglob("*.py")):
-        for part, text in texts_of_module(path):
-            if part != "messages" or len(text.split()) >= 4:
-                yield from ((part, path, sentence) for sentence in sentences(text))
+    for folder, prefix in (("xtok", ""), ("tests", "test ")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for part, text in texts_of_module(path):
+                if prefix + part in LIMITS and (part != "messages" or len(text.split()) >= 4):
+                    yield from ((prefix + part, path, sentence) for sentence in sentences(text))
 
 
 def main() -> int:
@@ -90,7 +98,7 @@ def main() -> int:
             print(f"{path.relative_to(ROOT)}: {part}: {sentence}")
     rates = {part: 1000 * counts[part] / max(1, words[part]) for part in LIMITS}
     for part, rate in rates.items():
-        print(f"{part:10} {words[part]:6,} words, {rate:.1f} per 1,000 (limit {LIMITS[part]})")
+        print(f"{part:15} {words[part]:6,} words, {rate:.1f} per 1,000 (limit {LIMITS[part]})")
     return int(any(rates[part] > limit for part, limit in LIMITS.items()))
 
 

@@ -32,16 +32,16 @@ _PATIENCE = 120.0
 
 
 class Browser:
-    """One tab: what it logs, what it asks the network for, and what scripts in it return.
+    """One tab: its console messages, its network requests, and the results of its scripts.
 
     Attributes:
-        messages: console messages and errors, those of the security policy included.
-        requests: the addresses that pages asked for, their own included.
+        messages: console messages and errors, including violations of the security policy.
+        requests: the addresses that pages requested, including the pages themselves.
     """
 
     def __init__(self, profile: Path) -> None:
         reads, writes = os.pipe(), os.pipe()
-        # Chromium reads commands from descriptor 3 and writes to 4, ends with a zero byte each.
+        # Chromium reads commands from descriptor 3 and writes to 4; a zero byte ends each message.
         self._process = subprocess.Popen(
             [
                 "bash",
@@ -118,7 +118,7 @@ class Browser:
             self._send("Input.dispatchKeyEvent", type=kind, **shared)
 
     def type(self, text: str) -> None:
-        """Type text where the focus is."""
+        """Type text into the focused element."""
         self._send("Input.insertText", text=text)
 
     def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:

@@ -43,10 +43,7 @@ TOLD = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "
 
 
 def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) -> Any:
-    """Give the tokenizer of a folder a template and its control tokens, and save it in another.
-
-    Return it, as Transformers has it.
-    """
+    """Copy a tokenizer's folder with a template and its control tokens; return the tokenizer."""
     from transformers import AutoTokenizer
 
     library: Any = AutoTokenizer.from_pretrained(str(source))
@@ -65,7 +62,7 @@ def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) ->
 
 
 def trl_templates() -> list[Path]:
-    """The templates that TRL brings; none without it."""
+    """Return the templates that TRL includes; no templates without TRL."""
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
     return sorted(folder.glob("*.jinja")) if folder.name else []

@@ -164,7 +164,7 @@ def one_core() -> Iterator[None]:
 
 @contextmanager
 def unreadable_folder(mode: int) -> Iterator[Path]:
-    """A folder with this mode, in which this process is not root until the end."""
+    """Yield a folder with this mode; until the end, this process does not run as root."""
     folder, user = Path(tempfile.mkdtemp(prefix="xtok-")), os.geteuid()
     folder.chmod(mode)
     os.seteuid(user or 65534)

@@ -19,7 +19,7 @@ def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.Compl
 
 
 def two_files(small: Path) -> list[str]:
-    """A pair of tokenizers that load fast."""
+    """A pair of tokenizers that load quickly."""
     model = str(small / "small.model")
     return ["--student-model", model, "--teacher-model", model]
 
@@ -53,7 +53,7 @@ WORK: dict[str, Sequence[str]] = {
     "events": [*PAIR, "-o", "events.safetensors"],
     "transplant": ["model", "model", "-o", "copy.model"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
-    "serve": ["--help"],  # it would need a teacher's server, and would not end
+    "serve": ["--help"],  # serve needs a teacher's server, and does not exit
     "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],
 }
 """The arguments of one use of each command."""

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, the real ones where they were fetched, and the command line."""
+"""Fixtures: small tokenizers of every kind, fetched real tokenizers, and the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 # The models of tests are too small for PyTorch's threads, and two processes run tests. If a test
-# requests threads, a waiting thread must not use a core. PyTorch reads both when it is imported.
+# requests threads, a waiting thread must not use a core. PyTorch reads both variables on import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -34,10 +34,10 @@ from xtok.tokenizers.pairs import Pair
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
 
-# A shell starts background jobs with SIGINT ignored, and their children inherit this.
+# A shell starts background jobs with SIGINT ignored, and their child processes inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadlines, because a busy machine is no failure; in CI, the same examples in every run.
+# No deadlines, because a test may run on a busy machine; in CI, every run uses the same examples.
 # All examples of a test share its function-scoped fixtures, as these tests expect.
 settings.register_profile(
     "xtok", deadline=None, derandomize=bool(os.environ.get("CI")),
@@ -48,7 +48,7 @@ settings.load_profile("xtok")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests of whole programs, the longest; load real tokenizers in one process."""
+    """Start with the slowest tests; load real tokenizers in one process."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     for item in items:
         if {"load_real", "hub_folder"} & {*getattr(item, "fixturenames", ())}:
@@ -84,7 +84,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def empty_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, in which `small` is a link to the small tokenizers."""
+    """Work in an empty folder that contains `small`, a link to the small tokenizers."""
     monkeypatch.chdir(tmp_path)
     Path("small").symlink_to(small)
 

@@ -1,7 +1,7 @@
 """Causes of errors: files, folders and models that tests of error messages share.
 
-A test of messages has a dict from each hint to its causes and their messages. A `…` at the end
-stands for the message of another library, and for lists that grow.
+Each test of messages has a dict from hints to causes, and from causes to messages. A `…` at the end
+stands for a message of another library, or for a list that may grow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def spellings(student: str = "bytes") -> SpellingMap:
 
 
 def folder(stem: str, content: str | None = None, **parts: object) -> str:
-    """Copy a tokenizer's folder, with other content or other parts of a JSON file."""
+    """Copy a tokenizer's folder, and change the text or parts of a JSON file."""
     shutil.copytree("small/small-digits", "model")
     path = Path("model", f"{stem}.json")
     path.write_text(content or json.dumps({**json.loads(path.read_text()), **parts}))

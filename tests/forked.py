@@ -139,7 +139,7 @@ def _answer(programs: Programs, ready: list[Any]) -> None:
 
 
 def _warm_up() -> None:
-    """Import the modules of all commands, and load the kernels that count."""
+    """Import the modules of all commands, and load the kernels for counting."""
     import importlib
     import pkgutil
 
@@ -156,7 +156,7 @@ def _warm_up() -> None:
             importlib.import_module(module.name)
     CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
     if not numba.config.DISABLE_JIT:
-        xtok.build("bytes", "bytes", for_loss="p-kl")  # loads the kernels that count
+        xtok.build("bytes", "bytes", for_loss="p-kl")  # loads the kernels for counting
     console.EVERY = 3600.0  # no progress lines, however busy the machine
 
 
@@ -196,7 +196,7 @@ def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, 
         code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(code)  # to free all modules takes longer than a command
+    os._exit(code)  # freeing all modules would take longer than a command
 
 
 if __name__ == "__main__":

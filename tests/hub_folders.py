@@ -1,7 +1,7 @@
 """Write folders with configs as on the hub: Llama 3, Qwen3, DeepSeek-V3, Mistral, Gemma, Llama 2.
 
-`tokenizer.json` is made from the fetched tokenizers, by Transformers' converters; that of Gemma and
-Llama 2 has Mistral's vocabulary. Tests and the benchmark `commands` use them.
+Transformers' converters make `tokenizer.json` from the fetched tokenizers; Gemma and Llama 2 get
+Mistral's vocabulary. Tests and the benchmark `commands` use these folders.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _gemma(folder: Path, source: Path) -> None:
         "type": "Split", **spaces, "behavior": "MergedWithPrevious", "invert": False
     }  # fmt: skip
     document["model"]["unk_token"] = "<unk>"
-    document["decoder"]["decoders"].pop()  # Strip, of Mistral's prefix
+    document["decoder"]["decoders"].pop()  # Strip is the inverse of Mistral's prefix
     for token in document["added_tokens"]:
         token["special"] = token["content"] != "<mask>"
     rust = Tokenizer.from_str(json.dumps(document))

@@ -20,7 +20,7 @@ from xtok.training.module import ProjectionModule
 
 
 def loss_map(name: LossName, pair: Pair) -> Any:
-    """The map of a loss, on the CPU; None if the loss takes no map."""
+    """Return the map of a loss on the CPU; None if the loss takes no map."""
     row = LOSSES[name]
     if row.map is None:
         return None
@@ -39,7 +39,7 @@ def nemo_values(name: str) -> dict[str, NDArray[Any]]:
 def alignment(
     student: Any, teacher: Any, valid: Any = None, correct: Any = None
 ) -> ShiftedAlignment:
-    """The alignment of positions; a chunk at position 0 may begin with token 0, before it."""
+    """Return the alignment of positions; a chunk at position 0 may begin with token 0."""
 
     s, t = torch.as_tensor(student), torch.as_tensor(teacher)
     chunks = max(int(s.max()), int(t.max())) + 1
@@ -59,7 +59,7 @@ def alignment(
 
 
 def event_index_of(width: int, columns: int) -> EventIndex:
-    """Events of one token and of several on each side."""
+    """Return events with one and several tokens on each side."""
 
     class Events:
         num_events = 4

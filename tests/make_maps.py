@@ -29,7 +29,7 @@ NO_SLOT = MultitokenConfig(scale_trick=False)
 def built(
     student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = None
 ) -> ProjectionMap:
-    """A map, built once; its arrays cannot be changed."""
+    """Build a map once; its arrays are read-only."""
     projection = xtok.build(student, teacher, config)
     for value in vars(projection).values():
         if isinstance(value, np.ndarray):
@@ -47,7 +47,7 @@ def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
 
 
 def vocabulary(width: int, **fields: Any) -> Vocabulary:
-    """A side of a map; without tokens, unless they are given."""
+    """Return a side of a map, by default without tokens."""
     values: dict[str, Any] = {
         "model_id": "m", "revision": None, "backend": None, "width_source": "map",
         "tokenizer_vocab_size": None, "table": None,
@@ -126,7 +126,7 @@ TINY = ProjectionMap(
 
 
 def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
-    """The file of `TINY` with other tensors, or metadata: `student__vocab_size=3`."""
+    """Return the file of `TINY` with other tensors or metadata: `student__vocab_size=3`."""
 
     def change(header: dict[str, Any], fields: dict[str, Any]) -> None:
         header.update(tensors or {})
@@ -145,7 +145,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 def changed(data: bytes, change: Change) -> bytes:
-    """The file of a map after a change of its tensors (None removes a tensor) and metadata.
+    """Return the file of a map after a change of its tensors (None removes a tensor) and metadata.
 
     Like a file of an earlier version, it has no digest of the tensors.
     """

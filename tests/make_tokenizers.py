@@ -22,7 +22,7 @@ from xtok.tokenizers.table import TokenTable
 def byte_ranks(
     path: Path, *tokens: str | bytes, width: int | None = None, digits: int = 3
 ) -> Tokenizer:
-    """A tokenizer of the 256 bytes (id = byte) and some tokens (256, 257, …)."""
+    """Return a tokenizer of the 256 bytes (id = byte) and more tokens (256, 257, …)."""
     every = [bytes([b]) for b in range(256)]
     every += [t.encode() if isinstance(t, str) else t for t in tokens]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
@@ -43,9 +43,9 @@ def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str 
 
 
 def tekken_file(path: Path, small: Path, **changed: Any) -> Path:
-    """The small rank file in Mistral's form, with 30 special tokens before it.
+    """Write the small rank file in Mistral's format, with 30 special tokens before it.
 
-    Changes of its config are single values, all others are whole parts.
+    In the config, single values are changed; other parts are replaced as a whole.
     """
     lines = (small / "small.tiktoken").read_text().split("\n")[:-1]
     vocab = [
@@ -72,7 +72,7 @@ def unigram_model(**options: Any) -> bytes:
 
 
 def sentencepiece_with(source: Path, path: Path, change: Callable[[Any], object]) -> Path:
-    """Write a SentencePiece file that differs from another by a change of its model."""
+    """Write a SentencePiece file after a change of its model."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(source.read_bytes())
     change(proto)
     path.write_bytes(proto.SerializeToString())
@@ -98,7 +98,7 @@ def word_piece(folder: Path, *, lowercase: bool) -> Path:
 
 
 def copied(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
-    """Copy a model's folder; JSON files, by their stems, get other parts, or are left out."""
+    """Copy a model's folder; replace parts of JSON files by file stem, or omit files."""
     shutil.copytree(source, folder)
     for stem, changed in parts.items():
         path = folder / f"{stem}.json"
@@ -110,7 +110,7 @@ def copied(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
 
 
 def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
-    """The small byte-level folder with a normalizer, which `<think>` is matched before."""
+    """Copy the small byte-level folder with a normalizer; `<think>` is matched before it runs."""
     parts = {"normalizer": {"type": normalizer}}
     return copied(small / "small-byte-level", folder, tokenizer=parts)
 

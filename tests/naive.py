@@ -36,7 +36,7 @@ def heaviest(row: Row, top_k: int) -> Row:
 def multitoken(
     student: Tokenizer, teacher: Tokenizer, *, top_k: int, max_pieces: int, slot: int | None = None
 ) -> dict[int, Row]:
-    """The recipe, row by row: text tokens only, both passes, cut, and one fixed slot."""
+    """Return the recipe's map, row by row: text tokens, both passes, cut, one fixed slot."""
     rows: dict[int, Row] = defaultdict(lambda: defaultdict(float))
     for source, target, flip in ((student, teacher, False), (teacher, student, True)):
         table = source.vocabulary.table
@@ -59,7 +59,7 @@ def multitoken(
 def common_boundaries(
     student: list[bytes], teacher: list[bytes]
 ) -> list[tuple[list[int], list[int]]]:
-    """The chunks of two spellings of the same bytes: positions of the tokens between two ends."""
+    """Return the chunks of two spellings of the same bytes as positions of tokens."""
     ends: list[dict[int, int]] = []
     for tokens in (student, teacher):
         total, next_position = 0, {}
@@ -88,9 +88,9 @@ def chunk_pairs(
     longest: int,
     weights: dict[tuple[int, int], float] | None = None,
 ) -> tuple[list[tuple[int, int, int]], int]:
-    """(student id, teacher id, amount) of every pair within a chunk, and the chunks left out.
+    """Return (student id, teacher id, amount) of every pair within a chunk, and the omitted chunks.
 
-    With weights of pairs, each teacher token's part is shared in proportion to them.
+    With weights of pairs, the share of each teacher token is divided in proportion to them.
     """
     pairs, skipped = [], 0
     for student, teacher in chunks:
@@ -114,7 +114,7 @@ def projected_logprobs(
     teacher_logprobs: list[float],
     student_logprobs: list[float] | None = None,
 ) -> tuple[list[float], list[bool]]:
-    """Each chunk's float32 sum, shared over its student tokens in multiples of its last bit."""
+    """Divide each chunk's float32 sum among its student tokens, in multiples of its last bit."""
     shares, valid = [0.0] * size, [False] * size
     for student, teacher in chunks:
         total = float(np.float32(sum(teacher_logprobs[j] for j in teacher)))
@@ -134,7 +134,7 @@ def projected_logprobs(
 
 
 def ngrams(token: bytes) -> Counter[tuple[object, int]]:
-    """The n-grams of a token, each numbered by how often it stood before."""
+    """Return the n-grams of a token, each with the number of its earlier occurrences."""
     symbols = ["^", *token, "$"]
     grams: list[object] = [("whole", token), *token]
     for n in (2, 3, 4):
@@ -143,7 +143,7 @@ def ngrams(token: bytes) -> Counter[tuple[object, int]]:
 
 
 def spelling_cosines(rows: list[bytes], columns: list[bytes], most_columns: int) -> list[Row]:
-    """The positive cosines of spelling of each row with the columns, as `spelling` defines them."""
+    """Return the positive cosines of spelling of each row with the columns, as in `spelling`."""
     row_grams, column_grams = list(map(ngrams, rows)), list(map(ngrams, columns))
     counts = sum([*row_grams, *column_grams], Counter())
     in_columns = sum(column_grams, Counter())

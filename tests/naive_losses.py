@@ -12,7 +12,7 @@ EPSILON = 1e-10
 
 
 def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
-    """The value of a loss, and its gradient to the student's logits."""
+    """Return the value of a loss, and its gradient for the student's logits."""
     student.grad = None
     loss.backward()
     assert student.grad is not None
@@ -35,7 +35,7 @@ def check_gradient(loss: Callable[[Tensor], Tensor], student: Tensor, step: floa
 
 
 def same_in_bfloat16(loss: Tensor, low: Tensor, plain: Tensor, exact: Tensor, rtol: float) -> None:
-    """Compare a loss of low logits, and its gradient, with the plain one of exact logits."""
+    """Compare a loss on rounded logits, and its gradient, with the plain loss on exact logits."""
     torch.testing.assert_close(loss.double(), plain, rtol=1e-6, atol=1e-7)
     (_, ours), (_, theirs) = value_and_gradient(loss, low), value_and_gradient(plain, exact)
     torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=1e-5)
@@ -126,7 +126,7 @@ def chunks_from_their_start(
 
 
 def path(logits: Tensor, targets: Tensor, row: int, positions: list[int], t: float = 1) -> Tensor:
-    """The log-probability of some tokens of a text, from logits at temperature t."""
+    """Return the log-probabilities of some tokens of a text, from logits at temperature t."""
     total = logits.new_zeros((), dtype=torch.float64)
     for i in positions:
         total = total + torch.log_softmax(logits[row, i].double() / t, -1)[targets[row, i]]
@@ -162,7 +162,7 @@ Spelled = list[list[int]]
 
 
 def completions(spellings: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
-    """The tokens that are spelled by a prefix and a piece, and their pieces, the lowest token."""
+    """Return the tokens with the bytes of a prefix and a piece, and these pieces."""
     tokens_by_piece: dict[int, int] = {}
     for token, pieces in enumerate(spellings):
         if len(pieces) == len(prefix) + 1 and pieces[:-1] == prefix:

@@ -1,4 +1,4 @@
-"""The plain twin of `xtok.teachers`, and teachers so small that all they may write is listed."""
+"""The plain twin of `xtok.teachers`, and small teachers with enumerable texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = 0  # the id of the end of text, in every small vocabulary
 
 
 class Small(Backend):
-    """Tokens of a few letters and an end of text; greedy, or merged in the order of the ids."""
+    """A tokenizer with a few letters and an end of text; greedy, or with merges in order of ids."""
 
     name = "small"
 
@@ -60,7 +60,7 @@ def small(tokens: Sequence[bytes], *, merges: bool = False) -> Tokenizer:
 
 
 def map_of(rows: Rows, teacher: Tokenizer, student: Tokenizer) -> ProjectionMap:
-    """A map from the teacher to the student, with the rows as they are."""
+    """Return a map from the teacher to the student with these rows."""
     pairs = [(t, s, w) for t, row in rows.items() for s, w in row.items()]
     t, s, w = np.array(pairs, np.float64).reshape(-1, 3).T
     sides: dict[str, Any] = {"student": teacher.vocabulary, "teacher": student.vocabulary}
@@ -78,7 +78,7 @@ def best_first(row: Row) -> list[tuple[int, float]]:
 
 
 def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None) -> TopK:
-    """Predictions as the package takes them: the first k candidates, and the true rest."""
+    """Return predictions in the package's form: the first k candidates, and the exact rest."""
     ids = [x for document in documents for x in document]
     kept = [best_first(row)[:k] for row in rows]
     with np.errstate(divide="ignore"):
@@ -93,7 +93,7 @@ def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None
 
 
 def topk_rows(predictions: TopK) -> list[dict[int, float]]:
-    """Each row's candidates and their probabilities."""
+    """Return the candidates of each row with their probabilities."""
     rows = []
     for a, b in pairwise(predictions.starts):
         p = np.exp(predictions.logprobs[a:b].astype(np.float64))
@@ -102,9 +102,9 @@ def topk_rows(predictions: TopK) -> list[dict[int, float]]:
 
 
 class Projection:
-    """The rule, for one document of a teacher; lost probability goes into the rest.
+    """The projection rule for one document; lost probability is added to the rest.
 
-    `rows` are its predictions as far as they are known: candidates, and the realized token.
+    `rows` contains the known predictions: candidates and the realized token.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Projection:
         self.along_path = along_path
 
     def at(self, position: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
-        """Predict the student's token `inside` bytes into the teacher's token.
+        """Return the distribution of the student's token `inside` bytes into the teacher's token.
 
-        `is_aligned`: a token of the student's begins at the first of these bytes.
+        `is_aligned`: a student token begins at the start of the teacher's token.
         """
         realized, row = self.ids[position], self.rows[position]
         so_far = self.before = self.tokens[realized][:inside]
@@ -125,7 +125,8 @@ class Projection:
         fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
         if not sum(fits.values()):
             return None
-        self.mass: dict[int | None, float] = defaultdict(float)  # None: nobody knows
+        # None: the probability of unknown tokens
+        self.mass: dict[int | None, float] = defaultdict(float)
         for c, p in fits.items():
             left = self.tokens[c][inside:]
             if c == realized and self.tokens[c]:
@@ -136,7 +137,7 @@ class Projection:
                 self.settle(left, p, self.token_of(left))
             else:
                 self.mass[None] += p
-        # Other tokens of the teacher's share evenly what is not known.
+        # The other tokens of the teacher share the unknown probability evenly.
         others = {c for c, token in enumerate(self.tokens) if token} - {*row}
         alike = sum(self.tokens[c].startswith(so_far) for c in others)
         share = alike / max(1, len(others)) if inside else 1.0
@@ -144,7 +145,7 @@ class Projection:
         return {s: p / total for s, p in self.mass.items() if p and s is not None}
 
     def along(self, text: bytes, position: int, p: float, token: int | None = None) -> None:
-        """The text goes on with the prediction at the next position, while a token may grow."""
+        """Extend the text by the prediction at the next position while a token may grow."""
         may_grow = any(x.startswith(text) and x != text for x in self.student.table.tokens())
         following = self.rows[position + 1] if position + 1 < len(self.rows) else {}
         if not self.along_path or not may_grow or not following:
@@ -158,7 +159,7 @@ class Projection:
         self.settle(text, p * (1 - sum(following.values())), token)
 
     def settle(self, text: bytes, p: float, token: int | None = None) -> None:
-        """What begins with a text of which no more is known: the map's row, if a token is it."""
+        """Add the probability of a text without a known continuation."""
         first, splits = self.first(text)
         if self.is_aligned and not splits:
             p *= RESPLIT_RATE
@@ -170,7 +171,8 @@ class Projection:
     def first(self, text: bytes) -> tuple[int, bool]:
         """Return the student's first token of a text, given the preceding bytes of its token.
 
-        Also returns whether a token begins there. If not, it is the first token of the text alone.
+        Also return whether a token begins there; if not, the token is the first token of the text
+        alone.
         """
         begin = 0
         for s in self.student.segment(self.before + text):
@@ -190,7 +192,7 @@ class Projection:
 
 
 class Bigrams:
-    """A bigram teacher: `rows[last]` predicts the next token. All texts end."""
+    """A bigram teacher: `rows[last]` predicts the next token. All its texts end."""
 
     def __init__(self, rows: Rows, tokens: Sequence[bytes]) -> None:
         self.rows, self.tokens = rows, tokens
@@ -198,7 +200,7 @@ class Bigrams:
     def begins(
         self, last: int, spell: Callable[[bytes], list[int]], longest: int, text: bytes = b""
     ) -> dict[int, float]:
-        """The student's first token of a text and all that may follow `last`, and how likely."""
+        """Return the distribution of the first token of a text and all continuations of `last`."""
         shares: dict[int, float] = defaultdict(float)
         if len(text) >= longest:
             return {spell(text)[0]: 1.0}

@@ -1,8 +1,8 @@
 """A simulated GPU: tensors with the device `cuda:0` and their data on the CPU.
 
-What CUDA refuses, an operation on tensors of two devices, is an error. What makes the CPU wait for
-a GPU, a value or a size that it has to know, is counted. Autograd, views, in-place operations and
-`out=` work as everywhere.
+An operation on tensors of two devices is an error, as in CUDA. Operations that make the CPU wait
+for the GPU, because it needs a value or a size, are counted. Autograd, views, in-place operations
+and `out=` work as on other devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BETWEEN = {"_to_copy", "copy_", "lift_fresh"}
 
 
 class OnGPU(torch.Tensor):
-    """A tensor on the pretended GPU; for PyTorch itself, it is on `meta`."""
+    """A tensor on the simulated GPU; PyTorch itself treats it as a tensor on `meta`."""
 
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -71,7 +71,7 @@ class OnGPU(torch.Tensor):
 
 
 class _Dispatch(TorchDispatchMode):
-    """Runs each operation on the CPU, as a GPU would."""
+    """Run each operation on the CPU as a GPU would."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,10 +91,10 @@ class _Dispatch(TorchDispatchMode):
             kwargs["pin_memory"] = False
         name = function.overloadpacket.__name__
         self._check(name, args, kwargs, tensors, on_gpu, to_gpu)
-        if function is torch.ops.aten.mm.dtype_out:  # of CUDA alone
+        if function is torch.ops.aten.mm.dtype_out:  # exists only on CUDA
             args, function = (*(x.held.to(args[2]) for x in args[:2]),), torch.ops.aten.mm.out
         results = function(*tree_map(_inner, args), **tree_map(_inner, kwargs))
-        # An in-place operation returns what it was given.
+        # An in-place operation returns its input.
         inputs = {id(_inner(tensor)): tensor for tensor in tensors}
 
         def outer(result: Any) -> Any:
@@ -145,18 +145,18 @@ def _line() -> str:
 
 
 def on_cpu(tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return the data of a tensor of the pretended GPU, without counting a fetch."""
+    """Return the data of a tensor on the simulated GPU without counting a fetch."""
     assert isinstance(tensor, OnGPU)
     return tensor.held
 
 
 @contextmanager
 def pretended_gpu() -> Iterator[Counter[str]]:
-    """Let `cuda` be the pretended GPU; count fetches by operation and line."""
-    # `torch.tensor` makes its tensor on the CPU, and moves it where this mode sees it.
+    """Use the simulated GPU as `cuda`; count fetches by operation and line."""
+    # `torch.tensor` makes its tensor on the CPU and then moves it, which this mode intercepts.
     lifts = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
-    # Random numbers are the CPU's.
+    # Random numbers come from the CPU.
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "get_rng_state": lambda device: torch.get_rng_state(),

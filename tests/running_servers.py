@@ -22,7 +22,7 @@ from xtok.tokenizers.pairs import Pair
 
 
 class Server(uvicorn.Server):
-    """A server that ends when it is stopped: uvicorn checks ten times a second whether it is."""
+    """A server that can be stopped; uvicorn checks for the stop ten times a second."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(uvicorn.Config(app, log_level="warning", access_log=False))

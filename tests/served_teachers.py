@@ -64,7 +64,7 @@ class Model:
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of each token after the first, `[T - 1, V]`.
 
-        Cached, because a model's last bits may differ.
+        They are cached, because the last bits of a model's output may vary.
         """
         if tuple(ids) not in self._known:
             with torch.no_grad():

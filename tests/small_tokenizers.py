@@ -1,6 +1,6 @@
 """Build small tokenizers of every kind from small_corpus/, deterministically.
 
-The tests use them in place of real ones, and so does the quick start without a network. Each
+The tests use them in place of real tokenizers, and so does the quick start without a network. Each
 function writes one tokenizer and returns its path.
 
     python tests/small_tokenizers.py --output-dir data/tokenizers/small
@@ -74,7 +74,7 @@ def byte_level_bpe(
         folder: Created if missing.
         vocab_size: Number of tokens, added ones included.
         digits: The most digits that a token can have.
-        normalizer: A Unicode normalization form: "NFC", "NFKC", ...
+        normalizer: a Unicode normalization form: "NFC", "NFKC", ...
     """
     trained = _train_bpe(vocab_size - len(SPECIAL_TOKENS) - 1, digits, normalizer)
     trained.add_special_tokens(

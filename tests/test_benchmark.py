@@ -40,7 +40,7 @@ def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_each_case_runs_in_its_own_process(capfd: pytest.CaptureFixture[str]) -> None:
-    """A case that fails (`chunks` needs a corpus) does not end the others."""
+    """A failing case (`chunks` needs a corpus) does not stop the other cases."""
     assert benchmark.main(["chunks", "p-kl", "--size=0.002", "--repeat=1", "--json"]) == 1
     results = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["case"] for row in results if "case" in row] == ["p-kl"]
@@ -68,7 +68,8 @@ def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
     (result,) = rows(capsys, "p-kl", "--size=0.002")
     assert result["map"].startswith("synthetic, ")
     assert result["k"] == 16
-    assert result["× gradient and map"] >= 0  # a peak: what a process holds already may be enough
+    # a peak of memory: already allocated memory may be sufficient
+    assert result["× gradient and map"] >= 0
     assert result["ratio"] > 0
 
 

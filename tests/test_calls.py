@@ -1,4 +1,4 @@
-"""Calls of xtok that hints, docstrings and prose name can be made."""
+"""The calls of xtok in hints, docstrings and documents are valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def strings(path: Path) -> list[str]:
 
 
 def named() -> list[tuple[str, str]]:
-    """Return the calls that the package's strings and the documents' spans of code name."""
+    """Return the calls in the package's strings and in the documents' code spans."""
     named_calls = []
     for path in sorted((ROOT / "xtok").rglob("*.py")):
         named_calls += [(path.name, call) for text in strings(path) for call in calls(text)]

@@ -1,4 +1,4 @@
-"""The texts that scripts/make_corpus.py makes, here of a package that is made here."""
+"""The texts that scripts/make_corpus.py makes from a package; the test builds the package."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The documents: their examples print what is shown, and their links and names exist.
+"""The documents: examples print the output that they show, and links and names exist.
 
-Fenced blocks are told apart by their language. `bash` and `python` blocks are run, in order, in a
-folder of the document's own that is as `scratch/` after `scripts/quickstart.sh`. A `text` block
-that is the next one is exactly what they print (a line `…` stands for any lines). `sh` blocks
-cannot run here, and say in their first line what they need; their `xtok` commands must parse. All
-others are only shown.
+The language of a fenced block selects its test. `bash` and `python` blocks are run in order, in a
+separate folder per document, prepared like `scratch/` after `scripts/quickstart.sh`. If the next
+block is a `text` block, it must equal the output (a line `…` stands for any lines). `sh` blocks
+cannot run here: their first line states their requirements, and their `xtok` commands must parse.
+Other blocks are not tested.
 
-Where a document names `data/models`, tiny models stand for the fetched ones, and a short text for
-`data/corpus`: then what is printed is compared but for its numbers. Ports are free ones.
+If a document names `data/models`, tiny models replace the fetched models, and a short text replaces
+`data/corpus`; the comparison of the output then ignores numbers. Free ports are used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GUIDES = [
     *sorted((ROOT / "docs" / "study").glob("*.md")),
 ]
 DOCUMENTS = [
-    *GUIDES,  # these show what `build` says; the README takes the same map, quietly
+    *GUIDES,  # guides show the messages of `build`; the README hides the messages of the same map
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
@@ -92,7 +92,7 @@ RUN = [d for d in DOCUMENTS if any(b.language in ("bash", "python") for b in blo
 SHOWN = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
 
 
-# What the documents show
+# Examples of the documents
 
 
 @pytest.mark.real
@@ -116,7 +116,7 @@ def test_examples_print_the_documented_output(
         "cwd": tmp_path, "env": env, "stderr": subprocess.STDOUT, "encoding": "utf-8"
     }  # fmt: skip
     with ExitStack() as stack:
-        python: subprocess.Popen[str] | None = None  # in which the document's blocks go on
+        python: subprocess.Popen[str] | None = None  # the process of the document's Python blocks
         for block, following in pairwise([*examples, Block("", "", 0)]):
             if block.language not in ("bash", "python"):
                 continue
@@ -136,7 +136,7 @@ def test_examples_print_the_documented_output(
             assert code == 0, f"{where}:\n{printed}"
             if following.language == "text":
                 expected, lines = following.text.splitlines(), printed.splitlines()
-                # What a step says that takes long, as it may on a busy machine.
+                # Progress of long steps, which appears on a busy machine.
                 lines = [line for line in lines if not re.fullmatch(r"\d+ (s|min): .*", line)]
                 if stands_in:
                     expected, lines = without_numbers(expected), without_numbers(lines)
@@ -144,7 +144,7 @@ def test_examples_print_the_documented_output(
 
 
 def make_models(data: Path, small: Path) -> None:
-    """Write stand-ins for the fetched models and texts: tiny models, a few lines of German."""
+    """Write replacements of the fetched models and texts: tiny models, a few lines of German."""
     for seed, (folder, tokenizer) in enumerate(
         (("smollm2-135m", "small-digits"), ("gemma3-270m", "small-byte-level"))
     ):
@@ -189,7 +189,7 @@ def without_numbers(lines: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for the maps that documents build, of all processes that test."""
+    """A folder, shared by all test processes, for the maps that documents build."""
     folder = tmp_path_factory.getbasetemp()
     kept = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kept"
     kept.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built_once(script: str, folder: Path, kept: Path) -> Iterator[str]:
     """Let `build` skip a map that an equal command of another document has built.
 
-    `--skip-existing` checks that it is the same one.
+    `--skip-existing` checks that the map is the same.
     """
     builds = [command for command in xtok_commands(script) if command[0] == "build"]
     indices = [i for command in builds for i, w in enumerate(command) if w in ("-o", "--output")]
@@ -233,7 +233,7 @@ for line in sys.stdin:
 
 
 def run_python(python: subprocess.Popen[str], text: str) -> tuple[int, str]:
-    """Run a block; return 0, or the exit code of the process that it ended, and what it printed."""
+    """Run a block; return 0, or the exit code of the process that it ended, and the output."""
     assert python.stdin
     assert python.stdout
     print(json.dumps(text), file=python.stdin, flush=True)
@@ -262,7 +262,7 @@ def test_matches() -> None:
 
 @pytest.mark.parametrize("document", SHOWN, ids=name)
 def test_commands_that_cannot_run_here_parse(document: Path) -> None:
-    """They name their requirements first, or that they run in the clone instead of `scratch/`."""
+    """`sh` blocks start with their requirements, or state that they run in the clone."""
     for block in blocks(document):
         if block.language == "sh":
             assert re.match("# (with|in the clone)", block.text), f"line {block.line}"
@@ -293,7 +293,7 @@ def test_xtok_commands() -> None:
     assert xtok_commands(script) == [["build", "--top-k", "4", "-q"], ["inspect", "a b"]]
 
 
-# What the documents name
+# Names in the documents
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
@@ -309,7 +309,7 @@ def test_links_resolve(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """Return the names that a document's headings have on GitHub."""
+    """Return GitHub's anchors of a document's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 

@@ -1,4 +1,4 @@
-"""The layers and packages match CONTRIBUTING.md, and each name has one meaning."""
+"""The layers and packages match CONTRIBUTING.md, and names are unique."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from xtok import __version__
 pytestmark = pytest.mark.xdist_group("layout")  # each file is parsed once
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
-ENTRY = {"__init__", "__main__"}  # they import anything, and nothing imports them
+# entry points: they may import any package, and no package imports them
+ENTRY = {"__init__", "__main__"}
 INDEPENDENT = {"training", "teachers"}
 
 
@@ -38,7 +39,7 @@ def package(path: Path) -> str:
 
 
 def test_the_table_lists_every_package() -> None:
-    """Fifteen names at the top."""
+    """The packages and top-level modules of the table are complete."""
     names = {package(path) for path in PACKAGE.rglob("*.py")}
     assert names - ENTRY == set(packages())
     assert len(names) == len(packages()) + len(ENTRY) == 15
@@ -47,7 +48,7 @@ def test_the_table_lists_every_package() -> None:
 
 
 def test_a_package_imports_from_packages_above() -> None:
-    """Also inside functions; imports for types only are exempt."""
+    """This includes imports inside functions; imports only for types are exempt."""
     order = {name: number for number, name in enumerate(packages())}
     wrong = []
     for path in PACKAGE.rglob("*.py"):
@@ -62,7 +63,7 @@ def test_a_package_imports_from_packages_above() -> None:
 
 
 def test_there_are_no_import_cycles() -> None:
-    """Not even inside functions."""
+    """This includes imports inside functions."""
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
     path_of = {name.removesuffix(".__init__"): path for name, path in names.items()}
     left = {name: _files(modules(path), path_of) - {name} for name, path in path_of.items()}
@@ -141,7 +142,7 @@ def test_tests_use_no_private_names_of_the_package() -> None:
     )
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
     own = {name for source in sources for name in defined.findall(source)}
-    own.remove("_fill_buffer")  # TRL's
+    own.remove("_fill_buffer")  # these names belong to TRL
     wrong = []
     for path in (ROOT / "tests").rglob("*.py"):
         for node in nodes(path):
@@ -168,7 +169,7 @@ def test_tests_import_public_modules() -> None:
 
 
 def test_tests_do_not_import_each_other() -> None:
-    """Helpers of several test modules are in modules of their own."""
+    """Shared test helpers have separate modules."""
     wrong = []
     for path in (ROOT / "tests").rglob("*.py"):
         imported = [node for node in nodes(path) if isinstance(node, ast.Import)]
@@ -212,7 +213,7 @@ OWN_INPUT = {
 
 
 def test_outside_input_passes_the_readers() -> None:
-    """A second reader of the same kind of input accepts what the first rejects.
+    """A second reader for the same kind of input could accept files that the first rejects.
 
     `_lib` opens files, and `bytes.decode` is for tokens.
     """
@@ -274,7 +275,7 @@ def test_install_hints_work_from_a_clone() -> None:
 
 
 def _files(names: Set[str], path_of: Mapping[str, Path]) -> Set[str]:
-    """Return the files among dotted names; a package only if one of its own names is imported."""
+    """Return the files among dotted names; a package only if its own names are imported."""
     packages = {name.rpartition(".")[0] for name in names if name in path_of}
     own = {name.rpartition(".")[0] for name in names if name not in path_of}
     return {name for name in names & path_of.keys() if name not in packages or name in own}

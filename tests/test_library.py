@@ -34,7 +34,7 @@ def path(projection: ProjectionMap, tmp_path: Path) -> str:
     return str(tmp_path / "m.safetensors")
 
 
-# A model: its name, its file, or a loaded tokenizer
+# Models by name, by file, or as a loaded tokenizer
 
 
 def test_doctor_accepts_a_model_or_a_pair(small: Path) -> None:
@@ -48,7 +48,7 @@ def test_doctor_accepts_a_model_or_a_pair(small: Path) -> None:
     assert pair_diagnosis.advice.commands[0] == ("xtok", "events", "bytes", str(model))
 
 
-# A map: its path, or the map itself
+# Maps by path, or as a loaded map
 
 
 def test_stages_accept_the_path_of_a_map(projection: ProjectionMap, path: str) -> None:

@@ -24,7 +24,7 @@ TEXTS = Path(__file__).with_name("small_corpus")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
-@pytest.mark.filterwarnings("ignore")  # what TRL and Transformers say of one another
+@pytest.mark.filterwarnings("ignore")  # warnings of TRL and Transformers
 def test_both_credits_are_trained_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     small: Path, forks: Forks,
@@ -68,8 +68,9 @@ def test_both_credits_are_trained_and_reported(
     ]
     lines_of = (tmp_path / "work" / "results.jsonl").read_text().splitlines()
     measured = [*map(json.loads, lines_of)]
-    assert all(line["bits"] == measured[0]["bits"] for line in measured[::3])  # before
-    assert len({str(line["bits"]) for line in [measured[0], *measured[2::3]]}) == 6  # after
+    assert all(line["bits"] == measured[0]["bits"] for line in measured[::3])  # before training
+    # after training
+    assert len({str(line["bits"]) for line in [measured[0], *measured[2::3]]}) == 6
     assert sum(measured[0]["kl_bytes"]) > 0
     assert all(len(line["greedy"]) == len(line["repeated"]) > 0 for line in measured)
 

@@ -64,7 +64,7 @@ def install_gguf(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of one that this script wrote, files of other names."""
+    """In a folder that this script wrote, files with other names stay as well."""
     folder = tmp_path / "smollm2-135m"
     folder.mkdir()
     (folder / "adapter.bin").write_bytes(b"precious")

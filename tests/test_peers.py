@@ -1,4 +1,4 @@
-"""scripts/peers.py: the part that needs installed packages only, and a checkout that is broken."""
+"""scripts/peers.py: the part that needs only installed packages, and a broken checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 def test_installed_peers_agree(
     real: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TRL's own client and loss on the output of `xtok project --to vllm`."""
+    """TRL's client and loss work on the output of `xtok project --to vllm`."""
     pytest.importorskip("trl")
     for file in ("mistral-v1.model", "mistral-v3.model"):
         real(file)

@@ -77,7 +77,7 @@ def test_qwen_as_ranks_and_as_a_folder(
 ) -> None:
     """Also with Qwen's normalizer, NFC, which the rank file does not have."""
     folder = Path(shutil.copytree(hub_folder("qwen"), tmp_path / "qwen"))
-    (folder / "config.json").unlink()  # it has a wider table
+    (folder / "config.json").unlink()  # the rank file has a wider table
     ranks = load_real("qwen.tiktoken")
     tables = [table_of(load_real(name)) for name in ("qwen.tiktoken", "llama3.tiktoken")]
     tokens = sorted({token for table in tables for token in table.tokens() if token})
@@ -131,7 +131,8 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
         holding = [i for i, token in enumerate(table.tokens()) if replacement in token]
         rows = table_of(load_real(student)).tokens()
         mapped = projection.student_ids[np.isin(projection.teacher_ids, holding)].tolist()
-        # What may: the character's own bytes, or their beginning or end.
+        # Only the bytes of the character, or tokens that are part of it or contain it, may map to
+        # it.
         assert all(replacement in rows[s] or rows[s] in replacement for s in mapped if rows[s])
 
 
@@ -197,7 +198,7 @@ def test_against_the_reference_map(load_real: Load) -> None:
         top = min(row, key=lambda t: (-row[t], t))
         token, best = rows[s], columns[top]
         if not best or not (token.startswith(best) or best.startswith(token)):
-            continue  # the reference's garbage: not byte-valid
+            continue  # the best entry of the reference is not a prefix, so its bytes are invalid
         valid += 1
         ids, weights = projection.row(s)
         ours = dict(zip(ids.tolist(), weights.tolist(), strict=True))
@@ -266,7 +267,7 @@ def test_a_real_normalizer_excludes_only_the_text_that_it_changes(
 ) -> None:
     from tokenizers import Tokenizer as RustTokenizer
 
-    # Claude 2 normalizes to NFKC: full-width punctuation and ligatures become others.
+    # Claude 2 normalizes to NFKC, which replaces full-width punctuation and ligatures.
     text = "你好，世界！这是测试。The ﬁnal ½ of the text, in full: ＡＢＣ and then plain words."
     claude = RustTokenizer.from_file(str(Path(real("claude-2")) / "tokenizer.json"))
     s = claude.encode(text * 5).ids

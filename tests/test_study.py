@@ -87,7 +87,7 @@ def test_every_student_is_trained_once(
         dict(results)[study.run_of("scarce", row, 0, 5e-3)] for row in (study.CE, study.EVENTS)
     )
     saved, read_bytes = 0.0, 0
-    for group in (0, 2):  # the held-out texts, and those to choose by
+    for group in (0, 2):  # the held-out texts, and the texts for the choice of the learning rate
         saved += sum(by_tokens["bits"][-1][group]) - sum(by_events["bits"][-1][group])
         read_bytes += sum(by_tokens["bytes"][group])
     [shown] = [

@@ -67,7 +67,7 @@ def test_values(call: Callable[[], object], kind: type[Exception], words: str) -
 
 
 def test_bytes_that_python_cannot_decode_are_a_token() -> None:
-    """A command line's argument that is no UTF-8."""
+    """Python represents a command-line argument that is not UTF-8 in this way."""
     assert xtok.vocab("bytes", "\udce4").tokens[0].id == 0xE4
 
 

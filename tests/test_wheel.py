@@ -1,9 +1,9 @@
-"""The wheel: it holds exactly the package, and works where it is installed.
+"""The wheel contains exactly the package, and works after installation.
 
-The tests build the wheel from the sdist, or take both from the folder that `XTOK_DIST` names, and
-install it into a virtual environment of its own. Dependencies come from the environment that runs
-the tests: this shows that the wheel is whole and the tree is not needed, not that its requirements
-suffice. `scripts/versions.sh` shows that.
+The tests build the wheel from the sdist, or take both from the folder in `XTOK_DIST`, and install
+it into a separate virtual environment. Dependencies come from the environment of the tests. The
+tests therefore show that the wheel is complete without the source tree, but not that its
+requirements are sufficient, which `scripts/versions.sh` shows.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """Runs programs with the wheel. To compile the kernels again would take ten seconds."""
+    """Runs programs with the installed wheel, without compiling kernels, which takes 10 s."""
     env = {**environment(), "NUMBA_DISABLE_JIT": "1"}
     forks = Forks(env, tmp_path_factory.mktemp("forks"), installed / "bin" / "python")
     yield forks

@@ -60,7 +60,7 @@ def test_an_output_keeps_its_owner(tmp_path: Path) -> None:
 def test_an_output_whose_owner_cannot_be_kept_is_refused(
     owner: tuple[int, int],
 ) -> None:
-    """Before any work, and where it changes meanwhile, when it is written."""
+    """The error comes before any work, or at the write if the owner changes in the meantime."""
     with unreadable_folder(0o777) as folder:
         path = folder / "a.txt"
         os.seteuid(0)
@@ -76,7 +76,7 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_streams_are_refused_as_outputs(path: str) -> None:
-    """The error names the given path, for any target of the link."""
+    """The error names the given path, wherever the link points."""
     with pytest.raises(OutputError, match=f" {path} .* stream"):
         check_output(path, [".safetensors"])
 

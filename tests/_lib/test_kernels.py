@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept, and that each is compiled once."""
+"""Where compiled kernels are stored, and that each kernel is compiled once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
 def test_kernels_are_cached_in_a_temporary_folder_if_necessary(
     tmp_path: Path, mode: int | None
 ) -> None:
-    """Its files are executed, so only the user may write to it. It is used again."""
+    """Python executes the files in this folder, so only its user may write there."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = tmp_path / f"xtok-kernels-{user}"
     if mode is not None:
@@ -133,7 +133,7 @@ def test_damaged_kernel_files_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_kernel_file_that_names_missing_classes_is_not_loaded(tmp_path: Path) -> None:
-    """As after an update, which leaves the kernel itself as it was."""
+    """An update of a library can remove a class and leave the kernel unchanged."""
     files = KernelFiles(tmp_path / "kernel", "a version")
     for name in (b"no_such_module", b"pathlib"):
         path = files.path("key")
@@ -142,7 +142,7 @@ def test_kernel_file_that_names_missing_classes_is_not_loaded(tmp_path: Path) ->
 
 
 def test_processes_that_compile_a_kernel_at_once(tmp_path: Path) -> None:
-    """The cache is empty, and both write it."""
+    """Both processes start with an empty cache, and both write the kernel."""
     with ThreadPoolExecutor() as pool:
         [*pool.map(lambda _: run(NUMBA_CACHE_DIR=str(tmp_path)), range(2))]
     assert run(NUMBA_CACHE_DIR=str(tmp_path)) == "1 1"
@@ -161,13 +161,13 @@ def test_kernels_run_if_the_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_kernels_run_without_numbas_compiler() -> None:
-    """As `scripts/coverage.sh` has it, to see which of their lines run."""
+    """`scripts/coverage.sh` disables the compiler to see which lines of kernels run."""
     program = PROGRAM.replace("print(", "assert not hasattr(kernels.keep_largest, 'signatures') # ")
     assert run(program=program, NUMBA_DISABLE_JIT="1") == ""
 
 
 def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    """Another type of number, or a literal, compiles a kernel and all that it calls again."""
+    """For another number type, or a literal, Numba would compile a kernel again."""
     functions = {
         f"{module.__name__}.{name}": function
         for module in (kernels, counting_kernels)

@@ -41,7 +41,7 @@ def test_compression_is_detected_from_the_contents(tmp_path: Path) -> None:
     path.write_bytes(b"one")
     assert content(path) == b"one"
     for compress in COMPRESSIONS.values():
-        path.write_bytes(compress(b"one") + compress(b" two"))  # two members, one text
+        path.write_bytes(compress(b"one") + compress(b" two"))  # two compressed members, one text
         assert content(path) == b"one two"
 
 
@@ -49,7 +49,8 @@ def test_skippable_frames_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
     whole = COMPRESSIONS[".zst"](b"one")
     skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(whole).to_bytes(4, "little")
-    for data in (skipped + whole, whole + skipped, (skipped + whole) * 2):  # the last: pzstd
+    # the last case is the output of pzstd
+    for data in (skipped + whole, whole + skipped, (skipped + whole) * 2):
         path.write_bytes(data)
         assert content(path) == b"one" * data.count(whole)
 

@@ -87,7 +87,7 @@ def test_compressed_parquet_is_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_pipes_are_refused(tmp_path: Path) -> None:
-    """By all that read files: each reads more than once."""
+    """xtok reads each file more than once, so no reader accepts a pipe."""
     path = tmp_path / "a.json"
     os.mkfifo(path)
     for read in (lambda: check_texts(path, "text"), lambda: [*read_conversations(path)]):
@@ -102,7 +102,7 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
 
 
 def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
-    """No flipped bit of a page is read as another value."""
+    """A flipped bit of a page is an error, and does not change a value."""
     path, table = (
         tmp_path / "a.parquet",
         pyarrow.table({"a": [*range(1000)], "b": ["x" * 9] * 1000}),

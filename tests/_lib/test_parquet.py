@@ -98,7 +98,8 @@ def test_a_row_has_a_limit(
         assert problem == f"{tmp_path / 'a.parquet'}: row 1 is larger than 0 MiB"
 
 
-BOMBS: dict[str, tuple[Callable[[], Any], str]] = {  # 2 GB each, and the result of reading
+# each column needs 2 GB in memory; the second item is the expected result
+BOMBS: dict[str, tuple[Callable[[], Any], str]] = {
     "one text in 16 rows": (lambda: dictionary(16, "a" * (120 << 20)), "16"),
     "a list of one text": (
         lambda: pyarrow.ListArray.from_arrays(
@@ -140,7 +141,7 @@ def test_a_page_has_a_limit(tmp_path: Path, set_row_limit: SetNumber) -> None:
 
 
 def test_no_byte_of_a_footer_or_page_raises_another_error(tmp_path: Path) -> None:
-    """Whatever a file declares: it is read, or an `XtokError` names it."""
+    """For any declaration in the file, it is read, or an `XtokError` names the file."""
     path = tmp_path / "a.parquet"
     table_of(path, a=[["b"], ["c", "d"]], b=[1, 2])
     content = path.read_bytes()

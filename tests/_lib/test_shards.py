@@ -44,7 +44,7 @@ def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
-    """Two stars are folders of any depth."""
+    """Two asterisks match folders at any depth."""
     names = ["a.txt", "b.txt", "c/d.txt", "c/e/f.txt", "odd[1].txt"]
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "c" / "e").mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_all_text_shards_contain_the_whole_file(
     # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
     assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
     parts = ["".join(part) for part in documents_by_shard if part]
-    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
+    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends at the end of a line
 
 
 def test_batches_report_the_bytes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,13 +79,14 @@ def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, widt
     ends = [[cell_len(line[: m.start()]) for m in re.finditer("│", line)] for line in rows]
     assert ends[::2] == ends[1::2]
     for line, bars in zip(rows, ends, strict=True):
-        assert max(bars) < width or len(bars) == 2  # one block may be wider than a line
+        assert max(bars) < width or len(bars) == 2  # a single block may be wider than the line
         assert line.count("\u2068") == line.count("\u2069")
 
 
 def test_combining_marks_do_not_join_the_preceding_text() -> None:
     bytewise = load_tokenizer("bytes")
-    marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
+    # of each Unicode category: Mn, Mc, Me, Lo
+    marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"
     alignment = align(bytewise, bytewise, b"")
     for mark in marks.split():
         single = replace(alignment, student_ids=(0,), student_tokens=(mark,))
@@ -148,7 +149,7 @@ def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> 
 
 def test_bad_input(cli: Cli, small: Path) -> None:
     pair = two_files(small)
-    for words in (["text", "--file", "x"], []):  # both, or neither
+    for words in (["text", "--file", "x"], []):  # both inputs, or no input
         assert cli("align", *pair, *words).returncode == 2
     fails(
         cli("align", *pair, "--file", "none"),

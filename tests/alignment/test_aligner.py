@@ -34,7 +34,7 @@ TEXT = (
 
 
 def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[Any, ...]]:
-    """Positions on both sides, and whether the chunk is correct."""
+    """The positions of a chunk on both sides, and whether the chunk is correct."""
     alignment = aligner.align(np.array([s]), np.array([t]))
     sides = [alignment.student_chunk_id[0].tolist(), alignment.teacher_chunk_id[0].tolist()]
     correct = np.asarray(alignment.pair_is_correct)[0, : int(alignment.num_chunks[0])].tolist()
@@ -60,7 +60,7 @@ Spell = Callable[..., list[int]]
 
 
 def parts_ids(tokenizer: Tokenizer, *parts: str) -> list[int]:
-    """Segment text; a part that names a control token is that token."""
+    """Segment text; parts that are names of control tokens become these tokens."""
     names = {n: i for i, n in tokenizer.table.control_names.items()}
     ids: list[int] = []
     for part in parts:
@@ -70,17 +70,17 @@ def parts_ids(tokenizer: Tokenizer, *parts: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def spell_student(byte_level: Tokenizer) -> Spell:
-    """Spell in the student's tokens."""
+    """Spell text with the student's tokens."""
     return partial(parts_ids, byte_level)
 
 
 @pytest.fixture(scope="module")
 def spell_teacher(sentencepiece: Tokenizer) -> Spell:
-    """Spell in the teacher's."""
+    """Spell text with the teacher's tokens."""
     return partial(parts_ids, sentencepiece)
 
 
-# Exact by bytes
+# Exact chunks have equal bytes
 
 
 @pytest.mark.parametrize("pair", [*itertools.product(KINDS, KINDS)])
@@ -121,11 +121,11 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
     aligner = copy(shared)
     rows, columns = aligner.student.table, aligner.teacher.table
     arrays = [np.array([ids], np.int64).reshape(1, -1) for ids in (s, t)]
-    ones = (np.ones_like(ids) for ids in arrays)  # a pad token counts like any other here
+    ones = (np.ones_like(ids) for ids in arrays)  # here, a pad token counts like any other token
     mask = dict(zip(("student_attention_mask", "teacher_attention_mask"), ones, strict=True))
-    aligner.python_tokens_left = 10**9  # in Python
+    aligner.python_tokens_left = 10**9  # runs the Python implementation
     alignment = aligner.align(*arrays, **mask)
-    aligner.python_tokens_left = 0  # compiled
+    aligner.python_tokens_left = 0  # runs the compiled kernel
     assert_same(aligner.align(*arrays, **mask), alignment)
     chunks = aligner.pairs(s, t)
     assert alignment.num_chunks.tolist() == [len(chunks)]
@@ -146,7 +146,7 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
             assert max(len(chunk.student_ids), len(chunk.teacher_ids)) <= aligner.max_comb_len
 
 
-# Where the sides do not spell the same bytes
+# Sides with different bytes
 
 
 def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[str, str, bool]]:
@@ -193,7 +193,7 @@ def test_special_tokens_without_a_counterpart_are_skipped(
     s = spell_student("<|im_start|>", " a", "<|im_end|>", " b")
     t = spell_teacher("[INST]", " a", "[/INST]", " b")
     assert readable(aligner, s, t) == [(" a", " a", True), (" b", " b", True)]
-    # In the middle of a chunk as well.
+    # The same in the middle of a chunk.
     assert readable(aligner, spell_student("1", "<|im_start|>", "2"), spell_teacher("12"))
 
 
@@ -220,7 +220,7 @@ def test_truncation_leaves_a_tail_unaligned(
     for cut in (1, 5, len(t) // 2, len(t) - 1):
         prefix_chunks = chunks_of(aligner, s, t[:cut])
         assert prefix_chunks == whole[: len(prefix_chunks)]
-        assert whole[len(prefix_chunks)][1][-1] >= cut  # the next chunk reaches behind the cut
+        assert whole[len(prefix_chunks)][1][-1] >= cut  # the next chunk ends after the cut
 
 
 def test_a_passage_missing_from_a_side_excludes_only_itself(
@@ -287,7 +287,7 @@ def test_different_texts_have_no_correct_chunk(
 def batch(
     rows: list[list[int]], pad: int = 0, *, left: bool = False, more: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Pad rows, to `more` than the longest, and return their mask as well."""
+    """Pad rows to the longest row and `more` tokens; also return their mask."""
     width = max(map(len, rows)) + more
     ids = np.full((len(rows), width), pad, np.int64)
     mask = np.zeros((len(rows), width), np.bool_)
@@ -325,7 +325,7 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
         assert teacher_chunk[t_mask[i]].tolist() == single.teacher_chunk_id[0].tolist()
         assert alignment.num_chunks[i] == alignment.pair_valid[i].sum() == single.num_chunks[0]
         assert not alignment.pair_is_correct[i][~alignment.pair_valid[i]].any()
-    # Without a mask, the pad role decides.
+    # Without a mask, tokens with the role pad are padding.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), alignment)
 
 
@@ -392,7 +392,7 @@ def test_shift_to_predictions(
     shifted = shift_to_predictions(alignment)
     assert alignment.student_chunk_id[0].tolist() == [-1, *range(s.shape[1] - 1)]
     assert shifted.student_chunk_id[0].tolist() == [*range(s.shape[1] - 1), -1]
-    # The teacher has no BOS: its first token is predicted by nothing.
+    # The teacher has no BOS, so no position predicts its first token.
     assert shifted.teacher_chunk_id[0].tolist() == [*range(1, t.shape[1]), -1]
     assert shifted.pair_valid[0].tolist() == [False] + [True] * (t.shape[1] - 1)
     assert shifted.student_exact_partition_mask[0].tolist()[-1] is False
@@ -484,7 +484,7 @@ def test_no_documents(aligner: TokenAligner) -> None:
     assert shift_to_predictions(empty).pair_valid.tolist() == [[False], [False]]
 
 
-# Where it is used
+# Callers of the aligner
 
 
 def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
@@ -500,7 +500,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     built(student, teacher).save(path)
     s, t = spell_student(TEXT), spell_teacher(TEXT)
     expected = chunks_of(aligner, s, t)
-    types = teacher.table.types  # transformers may take the unknown token for a control token
+    types = teacher.table.types  # Transformers may treat the unknown token as a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
     assert (types != other).any()
     likewise = replace(teacher.vocabulary, table=replace(teacher.table, types=other))

@@ -50,7 +50,7 @@ def align(aligner: TokenAligner, pair: Pair) -> Align:
 
 
 def aligned(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
-    """Check that chunks rise on both sides, and return the aligned texts of both sides."""
+    """Check that chunk numbers increase on both sides; return the texts of correct chunks."""
     alignment = chat.alignment
     for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id):
         used = ids[ids >= 0].tolist()

@@ -1,4 +1,4 @@
-"""Texts with characters that one vocabulary lacks: no chunk pairs different text."""
+"""Texts with characters that are missing from one vocabulary: chunks never pair different text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = 250  # texts per kind and direction (four in all)
 
 
 def texts(seed: int, count: int = FEW) -> list[str]:
-    """Short and long texts of a few words, so that runs of them come back."""
+    """Return short and long texts of a few words, so that sequences of words repeat."""
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.choice((2, 4, 6, 30)))) for _ in range(count)]
 
@@ -34,7 +34,7 @@ MERGES = [("t", "h"), ("th", "e"), (" ", "the"), ("l", "a"), ("la", "m"), ("lam"
 
 
 def lacking(folder: Path, kind: str, without: str) -> Tokenizer:
-    """A tokenizer that lacks some characters, and drops them or has an unknown token for them."""
+    """Return a tokenizer without some characters: it drops them or uses an unknown token."""
 
     if kind == "word-piece":
         return load_tokenizer(word_piece(folder, lowercase=False))
@@ -65,7 +65,7 @@ def stretch(data: bytes, spans: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def num_shared(student: list[tuple[int, int]], teacher: list[tuple[int, int]]) -> int:
-    """At how many bytes tokens of both sides end."""
+    """Return the number of byte offsets at which a token ends on both sides."""
     return len({end for _, end in student} & {end for _, end in teacher})
 
 
@@ -83,7 +83,7 @@ load_rust = cache(Rust.from_file)
 
 
 def spans(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
-    """Where tokens are in the text's bytes, by the library."""
+    """Return the byte spans of tokens according to the library."""
     if tokenizer.vocabulary.model_id == "bytes":
         return [(i, i + 1) for i in range(len(text.encode()))]
     library = load_rust(f"{tokenizer.location}/tokenizer.json")
@@ -95,7 +95,7 @@ def check_chunks(
     text: str, pair: Sides, ids: list[list[int]], text_spans: list[list[tuple[int, int]]],
     chunks: list[list[int]],
 ) -> int:  # fmt: skip
-    """Each chunk is the same bytes of the text on both sides, and has no unknown token."""
+    """Check that each chunk covers the same bytes on both sides, without an unknown token."""
     count = max([-1, *chunks[0]]) + 1
     stretches: list[list[tuple[int, int]]] = []
     for tokenizer, own_spans, own, chunk in zip(pair, text_spans, ids, chunks, strict=True):
@@ -163,7 +163,7 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
             alignment.student_chunk_id[0].tolist()
         )
     assert by_ids <= known
-    # Libraries that drop characters shift the offsets behind them, so that nothing there is sure.
+    # After a dropped character, the library's offsets are shifted, so few chunks can be confirmed.
     kind = Path(str(sides[0].location)).parent.name.rstrip("0123456789")
     least = {"drops": 0.1, "word-piece": 0.05}.get(kind, 0.65)
     assert known > least * total
@@ -200,7 +200,7 @@ def test_chats_with_unknown_text(tmp_path: Path) -> None:
     assert int((alignment.student_chunk_id[0] >= 0).sum()) >= 4
 
 
-# The student's bytes in the teacher's tokens
+# The student's bytes as the teacher's tokens
 
 
 @pytest.mark.parametrize("kind", ["unknown", "fused", "unigram", "drops"])
@@ -228,7 +228,7 @@ def test_unknown_tokens_of_the_student_are_in_no_chunk(tmp_path: Path) -> None:
 
 
 def runs(chunk: list[int]) -> list[tuple[int, int]]:
-    """The first token and the end of each chunk."""
+    """Return the first token and the end of each chunk."""
     return [
         (chunk.index(number), len(chunk) - chunk[::-1].index(number))
         for number in sorted({*chunk} - {-1})

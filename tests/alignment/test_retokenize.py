@@ -1,4 +1,4 @@
-"""The student's tokens in the teacher's: the same bytes, in every family of tokenizers."""
+"""The student's ids as the teacher's tokens: equal bytes in every family of tokenizers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     row = [roles["bos"][0], roles["turn_start"][0], *byte_level.segment(b"Hello"), roles["eos"][0]]
     [ids] = Retokenizer(xtok.load_pair(byte_level, sentencepiece))(
         [row]
-    )  # it has no start of a turn
+    )  # the teacher has no token that starts a turn
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
@@ -96,7 +96,7 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
     assert retokenizer.sequence(prompt, answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence([bos, *prompt], answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence() == [begin]
-    without = Retokenizer(xtok.load_pair(byte_level, ranks))  # a family that has no bos
+    without = Retokenizer(xtok.load_pair(byte_level, ranks))  # a tokenizer without a bos token
     assert without.sequence(prompt, answer) == [*chain(*ranks_ids)]
 
 

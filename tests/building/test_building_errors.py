@@ -37,7 +37,7 @@ MATRIX = torch.zeros(4, 2)
 
 
 def model_of(content: torch.Tensor | bytes, index: object = None, name: str = "wte.weight") -> Path:
-    """Write a checkpoint of one matrix, or of these bytes, and an index if there is one."""
+    """Write a checkpoint with one matrix, or with these bytes, and optionally an index."""
     data = content if isinstance(content, bytes) else safetensors({name: content})
     if index is not None:
         file("model/model.safetensors.index.json", json.dumps({"weight_map": index}))
@@ -45,7 +45,7 @@ def model_of(content: torch.Tensor | bytes, index: object = None, name: str = "w
 
 
 def layer(*content: Any, **name: Any) -> object:
-    """Look for the input embeddings of a model."""
+    """Search for the input embeddings of a model."""
     return input_layer(Checkpoint(model_of(*content, **name)))
 
 

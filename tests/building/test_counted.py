@@ -65,26 +65,27 @@ def weight(projection: ProjectionMap, s: int, t: int) -> float:
 def test_weight_of_an_occurrence_for_each_target(
     pair: Pair, base: ProjectionMap, tmp_path: Path, target: Target
 ) -> None:
-    """A shared token is counted once at its start, once as its chunk, or both."""
+    """Depending on the target, a shared token counts at its start, as a chunk, or twice."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
     projection = counted_map(pair, [path], counting(target=target), base)
     seen = 6 if target == "both" else 3
     alpha = projection.history[-1]["options"]["alpha"]
     expected = (seen + alpha * weight(base, s, t)) / (seen + alpha)
-    assert weight(projection, s, t) == pytest.approx(expected, rel=0.02)  # the cut is shared out
+    # the weight of cut entries is distributed over the remaining entries
+    assert weight(projection, s, t) == pytest.approx(expected, rel=0.02)
     assert projection.history[-1]["options"]["target"] == target
 
 
 def test_an_em_step_shares_a_chunk_as_the_map_predicts(
     pair: Pair, base: ProjectionMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
+    """`2` and `0` first have half of the chunk `20` each; the chunks `0` lower the second."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
     monkeypatch.setattr("xtok.building.counted.choose_alpha", lambda *_: 1e-6)
     m = counted_map(pair, [path], counting(target="chunk"), base)
     weights_20 = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
-    # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
+    # At first W[2, 20] = 1 and W[0, 20] = 0.5 / 3.5, so `2` gets 1 / (1 + 1 / 7) of the chunk.
     assert weights_20 == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
 
 
@@ -110,7 +111,7 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
 def test_alpha_is_not_chosen_on_the_only_document(
     pair: Pair, base: ProjectionMap, tmp_path: Path
 ) -> None:
-    """This document is held out, which leaves none to count."""
+    """The only document is held out, so no document remains for the counts."""
     path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
     projection = counted_map(pair, [path], base=base)
     assert projection.history[-1]["options"]["alpha"] == 4
@@ -139,7 +140,7 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
 def test_ignored_ids_are_not_counted(
     pair: Pair, base: ProjectionMap, corpus: Path, target: Target, exact_match: bool
 ) -> None:
-    """Nor are they in the rows of an initial map, or in those that are made exact later."""
+    """Rows of the initial map, and rows that become exact later, do not contain them either."""
     (s, _), (_, t) = ids(pair, b"2", b"2"), ids(pair, b"e", b"e")
     config = counting(
         target=target, exact_match=exact_match, ignore_student_ids=(s,), ignore_teacher_ids=(t,)

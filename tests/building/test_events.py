@@ -79,18 +79,18 @@ def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
 
 
 def test_unlinked_tokens_share_the_last_event() -> None:
-    # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
+    # Students 0 to 3, teachers 4 to 6: 0 matches 4, 1 matches 5, and 2, 3 and 6 have no match.
     joined = find_components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
     labels, rest = number_events(joined, 4)
     assert (labels.tolist(), rest) == ([0, 1, 2, 2, 0, 1, 2], 2)
-    # Without teacher 6, the rest joins the last event, so that each event has both sides.
+    # Without teacher 6, unmatched tokens join the last event, so that each event has both sides.
     labels, rest = number_events(joined[:6], 4)
     assert (labels.tolist(), rest) == ([0, 1, 1, 1, 0, 1], 1)
 
 
 def small_index() -> tuple[EventIndex, Tensor, Tensor]:
-    """Event 0 has 3 tokens and 2, event 1 has 2 and 2, events 2 and 3 one on each side."""
+    """Event 0 has 3 and 2 tokens, event 1 has 2 and 2, events 2 and 3 have one on each side."""
     fields: dict[str, Any] = {}
     one_hot = []
     for side, event in (("student", [0, 1, 2, 0, 1, 0, 3]), ("teacher", [2, 1, 0, 3, 0, 1])):
@@ -111,7 +111,7 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
     aligned = alignment(
         [[0, 1, 1, 2, -1], [1, 1, 2, 3, 3]], [[0, 1, 2, 2, 2, -1], [1, 2, 2, 3, -1, -1]]
     )
-    # Row 0, chunk 0: position 0 may predict the middle of a chunk. The others' first positions:
+    # Position 0 may predict the middle of row 0's chunk 0. The first positions of the others:
     indices = [(0, 1, 0, 1), (0, 3, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 3, 1, 3)]
     config = ChunkLossConfig(temperature=temperature, reverse_kl=reverse)
     loss = event_kl(student, teacher, index, aligned, config)
@@ -142,7 +142,7 @@ def test_event_kl_in_bfloat16_and_of_a_view() -> None:
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e4, torch.finfo(torch.float32).min])
 def test_an_improbable_event_of_several_tokens_counts(low: float) -> None:
-    """It counts like an event of a single token, although float32 sums are 0 below exp(-87)."""
+    """Its loss equals the loss of a single token, although float32 sums are 0 below exp(-87)."""
     index, student_tokens, _ = small_index()
     teacher = torch.zeros(1, 1, 6)
     aligned = alignment([[1]], [[1]])
@@ -255,7 +255,7 @@ def test_two_event_maps_are_measured_side_by_side(
 
 
 def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
-    """Each loads and works, or is an error of one line; `verify` reports damaged maps."""
+    """A mutant loads and works, or raises an error of one line; `verify` reports damage."""
     path = tmp_path / "e.safetensors"
     events(*pair.tokenizers).save(path)
     data, chance = path.read_bytes(), random.Random(7)
@@ -267,7 +267,7 @@ def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
             failed = set(verify(path).failed)
             try:
                 EventMap.load(path)
-                # A role that this version does not know may be of a later one.
+                # A later version may define an unknown role.
                 assert failed <= {"student roles", "teacher roles"}, number
             except MapFileError:
                 assert failed, number

@@ -1,4 +1,4 @@
-"""A map in a file that many processes ask for: kept, built once; killed, stopped, and at once."""
+"""A map file that many processes request: kept and built once, also after kills and stops."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MapRequests:
     def start(
         self, count: int, *, delay: float = 0, timeout: float = 120, reap: bool = True
     ) -> subprocess.Popen[str]:
-        """Start a group; without `reap`, its processes are reaped when it is asked for codes."""
+        """Start a group of processes; without `reap`, `exit_codes` reaps them."""
         arguments = map(str, (self.model, self.path, self.log, count, delay, timeout))
         return subprocess.Popen(
             [self.forks.folder / "python", "-c", REQUESTS, *arguments],
@@ -100,7 +100,7 @@ class MapRequests:
             time.sleep(0.05)
 
     def wrote_the_map(self) -> bool:
-        """Whether the file is the map that `build` makes."""
+        """Return whether the file contains the map that `build` makes."""
         return self.path.read_bytes() == to_safetensors(xtok.build(self.model, self.model))
 
     def left_nothing_else(self) -> bool:
@@ -125,13 +125,13 @@ def test_sixteen_processes_build_a_map_once(requests: MapRequests) -> None:
     group = requests.start(16, delay=0.5)
     assert exit_codes(group) == [0] * 16
     assert len(requests.pids("builds")) == 1
-    assert requests.pids("waiting")  # a process that comes late finds the file
+    assert requests.pids("waiting")  # a late process reads the finished file
     assert requests.wrote_the_map()
     assert requests.left_nothing_else()
 
 
 def test_another_process_builds_if_the_builder_is_killed(requests: MapRequests) -> None:
-    """It does not wait until the killed process is reaped: a zombie holds no lock."""
+    """A new process does not wait until the killed one is reaped: a zombie holds no lock."""
     doomed = requests.start(1, delay=1000, reap=False)
     requests.until(lambda: len(requests.pids("builds")) == 1)
     others = requests.start(3)
@@ -140,7 +140,7 @@ def test_another_process_builds_if_the_builder_is_killed(requests: MapRequests) 
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     assert exit_codes(others) == [0] * 3
-    assert time.monotonic() - started < 60  # of a timeout of 120
+    assert time.monotonic() - started < 60  # the timeout is 120 seconds
     assert "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     assert exit_codes(doomed) == [-signal.SIGKILL]
     assert len(requests.pids("builds")) == 2
@@ -149,7 +149,7 @@ def test_another_process_builds_if_the_builder_is_killed(requests: MapRequests) 
 
 
 def test_a_process_killed_at_any_moment_leaves_the_right_map(requests: MapRequests) -> None:
-    """Builder or waiting process: the next process returns the right map."""
+    """After a kill of the builder or of a waiting process, the next process gets the map."""
     for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
         group = requests.start(2)
         requests.until(lambda: len(requests.pids("builds")) > 0)
@@ -187,7 +187,7 @@ def test_a_builder_that_is_stopped_is_not_waited_for_without_end(requests: MapRe
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map is still built, and its file is complete."""
+    """Without a lock, the map is built, and its file is complete."""
 
     def refuse(*args: Any) -> None:
         raise OSError(95, "Operation not supported")
@@ -285,7 +285,7 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
 
 
 def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: Path) -> None:
-    """Neither has a map of an earlier version, so `get_map` builds it again."""
+    """A map of an earlier version lacks both, so `get_map` builds it again."""
     built, usual = build(pieces_to_digits), make_recipe(BuildConfig())
     assert built.recipe == usual
     spelled = xtok.multitoken(pieces_to_digits)
@@ -355,7 +355,8 @@ def test_a_damaged_map_is_built_again(sides: Sides, tmp_path: Path, size: int) -
 def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
     functions: tuple[Any, ...] = (xtok.get_map, xtok.build)
     for function in functions:
-        with pytest.raises(ValueError, match="not both"):  # before the models are looked for
+        # the error comes before the models are loaded
+        with pytest.raises(ValueError, match="not both"):
             function("no/model", "no/model", BuildConfig(), for_loss="gold")
         with pytest.raises(ValueError, match="loss is 'kl'"):
             function(*sides, for_loss="kl")
@@ -429,7 +430,7 @@ def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
 def test_without_a_path_a_map_is_kept_in_the_cache(
     pieces_to_digits: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a warning of the losses names the call; other options or texts are another file."""
+    """The call is the call that a loss recommends; other options or texts give another file."""
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
     text = tmp_path / "a.txt"
     text.write_text("one two three\n" * 40)
@@ -439,7 +440,8 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     ]  # fmt: skip
     maps = [xtok.get_map(*pieces_to_digits.tokenizers, **options) for options in calls]
     assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
-    assert [bool(m.reports) for m in maps] == [True, False, True, True]  # the second was kept
+    # the second call reads the cached map
+    assert [bool(m.reports) for m in maps] == [True, False, True, True]
     built = [xtok.build(*pieces_to_digits.tokenizers, **options) for options in calls]
     assert [*map(sha256, maps)] == [*map(sha256, built)]
 

@@ -1,4 +1,4 @@
-"""Spelling maps: which tokens are shared, spelled and left out, and their files."""
+"""Spelling maps: shared tokens, spelled tokens and omitted tokens, and the map files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tokens_without_a_spelling_are_reported(tmp_path: Path) -> None:
 
 
 def test_canonical_id_is_shared(sentencepiece: Tokenizer) -> None:
-    """The lowest id would be the byte token, which no text has."""
+    """The byte token has the lowest id, but encoded text never contains it."""
     byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
     assert sentencepiece.segment(b"a") == [letter]
     m = xtok.spellings(xtok.load_pair(sentencepiece, "bytes"))
@@ -122,7 +122,7 @@ def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int])
 
 @pytest.fixture
 def long_tokens(tmp_path: Path) -> SpellingMap:
-    """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
+    """The student has tokens of 2, 8 and 9 bytes; the teacher has only bytes."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
     spelling_map: SpellingMap = xtok.spellings(xtok.load_pair(student, "bytes"))
     return spelling_map
@@ -136,10 +136,11 @@ def test_the_two_tables(long_tokens: SpellingMap, tmp_path: Path) -> None:
     assert [forward[key] for key in keys[2:-1]] == ["s.tiktoken", "bytes", 8, 259, 256]
     assert [back[key] for key in keys[2:-1]] == ["bytes", "s.tiktoken", 8, 256, 259]
     assert forward["subtoks"].dtype == forward["lengths"].dtype == torch.int64
-    assert forward["subtoks"].shape == (259, 8)  # the tokenizer's ids, not the width of the logits
+    assert forward["subtoks"].shape == (259, 8)  # one row per token, not per logit
     eight = [97, 98, 99, 100, 101, 102, 103, 104]
     assert forward["subtoks"][[97, 256, 257, 258]].tolist() == [
-        [97, *[-1] * 7], [97, 98, *[-1] * 6], eight, eight,  # cut; its length says so
+        # the last is cut to 8 ids; its length remains 9
+        [97, *[-1] * 7], [97, 98, *[-1] * 6], eight, eight,
     ]  # fmt: skip
     assert forward["lengths"][[97, 256, 257, 258]].tolist() == [1, 2, 8, 9]
     assert back["subtoks"][:, 0].tolist() == list(range(256))
@@ -158,7 +159,7 @@ def test_tables_are_written_and_not_read(
 
 
 def test_both_tables_or_none(tmp_path: Path) -> None:
-    """The second table is larger, so only the first fits on the disk."""
+    """The second table is larger: only the first fits on the disk."""
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
     spellings = xtok.spellings("bytes", teacher)
     spellings.save(tmp_path / "pair.pt")
@@ -206,7 +207,7 @@ def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
         xtok.get_map(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
 
 
-# What commands say of them
+# Output of commands for spelling maps
 
 
 def test_inspect_counts_spelled_and_omitted_tokens(

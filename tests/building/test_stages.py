@@ -48,7 +48,7 @@ def teacher(tmp_path: Path) -> Tokenizer:
 
 
 def test_an_exact_row_of_another_program_gets_a_slot_and_is_mixed(tmp_path: Path) -> None:
-    """NeMo-RL's map may pair an id that multitoken leaves empty."""
+    """NeMo-RL's map may have an entry for an id without a row in multitoken."""
     wide = load_tokenizer("bytes", vocab_size=258)
     ids, weights = torch.full((258, 2), -1), torch.zeros(258, 2)
     ids[256, 0], weights[256, 0] = 256, 1
@@ -76,7 +76,7 @@ def test_weights_of_the_forward_pass(tiny: Pair) -> None:
 def test_the_reverse_pass_adds_tokens_that_start_with_the_token(tiny: Pair) -> None:
     both = multitoken(tiny, NO_SLOT)
     both.check()
-    # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
+    # "ab": twice itself, and the first of two pieces of "abc"; "c": the second piece of "abc".
     total = 2 + 0.9 / 0.99
     assert row(both, 261) == [(261, round(2 / total, 6)), (262, round(0.9 / 0.99 / total, 6))]
     total = 2 + 0.09 / 0.99
@@ -116,7 +116,7 @@ def test_no_slot_without_an_unused_id(student: Tokenizer, tmp_path: Path) -> Non
 
 
 def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> None:
-    # The only padding id is the slot of all rows but of its own, which maps to itself.
+    # The single padding id is the slot of all other rows; the row of that id maps to itself.
     width = byte_level.vocabulary.tokenizer_vocab_size
     narrow = load_tokenizer(small / "small-byte-level", vocab_size=width)
     projection = multitoken(xtok.load_pair(byte_level, narrow))
@@ -166,7 +166,7 @@ def test_special_tokens_by_role_or_not_at_all(to_pieces: Pair) -> None:
     assert roles.row_kind[bos] == RowKind.ROLE
     off = multitoken(to_pieces, replace(NO_SLOT, special_tokens="off"))
     assert not off.entries_per_row[list(rows.control_names)].any()
-    # The later stage takes the choice from the map, unless it is given another one.
+    # The later stage uses the canonicalization that the map records, unless it is overridden.
     assert not reapply_exact(off).entries_per_row[list(rows.control_names)].any()
     assert row(reapply_exact(off, special_tokens="roles"), bos) == row(roles, bos)
 
@@ -225,7 +225,7 @@ def test_a_row_of_two_kinds_is_mixed(tiny: Pair) -> None:
 
 def test_equal_weights_are_ordered_by_id(tiny: Pair) -> None:
     projection = multitoken(tiny, NO_SLOT)
-    # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
+    # b" ": itself, and " t" and " th" with equal weights, as b" " is the first of their two pieces.
     ids, weights = projection.row(0x20)
     assert ids.tolist() == [0x20, 258, 259]
     assert weights[1] == weights[2]
@@ -259,7 +259,7 @@ def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Toke
 
 
 def test_build_reports_the_finished_map(student: Tokenizer, teacher: Tokenizer) -> None:
-    """One report, of the finished map: its rows, its slots; no stage on the way is counted."""
+    """`build` returns a single report with the rows and slots of the finished map."""
     built = xtok.build(student, teacher)
     [report] = built.reports
     assert report.stage == "build"
@@ -280,7 +280,7 @@ def test_a_map_without_tokens_accepts_the_given_tokenizers(tiny: Pair) -> None:
 
 
 def test_other_kinds_of_arguments_are_refused(tiny: Pair) -> None:
-    """0 is no config, and none is not the default."""
+    """A number or a configuration of another function is an error."""
     with pytest.raises(TypeError, match="config is 0"):
         sort_cut(multitoken(tiny), 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="BuildConfig"):
@@ -290,7 +290,7 @@ def test_other_kinds_of_arguments_are_refused(tiny: Pair) -> None:
 
 
 def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
-    """NeMo-RL warns of it; of a map without tokens only the width can be compared."""
+    """NeMo-RL only warns here; a map without tokens can be compared by width only."""
     content = {
         "indices": torch.tensor([[0, -1]] * 256),
         "likelihoods": torch.tensor([[1.0, 0.0]] * 256),

@@ -37,7 +37,7 @@ from xtok.tokenizers.pairs import require_table
 
 @pytest.fixture(scope="module")
 def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished map and one of the first stage, and a map of another pair."""
+    """A folder with a finished map, a map of the first stage, and a map of another pair."""
     folder = tmp_path_factory.mktemp("maps")
     student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
     xtok.build(student, teacher).save(folder / "map.safetensors")
@@ -68,7 +68,7 @@ def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) 
     assert os.listdir(tmp_path) == [name]
     reports = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
     assert [line.split(":")[0] for line in reports] == ["build"]
-    assert "it/s" not in result.stderr  # no progress bar where there is no terminal
+    assert "it/s" not in result.stderr  # progress bars appear only on terminals
     quiet = works(cli(*line, "--quiet"))
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
     notes = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
@@ -80,7 +80,7 @@ def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) 
 def test_files_do_not_depend_on_the_run_the_threads_or_the_name(
     cli: Cli, small: Path, tmp_path: Path
 ) -> None:
-    """A `.pt` has all that a `.safetensors` has."""
+    """A `.pt` file contains everything that a `.safetensors` file contains."""
     files = set()
     for threads, name in (("1", "a"), ("2", "another-name")):
         env = dict.fromkeys(["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"], threads)
@@ -121,7 +121,7 @@ def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
 
 @pytest.fixture(scope="module")
 def by_nemo(maps: Path) -> Path:
-    """A map of the pair as NeMo-RL's tools write it: padded, in bfloat16, of ids only."""
+    """A map of the pair in the form of NeMo-RL's tools: padded, bfloat16, only ids."""
     content = torch.load(maps / "first.pt", weights_only=True)
     del content["xtok"]
     content["likelihoods"] = content["likelihoods"].bfloat16()
@@ -130,7 +130,8 @@ def by_nemo(maps: Path) -> Path:
 
 
 FROM_NEMO = [
-    ("verify F", r"ok +format +[\d,]+ × [\d,]+, .*\n(.*\n)*note +as written "),  # not in its order
+    # in another order than xtok's
+    ("verify F", r"ok +format +[\d,]+ × [\d,]+, .*\n(.*\n)*note +as written "),
     ("verify F P", r"ok +teacher width "),
     ("inspect F", r"\(from the ids\)"),
     ("inspect F --against F", ""),
@@ -247,10 +248,10 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
     digits = np.flatnonzero(classes <= TokenClass.DIGITS_MIXED)
     assert values["rows_matching"] == len(digits)
     assert len(values["rows"]) == min(20, len(digits))
-    heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
+    heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # the slot comes last
     expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
     assert [row["student_id"] for row in values["rows"]] == expected
-    for words in (["nosuch"], ["--id", "99999"], ["--class", "digit"]):  # no such token
+    for words in (["nosuch"], ["--id", "99999"], ["--class", "digit"]):  # this token does not exist
         fails(cli("inspect", path, *words), "")
 
 
@@ -281,7 +282,7 @@ def shell(
 def test_closed_stdout_is_not_an_error(
     maps: Path, small: Path, tmp_path: Path, forks: Forks, line: str, code: int, lines: int
 ) -> None:
-    """The command exits with its usual code, and writes its map."""
+    """With a closed stream, the command exits with its usual code, and writes its map."""
     new = tmp_path / "new.safetensors"
     env = {"SMALL": str(small), "TWO_FILES": " ".join(two_files(small)), "NEW": str(new)}
     result = shell(f"xtok {line}", maps, forks, **env)
@@ -345,7 +346,7 @@ def test_each_command_has_a_summary_and_a_valid_example(cli: Cli) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_help_has_whole_sentences_and_every_option(columns: int) -> None:
-    """No switch has a <bool>, no line ends where the source does, and rare options are apart."""
+    """Switches have no <bool>, lines are wrapped anew, and rare options have a separate section."""
     for name in COMMANDS:
         app, command = make_app([name]), command_of(name)
         env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
@@ -376,8 +377,9 @@ def test_the_help_names_the_keys_of_json(cli: Cli, tmp_path: Path, line: str) ->
     xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
     words = line.replace("MAP", "m.safetensors").split()
     [said] = [p.help for p in command_of(words[0]).params if p.name == "json"]
-    keys = json.loads(cli(*words, "--json").stdout).keys()  # doctor of bytes fails a check
-    if line == "inspect MAP":  # of which the help names a few
+    # doctor reports a failed check for bytes
+    keys = json.loads(cli(*words, "--json").stdout).keys()
+    if line == "inspect MAP":  # the help names only some keys
         assert {"student", "teacher", "method", "history", "rows_by_kind", "examples"} <= keys
     else:
         assert keys <= {*re.findall(r"\w+", said)}
@@ -518,7 +520,7 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("build --special-tokens maybe", "'maybe' is not one of"),
         ("build --ignore-student-ids a", "is not a list of numbers such as 0,1,2"),
         ("build --no-such-option", "No such option"),
-        # NeMo-RL's options, as they were typed
+        # NeMo-RL's options, spelled as in NeMo-RL
         ("sort-cut --tokens-to-cut 4", "No such option: --tokens-to-cut"),
         (f"multitoken {BYTES} --tokens-to-cut x", "Invalid value for '--tokens-to-cut'"),
         (f"multitoken {BYTES} --tokens-to-cut", "'--tokens-to-cut' requires an argument"),
@@ -568,7 +570,7 @@ def test_a_text_that_begins_with_a_dash(cli: Cli, words: list[str]) -> None:
 
 
 def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Path) -> None:
-    """Models and maps that are missing would be complained of first if they were loaded first."""
+    """Loading comes last: otherwise the error would name the missing models and maps."""
     (tmp_path / "a-file").touch()
     (tmp_path / "page.json").mkdir()
     for line in ("build ./no ./no", "reapply-exact no", "convert no"):

@@ -30,8 +30,8 @@ from xtok.maps import file as mapfile
 
 TEMPORARY = re.compile(r"\.[a-z]+\.[a-z]+\.([0-9a-f]{12}\.tmp|lock)")
 
-# Forks children that run a command over and over, and kills each after a random time. A fork has
-# imported everything already, so that it is the work and the write that are hit.
+# Forks children that run a command repeatedly, and kills each child after a random time. All
+# modules are imported before the fork, so the kill hits the command's work or its write.
 KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
@@ -69,7 +69,7 @@ for args in json.loads(sys.argv[1]):
 
 WRITING = {
     "build.safetensors": "build M M",
-    "kept.safetensors": "build M M --skip-existing",  # with a lock
+    "kept.safetensors": "build M M --skip-existing",  # uses a lock
     "multitoken.safetensors": "multitoken M bytes",
     "convert.pt": "convert map.safetensors",
     "exact.safetensors": "reapply-exact map.safetensors",
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_listed_can_be_written() -> None:
 
 
 def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, forks: Forks) -> None:
-    """The write ends half-way."""
+    """The disk becomes full in the middle of the write."""
     target = tmp_path / "map.safetensors"
     TINY.save(target)
     old = target.read_bytes()
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, forks: For
 
 
 def test_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is created again between check and write, but not while the file is written."""
+    """The folder may be created again between check and write, but not during the write."""
     folder = tmp_path / "maps"
     folder.mkdir()
     mapfile.check_map_output(folder / "map.safetensors")
@@ -154,8 +154,8 @@ def test_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def nobody() -> Iterator[tuple[Path, Callable[..., subprocess.CompletedProcess[str]]]]:
-    """A folder of root's, and a function that runs a program in it as a user who is not root."""
-    folder = Path(tempfile.mkdtemp(prefix="xtok-"))  # pytest's own is closed to others
+    """A folder that belongs to root, and a function that runs a program in it as another user."""
+    folder = Path(tempfile.mkdtemp(prefix="xtok-"))  # other users cannot enter pytest's folder
     folder.chmod(0o755)
     (folder / "own").mkdir()
     (folder / "own").chmod(0o777)
@@ -242,14 +242,14 @@ def test_a_long_history_is_cut(cli: Cli, tmp_path: Path) -> None:
     assert len(result.stdout) < 10_000
 
 
-# Vocabularies that would write to the terminal
+# Vocabularies with control sequences for terminals
 
 HOSTILE_TOKENS = ["\x1b[31mred\x1b[0m", "\u202eltr", "\x07\r\n\x9b2J", "[bold]not markup[/bold]"]
 
 
 @pytest.fixture(scope="module")
 def hostile_model(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with control sequences of a terminal in its tokens, and a token of 1 MB."""
+    """A tokenizer with terminal control sequences in its tokens, and a token of 1 MB."""
     name = "\x1b[31m[bold]evil\u202e\n"
     source, folder = small / "small-byte-level", tmp_path_factory.mktemp("hostile") / name
     document = json.loads((source / "tokenizer.json").read_text())
@@ -293,7 +293,7 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
         assert len(re.findall(r"\d+ '.*?'", result.stderr)) == 3
         assert not (tmp_path / "map.safetensors").exists()
         assert "note: null:5 cannot spell" in works(cli(*line)).stderr
-        if command == "build":  # also if the file exists
+        if command == "build":  # even if the file exists
             kept = cli(*line, "--strict", "--skip-existing")
             fails(kept, "null:5 cannot spell", "leave out --strict")
             assert "is kept" in works(cli(*line, "--skip-existing")).stderr

@@ -93,7 +93,7 @@ def test_options_of_nemo_rl_set_ours(
     assert {name: values[name] for name in ours} == ours
 
 
-# What NeMo-RL's options need as a value
+# Values for NeMo-RL's options
 TYPED = {
     "special_token_similarity_threshold": "0.3", "special_token_top_k": "1",
     "keep_top_tokens": "-1",
@@ -197,8 +197,8 @@ EMBEDDED = "data/temp_projection_map_student_to_teacher_top_32.pt"
 SPELLED = "data/projection_map_student_to_teacher_multitoken_top_32_double_special.pt"
 EXACT = SPELLED.replace(".pt", "_exact_map_remapped.pt")
 
-# NeMo-RL's own recipe, with xtok in the place of its modules: a line, and the file that the next
-# one expects. `MODELS` stands for both models.
+# NeMo-RL's recipe with xtok's commands: each command line, and the file that the next command
+# reads. `MODELS` is replaced by both models.
 RECIPE = {
     "generate MODELS --embedding-model own --top_k 32 --data_dir data --keep_top_tokens -1 "
     "--use_canonicalization": EMBEDDED,
@@ -232,7 +232,7 @@ def test_options_of_their_wrapper_name_the_output_of_build(cli: Cli, small: Path
     assert result.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
     result = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
     assert result.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
-    # NeMo-RL has no maps for one loss, so its name would not tell them apart.
+    # NeMo-RL's file names do not contain the loss, so xtok's name is used.
     result = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
     assert result.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
 

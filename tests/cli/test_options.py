@@ -45,7 +45,7 @@ def table(*tokens: bytes | str) -> TokenTable:
     return Decoded(entries).table(len(tokens))
 
 
-# Whatever the options, tokens of both sides are spelled only where that can make a difference
+# With any options, tokens of both sides are spelled only if the result depends on it
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
 
 
 def test_build_reports_the_finished_map_and_the_counted_text(tmp_path: Path) -> None:
-    """The row that a slot was on before is pinned; an ignored row is empty as asked."""
+    """The row of the former slot is exact and counted; the ignored row is empty by request."""
     student = byte_ranks(tmp_path / "student.tiktoken")
     projection = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
     [result] = projection.reports
@@ -222,7 +222,7 @@ def test_relaxed_rows_have_an_entry_and_a_slot(commas: tuple[Tokenizer, Tokenize
 def test_a_near_equivalent_that_another_program_has_as_slot(
     commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
-    """NeMo-RL leaves as a slot whatever is in the last column."""
+    """In NeMo-RL's maps, the last column is the slot for any id in it."""
     comma, line_break = 256, 257
     foreign = {
         "indices": torch.tensor([[7, 8, 0x2C]] * 258),
@@ -242,10 +242,10 @@ def test_relaxed_pairs_are_added_to_the_other_sources(
     soft = multitoken(
         xtok.load_pair(*commas), replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False)
     )
-    # The two pieces 10/11 and 1/11, and the near-equivalent 1.
+    # The pieces have the weights 10/11 and 1/11, and the near-equivalent has 1 before the division.
     assert row(soft, 256) == [(0x2C, 0.545455), (0x20, 0.454545)]
     assert soft.row_kind[256] == RowKind.PIECES
-    # The later stage takes the choice from the map, unless it is given another one.
+    # The later stage uses the canonicalization that the map records, unless it is overridden.
     assert row(reapply_exact(soft), 256) == [(0x2C, 1.0)]
     assert row(reapply_exact(soft, canonicalization="exact"), 256) == row(soft, 256)
 
@@ -285,7 +285,7 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     expected = [[(pairs[s], 1.0)] if s in pairs else [] for s in names]
     assert [row(fuzzy, s) for s in names] == expected
     assert fuzzy.history[-1]["options"]["fuzzy_threshold"] == 0.2
-    pinned = reapply_exact(fuzzy)  # it takes the threshold from the map
+    pinned = reapply_exact(fuzzy)  # the threshold comes from the map
     assert [row(pinned, s) for s in names] == expected
     assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
 
@@ -376,12 +376,12 @@ def test_text_form_reads_partial_utf8_as_replacement_characters(tmp_path: Path) 
     assert row(exact, 0xC3) == [(0xC3, 1.0)]
     assert row(exact, 256) == [(257, 1.0)]
     text = xtok.build(student, teacher, BuildConfig(scale_trick=False, token_form="text"))
-    # All 128 bytes that are not UTF-8 alone read as U+FFFD, which is the teacher's token 0x80 too:
-    # of equal tokens the lowest id counts.
+    # The 128 bytes that are not UTF-8 alone have the text U+FFFD, as has the teacher's token 0x80:
+    # the lowest id of equal tokens is used.
     assert row(text, 0xC3) == [(0x80, 1.0)]
     assert row(text, 257) == [(256, 1.0)]
     assert text.history[0]["options"]["token_form"] == "text"
-    assert known(text.student.table).sha256() == student.table.sha256()  # the file has the bytes
+    assert known(text.student.table).sha256() == student.table.sha256()  # the file stores the bytes
     in_steps = reapply_exact(
         multitoken(xtok.load_pair(student, teacher), replace(NO_SLOT, token_form="text"))
     )
@@ -397,7 +397,7 @@ def test_raw_form_compares_display_strings(
     exact = xtok.build(byte_level, sentencepiece, BuildConfig(scale_trick=False))
     the = next(i for i, t in enumerate(byte_level.table.tokens()) if t == b" the")
     assert exact.row_kind[the] == RowKind.EXACT
-    assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` is not `▁the`
+    assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` differs from `▁the`
     first = multitoken(
         xtok.load_pair(byte_level, sentencepiece), replace(NO_SLOT, token_form="raw")
     )
@@ -405,7 +405,7 @@ def test_raw_form_compares_display_strings(
         reapply_exact(first)
     pinned = reapply_exact(first, xtok.load_pair(byte_level, sentencepiece))
     assert row(pinned, the) == row(first, the)
-    assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without any, its bytes
+    assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without a token form, the bytes
 
 
 # --ignore-student-ids, --ignore-teacher-ids
@@ -418,7 +418,7 @@ def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
     projection = xtok.build(student, teacher, config)
     projection.check()
     assert row(projection, 256) == []
-    assert row(projection, 0x61) == []  # its only counterpart is not used
+    assert row(projection, 0x61) == []  # its only counterpart is ignored
     assert not np.isin(projection.teacher_ids, [0x61, 257]).any()
     assert row(projection, 257) == [(256, 0.757576), (0x63, 0.075758), (258, 0.166667)]
     again = reapply_exact(projection)

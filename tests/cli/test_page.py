@@ -71,7 +71,7 @@ HOSTILE = (
     b"\"'><b>bold</b>&amp;",
     b"x" * 1_000_000,
 )
-SVG = "http://www.w3.org/2000/svg"  # a name, not an address
+SVG = "http://www.w3.org/2000/svg"  # a model's name, not an address
 NAME = "<b onclick=alert(1)>\u202e&\"'"
 
 
@@ -134,7 +134,7 @@ class Elements(HTMLParser):
         self._within = ""
 
 
-# What the page says
+# Contents of the page
 
 
 def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]) -> None:
@@ -146,7 +146,7 @@ def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]
     assert report.evaluation is None
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
-    assert "pass text" in report.maps[0].fits[3].why  # what is missing
+    assert "pass text" in report.maps[0].fits[3].why  # the missing input
     for side in known(report.pair.spellings):
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
@@ -156,7 +156,7 @@ def test_findings_count_tokens_without_a_counterpart(tmp_path: Path) -> None:
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     m = xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))
     findings = [(f.grade, f.number, f.section) for f in examine(m).report.findings]
-    assert findings == [  # nothing can be done about the first two
+    assert findings == [  # the user cannot change the first two
         ("note", "99%", "pair"),  # shared
         ("note", "2", "pair"),  # numbers
         ("good", "0", "classes"),  # empty rows
@@ -199,7 +199,8 @@ def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, byt
     for part in (b"comparison", b"quality"):
         assert b'id="%b"' % part in pages["measured"]
     rows = re.findall(rb'class="n( strong| soft)" data-v="[^-]', pages["measured"])
-    has_enough = [row.starts >= 100 for row in report.evaluation.classes]  # figures of few are grey
+    # figures from few samples are grey
+    has_enough = [row.starts >= 100 for row in report.evaluation.classes]
     assert Counter(rows) == {b" strong": sum(has_enough), b" soft": 2 * has_enough.count(False)}
     assert 0 < sum(has_enough) < len(has_enough)
 
@@ -231,7 +232,7 @@ def test_overlaps_are_true_to_area(shared: SharedCounts) -> None:
     assert root.get("aria-label") == "a & b"
     first, second = ((float(c.get("cx", "")), float(c.get("r", ""))) for c in list(root)[:2])
     assert (first[1] / second[1]) ** 2 == pytest.approx(shared.student / shared.teacher, rel=1e-2)
-    # What both circles cover, counted on a fine grid.
+    # The area that both circles cover, counted on a fine grid.
     x = np.linspace(-5, 300, 2000)[:, None]
     y = np.linspace(0, 148, 1000)
     inside = [(x - cx) ** 2 + (y - 74) ** 2 <= r * r for cx, r in (first, second)]
@@ -319,7 +320,7 @@ def test_the_policy_allows_only_the_style_and_script_of_the_page(pages: dict[str
     assert "<" not in data
     assert data.isascii()
     assert json.loads(data)["sides"] == [NAME.replace("\u202e", "\\xe2\\x80\\xae")] * 2
-    # As JSON, names are whole.
+    # In JSON, names are complete.
     assert json.loads(to_json(examine(hostile_map()).report))["pair"]["student"] == NAME
 
 
@@ -353,13 +354,13 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
     assert b"This page contains the whole map." in html
 
 
-# What cannot be shown
+# Maps that cannot be shown
 
 
 def test_examine_refuses_other_pairs_and_missing_tokens(
     map_to_digits: ProjectionMap, byte_level: Tokenizer, pair: Pair
 ) -> None:
-    """Maps of different pairs, a text without a pair, and a map without tokens."""
+    """Maps of different pairs, a text without a pair, or a map without tokens are errors."""
     with pytest.raises(XtokError):
         examine([map_to_digits, built(byte_level, byte_level)])
     with pytest.raises(ValueError, match="texts require a pair"):
@@ -428,7 +429,8 @@ def test_a_page_loads_without_requests_and_fits_the_window(
         browser.open(files[name], "#search=x")
         assert browser.run("document.documentElement.scrollWidth") == width
         shades = browser.run(f"{wide}.map((e) => getComputedStyle(e).backgroundAttachment)")
-        assert set(shades) <= {"local, local, scroll, scroll"}  # at an edge that has more behind it
+        # a shadow at each edge with hidden content
+        assert set(shades) <= {"local, local, scroll, scroll"}
         assert bool(shades) == (width == 400)
 
 

@@ -28,14 +28,14 @@ SHELLS = ["bash", "zsh", "fish"]
 
 
 def completing(shell: str, line: str) -> dict[str, str]:
-    """Return the variables with which a shell asks for completions of a line's last word."""
+    """Return the environment of a shell that completes the last word of a line."""
     asked = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}}
     typed = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     return {"_XTOK_COMPLETE": f"complete_{shell}", **asked.get(shell, typed)}
 
 
 def words(shell: str, printed: str) -> list[str]:
-    """Return the completions themselves, without their help."""
+    """Return the completions without their help."""
     if shell == "zsh":
         return re.findall(r'^(?:_arguments .*\(\()?"([^"]+)"', printed, re.MULTILINE)
     return [line.partition("\t")[0] for line in printed.splitlines() if line]
@@ -43,7 +43,7 @@ def words(shell: str, printed: str) -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """The folder of `cli`, with maps and others."""
+    """A folder with maps and other files, for completion."""
     for name in ("a.safetensors", "b.pt", "notes.txt", ".hidden.pt", "sub/c.pt", "odd/x y.pt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -67,7 +67,7 @@ def files(tmp_path: Path) -> Path:
         ("xtok evaluate a.safetensors sub/", ["sub/c.pt"]),
         ("xtok build s t --initial-projection-path a", ["a.safetensors"]),
         ("xtok inspect a.safetensors --against ./b", ["./b.pt"]),
-        # Nothing: the shell completes files itself.
+        # No output: the shell itself completes files.
         ("xtok inspect su", []),
         ("xtok inspect odd/", []),
         ("xtok inspect n", []),
@@ -80,7 +80,7 @@ def test_completion(
     shell: str, line: str, expected: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(files)
-    monkeypatch.setenv("COLUMNS", "10000")  # as `program` has it
+    monkeypatch.setenv("COLUMNS", "10000")  # `program` sets this width as well
     for name, value in completing(shell, line).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as result:
@@ -138,7 +138,8 @@ def test_bash_completes_after_installation(home: dict[str, str], files: Path) ->
     )
     assert bash("-c", ask, "-", "xtok", "build", "--for", "") == "p-kl gold h-kl\n"
     assert bash("-c", ask, "-", "xtok", "verify", "") == "a.safetensors b.pt bin/ odd/ sub/\n"
-    assert "-o default" in path.read_text()  # files, where there are no completions
+    # the shell completes files if xtok returns no completions
+    assert "-o default" in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ import atexit
 atexit.register(lambda: os.kill(os.getpid(), stop))
 """
 STOPS = [
-    # The program, the stop, the command line of models M and a text T
+    # The program, the signal, and a command line with models M and a text T
     *(
         (AT_IMPORT.format(module), "SIGINT", f"build M bytes{quiet}")
         for module in ("typer", "xtok.cli.build", "xtok.building.build")
@@ -283,10 +284,10 @@ def test_a_progress_bar_fits_the_terminal_and_is_cleared(
     counting: list[str], tmp_path: Path, forks: Forks, columns: int
 ) -> None:
     printed = on_a_terminal(counting, tmp_path, forks, columns)
-    assert (columns == 200) == bool(re.search(r"\rloading \S+ …", printed))  # has no total
+    assert (columns == 200) == bool(re.search(r"\rloading \S+ …", printed))  # a bar without a total
     bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
     assert {bar.split(":")[0] for bar in bars} == {"counting", "counting synthetic texts"}
-    assert max(map(len, bars)) == columns - 3  # behind them is room for the terminal's ^C
+    assert max(map(len, bars)) == columns - 3  # leaves room for the terminal's ^C
     drawn: dict[str, str] = {}
     for line in printed.replace("\r\n", "\n").split("\n"):
         drawn[line] = ""

@@ -15,8 +15,8 @@ from forked import Forks
 from make_tokenizers import copied
 from safetensors.numpy import save_file
 
-# The commands run in forks of a process that has imported their libraries: what they write to the
-# streams themselves, by number, is kept.
+# The commands run in forks of a process that has imported their libraries. The tests capture the
+# output that libraries write directly to the file descriptors.
 RUN_ALL = """
 import json, os, sys
 from xtok.__main__ import program
@@ -36,7 +36,7 @@ for name, args in json.loads(sys.argv[1]):
 
 
 def talking(folder: Path, small: Path) -> Path:
-    """A model folder that makes Rust print, and Transformers warn, with escape sequences in it."""
+    """A model folder that makes Rust print and Transformers warn, both with escape sequences."""
     config = {"model_type": "evil\x1b[2J", "vocab_size": 1300}
     copied(small / "small-byte-level", folder, config=config)
     document = json.loads((folder / "tokenizer.json").read_text())
@@ -57,8 +57,8 @@ def test_no_library_writes_on_the_stdout_of_any_command(
     (tmp_path / "chat.json").write_text(json.dumps(chat))
     (tmp_path / "teacher.jsonl").write_text(TEACHER)
     work = {name: [*["--json"] * (name != "render"), *args] for name, args in WORK.items()}
-    del work["serve"]  # its tests look at its stdout
-    work["vocab"] = ["--json", "small.model", "-t", "bytes"]  # a file, or JSON
+    del work["serve"]  # the tests of serve check its stdout
+    work["vocab"] = ["--json", "small.model", "-t", "bytes"]  # the output is a file or JSON
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]
     result = subprocess.run(
@@ -74,7 +74,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(
     for name in order:
         assert "evil" not in printed[name], name
         assert is_printable(printed[name] + said[name]), name
-        if name == "report":  # it writes the JSON beside the page
+        if name == "report":  # the JSON goes to a file beside the page
             continue
         data = json.loads(printed[name])
         if "-o" in work[name]:

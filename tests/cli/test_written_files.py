@@ -1,4 +1,4 @@
-"""Every file that a command makes: it is named on stdout, passes `verify`, and comes back equal."""
+"""Files written by commands: named on stdout, valid for `verify`, and equal when read back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_map_passes_verify_and_is_read_back_equal(
         words = line.replace(".F", f".{suffix}").replace("T", str(corpus)).split()
         models = [word for part in words for word in (pair if part == "P" else [part])]
         if name in ("events", "csd") and suffix == "pt":
-            continue  # an event map has one format, and NeMo-RL's tables for CSD are not read
+            continue  # event maps have one format, and xtok does not read NeMo-RL's tables for CSD
         path = tmp_path / f"{name}.{suffix}"
         assert works(cli(*models, "-o", path, "--quiet")).stdout.splitlines()[0] == str(path)
         assert not xtok.verify(path, to_pieces).failed
@@ -88,7 +88,7 @@ def test_a_map_of_equal_tokenizers_is_written_with_a_note(
     works(cli("verify", path))
 
 
-# What -o does not name
+# Paths that -o does not accept
 
 
 @pytest.mark.parametrize("line", ["events P --for csd -o pair.pt", "convert m.safetensors pair.pt"])
@@ -132,7 +132,7 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
     assert os.listdir(tmp_path).count("page.html") == 0
 
 
-# What NeMo-RL's users type
+# Command lines of NeMo-RL's users
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])

@@ -50,19 +50,19 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def shown(conversation: Conversation, span: tuple[int, int]) -> str:
-    """The text of a stretch of tokens, by their bounds."""
+    """Return the text of a span of tokens."""
     data = conversation.text.encode()
     start, end = (int(conversation.bounds[i]) for i in span)
     return data[start:end].decode()
 
 
 def each(body: str) -> str:
-    """A template that writes the same for each message `m`."""
+    """Return a template that renders each message `m` in the same way."""
     return f"{{% for m in messages %}}{body}{{% endfor %}}"
 
 
 def targets(conversation: Conversation) -> list[str]:
-    """The stretches of text that are training targets."""
+    """Return the spans of text that are training targets."""
     edges = np.flatnonzero(np.diff(np.r_[0, conversation.assistant_mask.astype(int), 0]))
     return [shown(conversation, (a, b)) for a, b in edges.reshape(-1, 2).tolist()]
 
@@ -77,7 +77,7 @@ def contents(conversation: Conversation) -> list[str | None]:
 def check_spans(
     conversation: Conversation, messages: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> None:
-    """Check properties that all conversations have."""
+    """Check properties of every conversation."""
     data = conversation.text.encode()
     tokens, names = tokenizer.table.tokens(), tokenizer.table.control_names
     assert conversation.bounds[0] == 0
@@ -145,7 +145,7 @@ OF_PARTS = "{% for p in c %}{{ '<image>' if p.type == 'image' else p.text }}{% e
 @pytest.mark.parametrize(
     ("content", "written", "text", "span_text", "source", "verbatim"),
     [
-        # The letter a was written anew as bb, so what is left of the content begins after it.
+        # The template replaces the letter a by bb, so the tracked content begins after it.
         ("no | xay z ", CUTS, "\nuser: bby z!", "y z", (7, 10), True),
         ("xay z|qk", CUTS, "\nuser: k!", "k", (7, 8), True),
         (PARTS, OF_PARTS, "see <image> it;", "see <image> it", None, False),
@@ -229,7 +229,7 @@ def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path)
     assert rendered.text == "<|begin_of_text|>again<|end_of_text|> none!"
     ids = {name: i for i, name in tokenizer.table.control_names.items()}
     assert rendered.ids[0] == ids["<|begin_of_text|>"]
-    # As the library does it, id for id.
+    # The same ids as the library's.
     from transformers import AutoTokenizer
 
     library = AutoTokenizer.from_pretrained(str(folder))
@@ -346,7 +346,7 @@ def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
     assert byte_level.table.control_names[pad] == "<|pad|>"
 
 
-# What tools' messages add
+# Suffixes for tool messages
 
 
 def decode_ids(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -389,7 +389,7 @@ RAISES = each(
         (["x"], "chatml", "message 0 has no role"),
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
-        (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # its text is not public
+        (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # the text of this error is private
         (CHAT, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),
         (CHAT, "{{ cycler() }}", "raises: "),
         (CHAT, "{{ 'x'.join(messages) }}", "raises: sequence item 0: expected str"),
@@ -398,11 +398,11 @@ RAISES = each(
         (CHAT, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),
         (CHAT, "{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "Jinja template: too many"),
         (CHAT, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
-        # No file, and no attribute of Python's own.
+        # Templates cannot read files or private attributes of Python.
         (CHAT, "{% include '/etc/passwd' %}", "no loader"),
         (CHAT, "{{ messages.__class__.__mro__ }}", "is unsafe"),
         (CHAT, "{{ cycler.__init__.__globals__ }}", "is unsafe"),
-        # The function that sets marks, and so decides about targets, has no name.
+        # Templates cannot call the internal function that marks targets.
         (CHAT, "{{ mark('generation') }}", "'mark' is undefined"),
         (CHAT, "{{ environment.mark('generation') }}", "'environment' is undefined"),
         (CHAT, "{{ xtok_mark('generation') }}", "'xtok_mark' is undefined"),
@@ -494,7 +494,7 @@ def test_a_template_that_writes_the_date_is_noted(
 @pytest.mark.parametrize(
     ("user", "end", "ends"),
     [
-        # Of the next turn, only a token that generation stops at is a target.
+        # A token of the next turn is a target only if generation stops at it.
         ("<|end_of_text|>", "", ["<|end_of_text|>", ""]),
         ("<|begin_of_text|>", "", ["", ""]),
         ("<|end_of_text|>", "<|im_end|>", ["<|im_end|>", "<|im_end|>"]),
@@ -696,7 +696,8 @@ XML_CALL = (
 )
 THINK = "<think>\n\n</think>\n\n"
 ANSWERS = {
-    "deepseekv3_training": [  # its generation blocks decide, but for what the prompts end with
+    # generation blocks mark the targets, except for the text that ends the prompts
+    "deepseekv3_training": [
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n'
         '{"a": 2, "b": "zwei"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
         "It is 4<｜end▁of▁sentence｜>",
@@ -732,7 +733,7 @@ Family = Callable[..., tuple[Any, Tokenizer]]
 
 @pytest.fixture(scope="module")
 def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """A tokenizer with a template and its control tokens, as Transformers and xtok have it."""
+    """Return Transformers' and xtok's tokenizer with a template and its control tokens."""
 
     def make(name: str, *templates: Path) -> tuple[Any, Tokenizer]:
         folder = tmp_path_factory.mktemp(name)
@@ -748,7 +749,7 @@ LEFT_OUT_BY_TRL = {"gemma4_v2": "\n", "diffusion_gemma_training": "<|tool_respon
 @pytest.mark.real
 @pytest.mark.parametrize("name", chat_families.NAMES)
 def test_real_templates(name: str, family: Family) -> None:
-    """Transformers' own ids; every content where it is; targets that the assistant wrote."""
+    """Ids equal Transformers', contents have their spans, and targets are text of the assistant."""
     library, tokenizer = family(name)
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CHAT[1:]]
     for chat in (CHAT, CHAT[1:], TOOLS, parts):
@@ -760,7 +761,7 @@ def test_real_templates(name: str, family: Family) -> None:
             assert chat is TOOLS or (name == "smolvlm") == (chat is not parts)
             assert name not in ANSWERS or chat is not TOOLS
             continue
-        except Exception:  # noqa: BLE001 - whatever transformers raises, we do as well
+        except Exception:  # noqa: BLE001 - templates raise errors of many types
             with pytest.raises(XtokError, match="raises"):
                 render(tokenizer, chat)
             continue
@@ -771,7 +772,7 @@ def test_real_templates(name: str, family: Family) -> None:
                 assert message["content"] == "" or span.content is not None
         if chat is TOOLS:
             assert targets(rendered) == ANSWERS[name]
-            # GLM ends a turn with the next one's first token.
+            # In GLM, the first token of the next turn ends a turn.
             assert (NO_END_OF_TURN in rendered.notes) == (name == "glm4moe")
         elif chat is not parts:
             answers = [m["content"].strip() for m in chat if m["role"] == "assistant"]
@@ -782,7 +783,7 @@ def test_real_templates(name: str, family: Family) -> None:
 def test_equal_calls_with_results_in_their_turn(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rendering shows the end of all of them, also where the template omits a thought."""
+    """One rendering finds the ends of all turns, even if the template omits the thinking text."""
     _, tokenizer = family("gemma4")
     call = {**chat_families.CALL, "reasoning_content": "hm"}
     counted = Mock(wraps=render_template)
@@ -829,12 +830,12 @@ def or_error(call: Callable[[], Any]) -> Any:
     """Return the result of a call, or None for any error."""
     try:
         return call()
-    except Exception:  # noqa: BLE001 - TRL raises what the template does
+    except Exception:  # noqa: BLE001 - TRL passes on the errors of templates
         return None
 
 
 @pytest.mark.real
-@pytest.mark.filterwarnings("ignore")  # of TRL's import
+@pytest.mark.filterwarnings("ignore")  # comes from TRL's import
 @pytest.mark.parametrize("name", [*chat_families.NAMES, *LEFT_OUT_BY_TRL])
 def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
     trl = pytest.importorskip("trl")
@@ -850,11 +851,11 @@ def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
     for messages in (TOOLS[2:3], TOOLS[:3]):
         suffix = or_error(partial(tool_suffix, tokenizer, messages))
         suffix = suffix if suffix is None else suffix.tolist()
-        if name == "cohere2":  # drops what the tool says, and TRL's suffix is without it
+        if name == "cohere2":  # drops the tool's text; TRL's suffix also lacks it
             assert suffix is None
         elif name in LEFT_OUT_BY_TRL:
             assert suffix == [*tokenizer.encode(LEFT_OUT_BY_TRL[name]).ids, *expected]
-        elif name == "qwen3":  # TRL refuses it: before the tool's message, it has <think> there
+        elif name == "qwen3":  # an error in TRL, as <think> precedes the tool's message
             assert expected is None
             begin = "\n<|im_start|>user\n<tool_response>\nfour\n"
             assert decode_ids(tokenizer, suffix or []).startswith(begin)
@@ -867,7 +868,7 @@ def test_tool_suffixes_equal_those_of_trl(name: str, family: Family) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["qwen3", "gemma4", "gptoss", "llama3_1"])
 def test_characters_that_a_normalizer_changes(name: str, family: Family, tmp_path: Path) -> None:
-    """The library's ids, masks and spans by its offsets."""
+    """Ids, masks and spans equal the library's offsets."""
     from tokenizers import AddedToken, normalizers
 
     library, _ = family(name)
@@ -910,7 +911,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
 def test_ids_of_mistral_equal_those_of_its_library(
     load_real: Load, real: Callable[[str], str]
 ) -> None:
-    """As mistral-common does it: each part encoded by itself, with the space that this adds."""
+    """mistral-common encodes each part separately, which adds a space to each part."""
     import sentencepiece as sp
 
     chat = [dict(m, content=m["content"].strip()) for m in CHAT]

@@ -50,7 +50,7 @@ def suffix(body: str, *messages: dict[str, str]) -> object:
 
 
 def each(body: str) -> str:
-    """A template that writes the same for each message `m`."""
+    """Return a template that renders each message `m` in the same way."""
     return f"{{% for m in messages %}}{body}{{% endfor %}}"
 
 

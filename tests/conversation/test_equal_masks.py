@@ -1,4 +1,4 @@
-"""Equal texts have equal masks, whether the template takes a header from `m.role` or writes it."""
+"""Equal texts have equal masks, for headers from `m.role` and for literal headers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BODIES = {
 
 
 def header(family: str, role: str) -> str:
-    """The header of a role, as text."""
+    """Return the header of a role."""
     start, case, end, _ = FAMILIES[family]
     return start + (getattr(role, case)() if case else role) + end
 

@@ -1,4 +1,4 @@
-"""The leaves that 72 templates leave out of 32 conversations, each with its error or note."""
+"""Values of 32 conversations that 72 templates omit: each value has its error or note."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xtok.tokenizers import Tokenizer
 
 Messages = list[dict[str, Any]]
 
-# Each leaf is a word of its own, or a number.
+# Each value is a different word or number.
 
 
 def user(content: Any = "qask", **more: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ qwen3_vl qwen3_vl_training"""
 GROUPS = {line.split()[0]: line.split() for line in ALIKE.replace("\n ", " ").splitlines()}
 """Templates that leave out the same, by the first of them."""
 ANY = " ".join(GROUPS)
-WITH_PARTS = ("idefics3", "llava_next", "smolvlm")  # that take no other content
+WITH_PARTS = ("idefics3", "llava_next", "smolvlm")  # these accept only a list of parts
 
 NO_CALLS = "cohere cohere2 deepseek_r1_distill deepseek_r1_distill_training gemma gemma3 lfm2 "
 NO_CALLS += "llama3 llava_next phi3"
@@ -221,7 +221,7 @@ def words(value: Any) -> list[str]:
 
 
 def named(problem: str, case: Messages, beside: dict[str, Any]) -> Any:
-    """The value at the message and the key that an error names."""
+    """Return the value at the message and the key that an error names."""
     match = re.search(r"message (\d+), the \w+'s: the template drops (?:.* of )?its (\S+)", problem)
     value: Any = case[int(match[1])] if match else beside
     path = match[2] if match else problem.partition("the template drops ")[2]
@@ -232,7 +232,7 @@ def named(problem: str, case: Messages, beside: dict[str, Any]) -> Any:
 
 @functools.cache
 def expected(name: str, case: str) -> tuple[str, bool]:
-    """Return the values that are absent according to the tables, and whether this is an error."""
+    """Return the values that a template omits, and whether this is an error, from the tables."""
     [group] = [first for first, alike in GROUPS.items() if name in alike]
     for table in (ABSENT, NOTED):
         for absent, groups in table.get(case, {}).items():
@@ -265,7 +265,7 @@ def test_values_missing_from_the_text_are_reported(
         )
         try:
             text = make(messages, **beside)
-        except Exception:  # noqa: BLE001 - the template's own
+        except Exception:  # noqa: BLE001 - an error of the template
             text = None
         problem, notes = "", []
         try:
@@ -281,7 +281,7 @@ def test_values_missing_from_the_text_are_reported(
         if text is None:
             assert "raises" in problem, case
             continue
-        if case == "an image":  # which the text shows by a mark
+        if case == "an image":  # the text contains a placeholder for the image
             without = [{**m, "content": [p for p in m["content"] if p != IMAGE]} for m in messages]
             text += "qimage" * (text != make(without))
         input_words = dict.fromkeys(words([messages, *beside.values()]))

@@ -51,14 +51,14 @@ CHATS: list[list[dict[str, Any]]] = [
 
 @pytest.fixture
 def library(small: Path) -> Any:
-    """The byte-level folder, as Transformers has it."""
+    """Return the byte-level tokenizer as Transformers loads it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
 
 
 def or_none(call: Callable[[], Conversation]) -> Conversation | None:
-    """A conversation, or None if the template does not take the messages."""
+    """Return a conversation, or None if the template rejects the messages."""
     try:
         return call()
     except XtokError:
@@ -66,7 +66,7 @@ def or_none(call: Callable[[], Conversation]) -> Conversation | None:
 
 
 def shared(whole: Conversation, asked: Conversation) -> int:
-    """The tokens that a prompt has, in whole or in part; all before the first that differs."""
+    """Return the number of tokens that contain text of the prompt."""
     size = len(asked.text.encode())
     if whole.text.startswith(asked.text):
         return int(np.searchsorted(whole.bounds[:-1], size))
@@ -77,7 +77,7 @@ def shared(whole: Conversation, asked: Conversation) -> int:
 def check_targets(
     tokenizer: Tokenizer, messages: list[dict[str, Any]], template: str | None = None
 ) -> int:
-    """Compare each answer's first target with the prompt rendered alone; return how many."""
+    """Compare each answer's first target with the prompt alone; return the number of answers."""
     checked = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -115,7 +115,7 @@ def test_the_first_target_of_formats_is_not_in_the_prompt(name: str, byte_level:
     assert sum(check_targets(byte_level, chat, name) for chat in CHATS) >= 10
 
 
-# Control tokens that take the white space behind them
+# Control tokens that include the white space after them
 
 
 PHI = """\
@@ -271,7 +271,7 @@ def test_numpy_values_are_written_as_json(byte_level: Tokenizer) -> None:
 
 
 def test_a_call_without_a_generation_prompt(byte_level: Tokenizer) -> None:
-    """The header is no target, as before a content."""
+    """The header before a call is not a target, like the header before text."""
     body = "<|{{ m.role }}|>\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     body += (
         "<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>"

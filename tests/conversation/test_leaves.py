@@ -1,4 +1,4 @@
-"""Every leaf of a conversation is in the text, or an error or a note names it."""
+"""Every value of a conversation is in the text, or an error or a note names it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CALLS = (
                 "{% endif %}"),
          [ASK, call("boats", "lamps"), {"role": "tool", "content": "7"}],
          "drops its tool_calls[1].function.name"),
-        # The name alone; a number that is not written; one that is.
+        # The template writes only the name of a call; a number is missing; a number is present.
         (chatml("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
                 "{% endfor %}"), [ASK, call(7)], "drops its tool_calls[0].function.arguments.what"),
         (chatml("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
@@ -74,7 +74,7 @@ CALLS = (
         (PLAIN, [ASK, {**SEVEN, "reasoning": "3 + 4"}], "drops its reasoning"),
         (PLAIN, [ASK, {**SEVEN, "thoughts": "3 + 4"}], "drops its thoughts"),
         (PLAIN, [ASK, {**SEVEN, "function_call": {"name": "count"}}], "its function_call.name"),
-        # Parts of a content: one of two texts, an image, a part of a text.
+        # Content parts: the template writes one of two texts, no image, or a part of a text.
         (chatml("{{ m.content[0].text }}"),
          [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
          "the user's: the template drops its content[1].text"),
@@ -90,7 +90,7 @@ CALLS = (
         (chatml("{{ m.content[0].text }}"),
          [{**ASK, "content": [{"type": "text", "text": "a", "thinking": "b"}]}],
          "drops its content[0].thinking"),
-        # Origins that a filter loses, and marks that a template writes in another way.
+        # Filters lose the origin of text, and templates may replace placeholders of images.
         (chatml("{{ m.content | title }}"), [ASK, SEVEN], ""),
         (chatml("{{ m.content | replace('<image>', '<|image_1|>') }}"),
          [{**ASK, "content": "<image>boats?"}], ""),
@@ -105,7 +105,7 @@ def test_values_that_a_template_drops_are_an_error(
         assert render(byte_level, messages, template=template).notes in ((), (NO_ANSWERS,))
 
 
-# Rows and messages in other people's forms
+# Rows and messages in formats of other projects
 
 
 TOOL = {"type": "function", "function": {"name": "count", "description": "Zählt Boote"}}
@@ -124,7 +124,7 @@ def test_tools_are_schemas_however_they_are_written(byte_level: Tokenizer, tools
 
 
 def test_an_omitted_thought_is_noted(byte_level: Tokenizer) -> None:
-    """Where the template cuts it out, or writes it in the last turn alone."""
+    """The template removes the thinking text, or writes it only in the last turn."""
     thought: Any = {**SEVEN, "content": "<think>3 + 4</think>Seven"}
     template = chatml("{{ m.content.split('</think>')[-1] }}")
     rendered = render(byte_level, [ASK, thought], template=template)
@@ -250,7 +250,7 @@ def test_objects_are_read_as_in_transformers(small: Path, byte_level: Tokenizer)
     )
 
 
-# What is a target
+# Targets
 
 
 @pytest.mark.parametrize("key", ["weight", "loss_mask", "train"])
@@ -313,15 +313,16 @@ EITHER = (
 )  # fmt: skip
 def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
     chat = [ASK, {**SEVEN, "content": "Nine"}, ASK, SEVEN]
-    for end in ("<|end_of_text|>", "<|pad|>"):  # the second is of no role that ends a turn
+    for end in ("<|end_of_text|>", "<|pad|>"):  # the second token has no role that ends a turn
         rendered = render(byte_level, chat, template=template.replace("<|end_of_text|>", end))
         written = [target.strip() for target in targets(rendered)]
-        is_lost = "ns.text" in template and end == "<|pad|>"  # then tracked spans are lost
+        # in this case, the tracked spans are lost
+        is_lost = "ns.text" in template and end == "<|pad|>"
         assert written == (["Nine", "Seven"] if is_lost else [f"Nine {end}", f"Seven {end}"])
         assert bool(rendered.notes) == is_lost
 
 
-# Beside the library
+# Comparison with the library
 
 
 def test_an_audit(small: Path, tmp_path: Path) -> None:
@@ -437,7 +438,7 @@ def test_the_id_of_a_call_is_a_key_of_results_only(byte_level: Tokenizer) -> Non
     assert [note for note in chat.notes if "tool_call_id" in note]
 
 
-# Values that are easily wrong
+# Values that are easily confused
 
 
 @pytest.mark.parametrize(("value", "is_noted"), [("false", True), ("True", True), (False, False)])

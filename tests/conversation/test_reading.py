@@ -1,4 +1,4 @@
-"""Ids read back as conversations, with the chat templates of real models."""
+"""Conversations from ids, with the chat templates of real models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ READ, SAME_IDS, NONE, NOT_WRITTEN = "read", "part of the user's message", "None"
 
 
 def plain(messages: Any) -> list[dict[str, Any]]:
-    """Messages without the keys that no template writes; contents of a single part as text."""
+    """Return messages without ignored keys; content with a single part becomes text."""
     simplified = []
     for message in messages:
         content = message["content"]
@@ -103,7 +103,7 @@ def outcome(tokenizer: Tokenizer, case: str) -> str:
 
 
 def proved(tokenizer: Tokenizer, ids: Any, read: ReadBack) -> None:
-    """The conversation renders as the ids, or as ids that go on from there."""
+    """Check that the conversation renders as the ids, or as a continuation of the ids."""
     again = render(
         tokenizer, read.messages, tools=read.tools, variables=read.variables,
         add_generation_prompt=read.add_generation_prompt,
@@ -120,7 +120,7 @@ TEMPLATES = {path.stem: path.parent for path in chat_families.trl_templates()}
 
 @pytest.fixture(scope="module")
 def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """A small tokenizer with one of the templates that TRL has, and its control tokens."""
+    """Return a small tokenizer with one of TRL's templates and its control tokens."""
     pytest.importorskip("trl")
 
     def make(name: str) -> Tokenizer:
@@ -142,14 +142,14 @@ OUTCOMES: dict[str, dict[str, str]] = {
                     | {"a system message": NOT_WRITTEN}),
     **dict.fromkeys(["gemma3", "gemma3_training"], ALL | NO_THINKING | NO_TOOLS
                     | {"a system message": SAME_IDS}),
-    # What it writes between roles is text, as users may write it.
+    # These templates separate roles with plain text, which can also occur in messages.
     **dict.fromkeys(["llava_next", "llava_next_training"],
                     dict.fromkeys(CASES, NONE) | NO_THINKING | NO_TOOLS),
     **dict.fromkeys(["lfm2", "lfm2_training"],
                     ALL | NO_THINKING | NO_TOOLS | {"tools": READ}),
     **dict.fromkeys(["lfm2_v2", "lfm2_v2_training"], ALL | NO_THINKING | NO_CALLS),
     **dict.fromkeys(["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"], ALL | NO_CALLS),
-    # Tools in a form of their own: TypeScript, XML.
+    # Templates with special formats for tools: TypeScript, XML.
     **dict.fromkeys(["gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4"],
                     ALL | NO_THINKING | OWN_TOOLS),
     **dict.fromkeys(["diffusion_gemma", "diffusion_gemma_training", "gemma4_v5", "gptoss",
@@ -177,7 +177,7 @@ def test_the_guide_has_the_number_of_readable_templates() -> None:
     counts = {case: Counter(outcomes[case] for outcomes in OUTCOMES.values()) for case in CASES}
     total = len(OUTCOMES)
     read = {case: f"{c[READ]} of {total - c[NOT_WRITTEN]}" for case, c in counts.items()}
-    same = {read.pop(case) for case in [*CASES][:4]}  # a prompt, turns, an answer that is cut off
+    same = {read.pop(case) for case in [*CASES][:4]}  # a prompt, turns, a truncated answer
     calls = {read.pop(case) for case in [*CASES][-2:]}
     assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
@@ -197,7 +197,7 @@ def qwen(family: Family) -> Tokenizer:
 @settings(max_examples=60)
 @given(st.data())
 def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
-    """Truncated anywhere, spelled by other tokens, with text that looks like the template's."""
+    """Ids truncated anywhere, other spellings, and text that resembles the template's."""
     words = st.text("ab \n<>東", max_size=8) | st.sampled_from(
         ["<|im_end|>", "</think>", "<think>\n", "<tool_response>\nx\n</tool_response>", "user\n"]
     )
@@ -210,7 +210,7 @@ def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.Da
     conversation = read_back(qwen, cut.tolist())
     if conversation is not None and len(cut) == len(ids):
         proved(qwen, cut, conversation)
-    if conversation is not None:  # what is cut off may have other tokens than the same bytes alone
+    if conversation is not None:  # the truncated part may have other tokens than its bytes alone
         assert conversation.conversation.ids.tolist() == cut.tolist()
         again = render(qwen, conversation.messages, variables=conversation.variables,
                        add_generation_prompt=conversation.add_generation_prompt)  # fmt: skip
@@ -230,7 +230,7 @@ def test_random_conversations_are_read_back_or_none(qwen: Tokenizer, data: st.Da
 
 
 def byte_ids(tokenizer: Tokenizer, token: int) -> list[int]:
-    """A token as tokens of one byte each."""
+    """Spell a token with one token per byte."""
     known = tokenizer.table.canonical_ids()
     data = tokenizer.table[token]
     return [known[data[i : i + 1]] for i in range(len(data))] or [token]
@@ -264,7 +264,7 @@ def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
 
 
 def test_arguments_without_types_require_the_tools(family: Family) -> None:
-    """`2` may be a number or text: only the tool's schema distinguishes them."""
+    """Only the tool's schema distinguishes the number 2 from the text `2`."""
     tokenizer = family("qwen3_6")
     chat = [ASK, CALL, TOLD, ANSWER]
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None

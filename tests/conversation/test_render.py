@@ -167,7 +167,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    """A folder with rows in both formats."""
+    """A folder with rows in both output formats."""
     folder = tmp_path_factory.mktemp("rows")
     (folder / "chats.json").write_text(json.dumps([SHORT, CHAT]))
     for name in ("rows.jsonl", "rows.parquet"):
@@ -259,7 +259,7 @@ def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
     fails(result, "requires the package pyarrow")
 
 
-# Those who read the rows
+# Readers of the rows
 
 
 def test_rows_load_as_a_dataset(written: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_rows_load_as_a_dataset(written: Path, tmp_path: Path) -> None:
         assert rows[0] == ROW
 
 
-@pytest.mark.filterwarnings("ignore")  # of TRL's import
+@pytest.mark.filterwarnings("ignore")  # comes from TRL's import
 def test_labels_equal_those_that_trl_makes_of_the_masks(written: Path) -> None:
     pytest.importorskip("trl")
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling

@@ -1,4 +1,4 @@
-"""Equal rows give equal texts, from whatever container they come."""
+"""Equal rows give equal texts, for any container of the rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def from_python(_: Path, rows: Sequence[Any]) -> list[Any]:
 
 
 def from_datasets(folder: Path, rows: Sequence[Any]) -> list[Any]:
-    """Rows of `datasets`, which fills missing fields with null, as the collator gets them."""
+    """Return rows from `datasets`, which fills missing fields with null."""
     from datasets import Dataset
 
     table = pyarrow.parquet.read_table(parquet(folder, rows))
@@ -124,7 +124,7 @@ ROWS: list[Any] = [
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_equal_rows_are_equal_in_every_container(number: int, tmp_path: Path) -> None:
-    """Each row is stored together with another row, so that Parquet and `datasets` add nulls."""
+    """Two rows share a file, so Parquet and `datasets` add nulls for missing fields."""
     rows = [ROWS[number], ROWS[(number + 7) % len(ROWS)]]
     if (
         isinstance(rows[0], dict) != isinstance(rows[1], dict)
@@ -135,7 +135,7 @@ def test_equal_rows_are_equal_in_every_container(number: int, tmp_path: Path) ->
     for name, read in CONTAINERS.items():
         try:
             by_container[name] = read(tmp_path, rows)
-        except pyarrow.ArrowInvalid:  # a column has one type
+        except pyarrow.ArrowInvalid:  # columns have one type
             by_container[name] = read(tmp_path, rows[:1])
     expected = by_container["Python"]
     assert len(expected) == len(rows)
@@ -167,7 +167,7 @@ def test_an_error_names_the_row_in_every_container(
 
 @pytest.mark.filterwarnings("ignore:bytes")
 def test_texts_and_conversations_in_the_same_file(tmp_path: Path) -> None:
-    """As `datasets` and pyarrow read them: each row has both fields, one of them null."""
+    """`datasets` and pyarrow return both fields for each row; one of them is null."""
     rows: list[dict[str, Any]] = [{"text": "Two boats."}, CHAT_ROW]
     collator = xtok.DistillationCollator(
         "bytes", "bytes", student_template="plain", teacher_templates=["plain"]
@@ -190,7 +190,7 @@ def test_strings_of_every_type(kind: Any, tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_map(tmp_path: Path) -> None:
-    """A map of Parquet is an object; a map that has a key twice is an error."""
+    """A Parquet map is read as an object; a map that contains a key twice is an error."""
     arguments = pyarrow.map_(pyarrow.string(), pyarrow.string())
     function = pyarrow.struct({"name": pyarrow.string(), "arguments": arguments})
     call = pyarrow.struct({"function": function})
@@ -214,7 +214,7 @@ def test_arguments_of_a_map(tmp_path: Path) -> None:
 
 
 def test_null_in_the_arguments_of_a_call(tmp_path: Path) -> None:
-    """JSON and maps keep null. A struct has all fields, so null means a missing field."""
+    """JSON and maps keep null. A struct has all fields, so its nulls are missing fields."""
 
     def arguments_of(path: Path) -> list[Any]:
         messages = [record.messages[0] for record in read_conversations(path)]

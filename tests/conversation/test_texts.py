@@ -69,7 +69,7 @@ def test_plain_text_is_cut_at_line_ends(
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 8)
     path = write(tmp_path, f"a.txt{suffix}", "Grüße\nan\nalle\r\n\n\nund\nEnde")
     assert read(path) == ["Grüße\n", "an\nalle\r\n", "\n\nund\nEnde"]
-    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)  # a long line is cut between characters
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)  # a long line is split between characters
     assert read(write(tmp_path, "b.txt", "水水水x\nyz")) == ["水水", "水x", "\nyz"]
 
 
@@ -127,7 +127,7 @@ def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> 
 
 @each_suffix
 def test_text_with_many_zero_bytes_is_refused(tmp_path: Path, suffix: str) -> None:
-    """Both for another encoding without a byte order mark, and for megabytes of zeros."""
+    """The error covers UTF-16 without a byte order mark, and megabytes of zeros."""
     name = f"a.txt{suffix}"
     for encoding in ("UTF-16LE", "UTF-16BE"):
         error = refused(write(tmp_path, name, "the text".encode(encoding)))
@@ -205,7 +205,7 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
 
 
 def test_rows_of_every_format_are_equal(tmp_path: Path) -> None:
-    """A null text is no document, whatever the format."""
+    """In every format, a null text is skipped."""
     rows = [{"text": "a"}, {"text": None}, {"text": ""}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     for path in (

@@ -1,4 +1,4 @@
-"""Facts and advice about a pair: the same in every command."""
+"""Facts and advice about a pair are the same in every command."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_roles_that_a_single_side_has(digits: Tokenizer, sentencepiece: Tokenize
 
 
 def test_text_by_hand(tmp_path: Path) -> None:
-    """`ab ab a`: of five boundaries, two are of a token that only the student has."""
+    """In `ab ab a`, two of five boundaries belong to a token that is missing from the teacher."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
@@ -70,7 +70,8 @@ def test_text_by_hand(tmp_path: Path) -> None:
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == SharedCounts(student=5, teacher=7, both=3)
     assert text.boundaries == 5
-    assert text.leak == pytest.approx(2 / 5)  # the student's rest against the teacher's a
+    # at these boundaries, the teacher's a has no counterpart
+    assert text.leak == pytest.approx(2 / 5)
     two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
     three_two = -(0.6 * math.log2(0.6) + 0.4 * math.log2(0.4))
     assert text.bits == pytest.approx((two_two_one, three_two))
@@ -104,7 +105,7 @@ def test_p_kl_is_recommended_for_any_conditional_entropy(
 def test_report_and_doctor_give_the_same_advice(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
-    """Digits have a token for numbers of two digits and more; bytes read them one by one."""
+    """One side has tokens of up to three digits; the other has one token per digit."""
     sides = byte_level, digits
     m, text = xtok.build(*sides), tmp_path / "text.txt"
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
@@ -131,10 +132,10 @@ def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
         assert grades(BuildConfig.for_loss("p-kl"), verdict=verdict)[0] == grade
     assert grades(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
     few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))
-    assert grades(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
+    assert grades(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # a text is needed for a grade
     assert grades(BuildConfig(), pair=replace(few, text=TEXT))[1] == "usable"
     [*_, event_kl] = fits(xtok.build(student, teacher), replace(pair, text=TEXT))
-    assert event_kl.grade == "good"  # it is what is recommended
+    assert event_kl.grade == "good"  # this map is recommended
     assert event_kl.why.endswith(
         " 2 events leak at 6.0% of the boundaries and keep 100% of the bits."
     )
@@ -143,7 +144,7 @@ def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
 
 
 def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
-    """Both sides spell this text alike, so that the recipe is as good as the best map."""
+    """Both sides spell this text in the same way, so the recipe equals the best map."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab", "abz")
     (tmp_path / "a.txt").write_text("ab c " * 40, encoding="utf-8")
@@ -163,7 +164,7 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
 
 
 def test_the_recommended_loss_needs_no_command_for_an_existing_map(pair: Pair) -> None:
-    """A map that was counted for P-KL is not built once more; events are still to be made."""
+    """Existing P-KL maps are not recommended again; only events need a command."""
     for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))
     for sides in (None, pair):
         report = examine(for_p_kl, pair=sides).report

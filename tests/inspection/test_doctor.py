@@ -32,7 +32,7 @@ CHATML = (
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Like Qwen3: what stands before the last user's message is written another way.
+# Like Qwen3's template, this template rewrites the messages before the last user message.
 REWRITING = CHATML.replace(
     "{{ '<|im_start|>' + m.role", "{{ ('' if loop.last else 'earlier ') + '<|im_start|>' + m.role"
 )
@@ -106,7 +106,7 @@ NOT_EOS = "{% for m in messages %}{{ m.role + m.content + '<|im_start|>' }}{% en
 
 
 def test_templates_that_refuse_a_role_or_end_turns_without_eos(byte_level: Tokenizer) -> None:
-    """One refuses a role and ends turns with text, the other with a token that is not eos."""
+    """One model rejects a role and ends turns with text, the other with a token that is not eos."""
     diagnosis = diagnose(byte_level, TWO_ROLES)
     roles = check(diagnosis, "roles")
     assert roles.level == "note"
@@ -176,7 +176,7 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
 
 
 def test_two_models_of_the_same_family(small: Path, digits: Tokenizer) -> None:
-    """A wider matrix is padding; an id that is another token is named."""
+    """A wider matrix is padding; the report names an id with different tokens."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
     diagnosis = doctor(digits, wide)
     pair = known(diagnosis.pair)
@@ -192,7 +192,7 @@ def test_two_models_of_the_same_family(small: Path, digits: Tokenizer) -> None:
 
 
 def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
-    """A base model ends with eos, its instruct model with another token; all ids are the same."""
+    """The base model ends with eos, the instruct model with another token; all ids are equal."""
     sides = []
     for name, eos in (("base", "<|end_of_text|>"), ("instruct", "<|im_end|>")):
         parts = {"tokenizer_config": {"eos_token": eos}, "generation_config": None}
@@ -319,7 +319,7 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     assert "2 conversations, 3 messages of user, 2 messages of assistant" in checks[2].message
     assert checks[2].message.endswith("tokens are targets: equal to the library's")
     assert checks[-1].message.startswith("100.0% of the targets are in a chunk")
-    teacher.library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
+    teacher.library.chat_template = "{{ bos_token }}" + CHATML  # a file that xtok does not read
     checks = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]
     assert "AutoTokenizer's [" in checks[0].message
 

@@ -1,4 +1,4 @@
-"""Measures of maps on text equal plain loops over their definitions."""
+"""Measures of maps on text equal plain loops over the definitions of the measures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def counted_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def maps(pair: Pair, counted_corpus: Path) -> Maps:
-    """Maps of spelling, and maps counted on the corpus: smoothed, and hardly smoothed."""
+    """The recipe, and maps counted on the corpus with normal and with very little smoothing."""
     whole = multitoken(pair, MultitokenConfig(scale_trick=False))
     recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
 
@@ -98,12 +98,12 @@ def evaluation(maps: Maps, pair: Pair, text: PairText) -> Evaluation:
 
 @pytest.fixture(scope="module")
 def on_all(evaluation: Evaluation) -> dict[str, MapMeasures]:
-    """The measures over all text."""
+    """Return the measures over all text."""
     return {m.name: m for m in evaluation.measures if m.group == "all"}
 
 
 def starts(tokenizer: Tokenizer, text: str) -> dict[int, int]:
-    """Return byte offset to token id, one token after another."""
+    """Return a dict from the byte offset to the token id, for consecutive tokens."""
     [ids] = tokenizer.library_ids([text])
     offset, tokens = 0, {}
     for i in ids:
@@ -148,7 +148,7 @@ def test_measures_match_their_definition(
     assert plain.at_starts.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
     recipe = mean_loss(map_rows(maps["recipe"]), counts, width)
     assert plain.at_starts.recipe == pytest.approx(recipe, abs=1e-6)
-    # The recipe is nowhere nearer to the floor than itself.
+    # The recipe closes 0 % of the distance between the recipe and the floor.
     assert recipe_measures.at_starts.closed == 0
     measured = plain.at_starts.cross_entropy
     closed = (plain.at_starts.recipe - measured.value) / (
@@ -174,13 +174,14 @@ def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path
     assert measures.over_chunks.cross_entropy.value == pytest.approx(
         sum(losses) / len(losses), abs=1e-6
     )
-    assert measures.at_starts.cross_entropy.low is None  # one document tells nothing of its spread
+    # a single document gives no confidence interval
+    assert measures.at_starts.cross_entropy.low is None
 
 
 def test_recipe_and_floor_equal_those_of_real_maps(
     pair: Pair, maps: Maps, evaluation: Evaluation, on_all: dict[str, MapMeasures], tmp_path: Path
 ) -> None:
-    """A map counted on the very text that is measured, hardly smoothed, is the floor."""
+    """The floor is a map counted on the measured text itself, almost without smoothing."""
     plain, recipe = on_all["plain"], on_all["recipe"]
     assert plain.over_chunks.recipe == recipe.over_chunks.recipe
     assert plain.over_chunks.recipe == pytest.approx(recipe.over_chunks.cross_entropy.value)
@@ -196,7 +197,7 @@ def test_recipe_and_floor_equal_those_of_real_maps(
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(pair, maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py.jsonl", "plain")]
-    # Counted on these documents alone; sums are in another order.
+    # The same documents; only the order of the sums differs.
     assert group.over_chunks.floor == pytest.approx(alone.over_chunks.floor, rel=1e-12)
 
 
@@ -219,7 +220,7 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
 
 
 def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
-    """P-KL averages a chunk: of `201`, a third on each digit is the best row, and no fault."""
+    """P-KL averages a chunk, so the best row of `201` has a third on each digit."""
     both = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", "20", "201", digits=3),
         byte_ranks(tmp_path / "t.tiktoken", digits=1),
@@ -242,7 +243,7 @@ def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
 
 
 def test_maps_are_ranked_by_the_measure_of_the_loss(pair: Pair, maps: Maps, text: PairText) -> None:
-    """At starts a map may be better that is worse over chunks."""
+    """The map that is better at starts is worse over chunks."""
     two = {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[BuildLoss, ...] = "p-kl", "gold", "h-kl"
     evaluations = [measure_maps(two, pair, text, for_loss=loss) for loss in losses]
@@ -321,7 +322,7 @@ def test_small_and_large_values_are_not_rounded_to_0_or_1(
     )
     rows = [replace(row, excess=1e-6) for row in evaluation.worst_rows]
     nearly = replace(evaluation, measures=measures, worst_rows=tuple(rows))
-    first, *others = evaluation.classes  # the floor of one map is another: their cuts differ
+    first, *others = evaluation.classes  # the floor depends on the cut of each map
     print_evaluation(replace(nearly, classes=(replace(first, reference=9.0), *others)))
     output = capsys.readouterr().out
     assert ">99.99% │ >99.9% │" in output
@@ -427,7 +428,7 @@ def test_the_verdict_of_an_event_map(leak: float, grade: str) -> None:
 def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     load_real: Load, tmp_path: Path
 ) -> None:
-    """On text that no tokenizer has seen: this project's own guides, which change."""
+    """The text is this project's guides, which no tokenizer was trained on."""
     guides = sorted((ROOT / "docs" / "guides").glob("*.md"))
     text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
     pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))

@@ -67,9 +67,10 @@ def test_classes_of_a_map(projection: ProjectionMap, numbers_pair: Sides) -> Non
     three = by_name["digits_3"]
     assert (three.rows, three.exact, three.mean_entries) == (1, 0, 3.0)
     assert three.slot_share == pytest.approx(1 / 6)
-    # "abc" is in no row: "ab" and "c" are exact.
+    # No row contains "abc": "ab" and "c" are exact.
     assert (by_name["latin"].teacher_ids, by_name["latin"].teacher_unreached) == (54, 1)
-    assert by_name["unused"].teacher_unreached == by_name["unused"].teacher_ids == 2  # but by slots
+    # only slots contain them
+    assert by_name["unused"].teacher_unreached == by_name["unused"].teacher_ids == 2
     assert sum(row.rows for row in classes) == projection.shape[0]
     assert sum(row.teacher_ids for row in classes) == projection.shape[1]
 
@@ -82,7 +83,7 @@ def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
     assert printed_json(cli("inspect", saved, "--json"))["coverage"] is None
 
 
-# Why rows are as they are
+# Explanations of rows
 
 
 def test_a_row_of_pieces(projection: ProjectionMap, numbers_pair: Sides) -> None:
@@ -98,7 +99,7 @@ def test_a_row_of_pieces(projection: ProjectionMap, numbers_pair: Sides) -> None
 
 
 def test_exact_and_relaxed_rows(projection: ProjectionMap, numbers_pair: Sides) -> None:
-    """Without models there are no pieces."""
+    """Pieces are listed only if the models are loaded."""
     row = explained(projection, 258, numbers_pair)
     assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
     relaxed = explained(projection, 259)

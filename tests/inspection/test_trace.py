@@ -1,4 +1,4 @@
-"""A report about two maps reads the pair, its text and each map once."""
+"""A report about two maps reads the pair, the text and each map once."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> 
     finally:
         sys.setprofile(None)
     assert calls == {
-        "match_bytes": 2,  # each way, for events
+        "match_bytes": 2,  # one segmentation in each direction, for events
         "match_roles": 2,
-        "differing_ids": 1,  # all of them, once
+        "differing_ids": 1,  # all texts in one call
         "find_texts": 1,
         "read": 1,
         "pair_facts": 1,
         "advise": 1,
         "find_matches": 1,
-        "spelled_map": 1,  # the recipe that maps are measured against
+        "spelled_map": 1,  # the recipe, as the reference of the measures
         "bind_maps": 1,
-        "_sha256": 6,  # both tables of each file, and of the tokenizers, for their digests
+        "_sha256": 6,  # the tables of the files and of the tokenizers, for their digests
     }

@@ -48,7 +48,7 @@ def messages(verification: Verification) -> dict[str, str]:
 
 
 def edited(path: Path, edit: Change) -> Verification:
-    """Change a file, and verify it."""
+    """Change a file and verify it."""
     path.write_bytes(changed(path.read_bytes(), edit))
     return verify(path)
 
@@ -114,7 +114,7 @@ def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["student_ids", "teacher_ids", "weights", "row_kind"])
 def test_a_changed_byte_is_found(path: Path, name: str) -> None:
-    """A changed teacher id may belong to another token, so that every other check passes."""
+    """A changed teacher id may belong to another token, so no other check finds it."""
     data = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
     first, last = json.loads(data[8:start])[name]["data_offsets"]
@@ -128,7 +128,7 @@ def test_a_changed_byte_is_found(path: Path, name: str) -> None:
 
 
 def test_a_changed_byte_of_a_pt_is_found(projection: ProjectionMap, tmp_path: Path) -> None:
-    """A .pt is a zip file with checksums, which PyTorch does not check."""
+    """A .pt file is a zip archive with checksums, which PyTorch does not check."""
     path = tmp_path / "m.pt"
     projection.save(path)
     data = bytearray(path.read_bytes())
@@ -177,7 +177,7 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
 
 
 def test_a_given_width_beside_the_width_of_a_pair(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    """The pair keeps its width, so the map has to have both."""
+    """The pair keeps its width, so the map must have both widths."""
     folder, narrow = str(byte_level.location), len(byte_level.table) - 1
     made = xtok.build(xtok.load_tokenizer(folder, vocab_size=narrow), ranks)
     verification = verify(made, xtok.load_pair(byte_level, ranks), student_vocab_size=narrow)
@@ -234,7 +234,7 @@ def test_equal_by_token_form(tmp_path: Path) -> None:
     config = BuildConfig(token_form="text", scale_trick=False)
     verification = verify(xtok.build(student, teacher, config))
     assert verification.failed == ()
-    # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
+    # 127 bytes match the teacher's first token with the text U+FFFD, and so does U+FFFD itself.
     assert messages(verification)["exact rows"] == (
         "257 rows of equal bytes, 128 of them equal only in another token form"
     )

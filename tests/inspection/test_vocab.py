@@ -1,4 +1,4 @@
-"""The table of a vocabulary: the same in Python, as JSON, and in each format of file."""
+"""The table of a vocabulary is the same in Python, in JSON, and for each file format."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_cannot_break_a_line(cli: Cli, tmp_path: Path) -> None:
-    """Bytes are a vocabulary of line breaks, quotes, commas and control characters."""
+    """The vocabulary of bytes contains line breaks, quotes, commas and control characters."""
     works(cli("vocab", "bytes", "-o", "v.jsonl"))
     content = (tmp_path / "v.jsonl").read_text(encoding="utf-8")
     assert content.count("\n") == 256
@@ -144,7 +144,7 @@ TEXTS = (
 
 
 def lengths_are_the_texts(tokenizer: Tokenizer) -> None:
-    """Lengths of a text's tokens sum to its bytes; a space put before it counts 0."""
+    """Lengths of a text's tokens sum to its bytes; an added leading space has length 0."""
     lengths = tokenizer.table.lengths
     for text in TEXTS:
         encoding = tokenizer.encode(text)
@@ -154,7 +154,7 @@ def lengths_are_the_texts(tokenizer: Tokenizer) -> None:
         if len(own):
             first = tokenizer.table[int(encoding.ids[0])]
             token_lengths[0] -= first.startswith(b" ") and not text.startswith(" ")
-            if text.startswith(" "):  # the prefix is a token of its own, or part of the first
+            if text.startswith(" "):  # the prefix is a separate token, or part of the first
                 token_lengths[0] -= token_lengths.sum() - own.sum()
         assert own.tolist() == token_lengths.tolist(), text
 

@@ -36,7 +36,7 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )  # fmt: skip
 def test_overrides_quote_paths_for_hydra(path: str, value: str) -> None:
-    """The expected values are the arguments after the shell; hydra-core 1.3.2 parsed them."""
+    """The expected values are the arguments after shell expansion, parsed by hydra-core 1.3.2."""
     [line] = nemo_overrides(GOOD, Path(path))
     [word] = shlex.split(line.partition(": ")[2])
     assert word == f"teachers.0.projection_matrix_path={value}"

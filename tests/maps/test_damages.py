@@ -34,7 +34,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
-TINY_FILE, TINY_PT = edited(), to_nemo(TINY)  # the first without a digest of its tensors
+TINY_FILE, TINY_PT = edited(), to_nemo(TINY)  # the first version without a digest of its tensors
 START = 8 + int.from_bytes(TINY_FILE[:8], "little")
 HEADER, CONTENT = json.loads(TINY_FILE[8:START]), TINY_FILE[START:]
 FIELDS = json.loads(HEADER["__metadata__"]["xtok"])
@@ -141,7 +141,7 @@ def test_an_error_names_the_damaged_file_and_the_damage(
     with pytest.raises(MapFileError, match=message) as caught:
         load_bytes(data, tmp_path, **widths)
     assert str(tmp_path / "foreign.pt") in caught.value.message
-    assert os.listdir(tmp_path) == ["foreign.pt"]  # nothing was run
+    assert os.listdir(tmp_path) == ["foreign.pt"]  # the file's code was not executed
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_truncated_files_are_errors(tmp_path: Path, data: bytes) -> None:
 
 
 def test_hint_to_normalize_is_given_only_for_changed_weights(tmp_path: Path) -> None:
-    """Whatever the words of a message are."""
+    """The hint does not depend on the text of the message."""
     for other in ({"student__backend": ["> 0 sums to"]}, {"format_version": "sums to 2"}):
         with pytest.raises(MapFileError) as caught:
             load_bytes(edited(**other), tmp_path)
@@ -262,7 +262,7 @@ def test_changed_metadata_are_an_error_or_a_valid_map(tmp_path: Path, data: st.D
 @fuzz
 @given(data=st.data())
 def test_a_changed_pt_is_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
-    """A member of the archive with its checksum, or any byte of the file."""
+    """Damage one archive member together with its checksum, or any byte of the file."""
     with zipfile.ZipFile(io.BytesIO(TINY_PT)) as archive:
         members = {name: bytearray(archive.read(name)) for name in archive.namelist()}
     whole = bytearray(TINY_PT)
@@ -293,7 +293,7 @@ def test_a_pt_of_other_things_is_an_error_or_a_valid_map(
 
 
 def hostile() -> Iterator[tuple[str, bytes]]:
-    """Safetensors files that would take far more memory than they are long, or recurse."""
+    """Return safetensors files that declare far more memory than their size, or that recurse."""
     shape = {**HEADER["weights"], "shape": [2**40]}
     yield "a shape of 2^40", with_header({**HEADER, "weights": shape})
     offsets = {**shape, "data_offsets": [0, 2**42]}
@@ -366,7 +366,7 @@ def test_reading_and_writing_need_less_than_twice_the_file(tmp_path: Path) -> No
 
 def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     def shared() -> bytes:
-        """Return nested dicts in which each dict contains the next dict twice, with 2^60 paths."""
+        """Return nested dicts with 2^60 paths: each dict contains the next dict twice."""
         a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
         inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
         pickle = b"\x80\x02}q\x00" + b"".join(inner) + b"."
@@ -391,20 +391,20 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         return pt_bytes(matrix)
 
     def grown() -> bytes:
-        """A tensor of a few bytes that declares 2^28 rows in its pickle."""
+        """Return a tensor of a few bytes that declares 2^28 rows in its pickle."""
         data = pt_bytes({"indices": torch.ones(1, 1), "likelihoods": torch.ones(1, 1)})
         rows = b"K\x01K\x01\x86", b"J\0\0\0\x10K\x01\x86"
         return rezipped(data, lambda member: member.replace(*rows))
 
     def sorted_indices() -> bytes:
-        """Indices without strides, which PyTorch believes to be sorted; it compares neighbours."""
+        """Return indices with strides of 0, in which PyTorch compares neighbours."""
         ids = torch.zeros(2, 1, dtype=torch.int64).expand(2, 50_000_000)
         values = torch.ones(1).expand(50_000_000)
         options: Any = {"check_invariants": False, "is_coalesced": True}
         return pt_bytes(torch.sparse_coo_tensor(ids, values, (9, 9), **options))
 
     def blocks() -> bytes:
-        """A block without strides."""
+        """Return a block with strides of 0."""
         block, id_zero = (
             torch.ones(1, 1, 1).expand(1, 7000, 7000),
             torch.zeros(1, dtype=torch.int64),
@@ -423,7 +423,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
 
 
-# What a process had at most, in kilobytes; resource.getrusage counts what its parent had, too.
+# Peak memory of the process in kilobytes; resource.getrusage would include the parent's peak.
 PEAK = r"""
 import re, sys
 from pathlib import Path
@@ -434,7 +434,7 @@ def peak():
 
 
 def valid_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Large files of every layout, of up to 20 MB."""
+    """Write large files of every layout, up to 20 MB."""
     rows, top_k = 40_000, 40
     ids = torch.arange(top_k).repeat(rows, 1)
     weights = torch.arange(top_k, 0, -1).repeat(rows, 1) / (top_k * (top_k + 1) / 2)
@@ -486,7 +486,7 @@ def test_memory_for_a_pt_is_limited_by_the_size_of_the_file(
         most = 2 * size + OVERHEAD
         if was_read:
             assert size > 6e6
-            # PyTorch makes a dict of counts, of tuples: twenty times the file.
+            # PyTorch creates a dict of counts with tuples, which takes twenty times the file size.
             most = (20 if path.stem == "counts" else 6) * size + OVERHEAD // 2
         if CHECKS_ITSELF and path.stem.startswith("sparse, "):
             continue

@@ -78,8 +78,8 @@ def test_the_file_has_the_layout_of_the_guide() -> None:
 
 
 def test_golden_digest_of_a_tiny_map() -> None:
-    # The format is frozen: a change of these bytes that a reader of the older ones would take
-    # wrongly is a change of FORMAT_VERSION. A new key of the metadata is none: readers ignore it.
+    # The format is frozen. If older readers would misread a change of these bytes, it needs a new
+    # FORMAT_VERSION. A new metadata key does not need a new version, because readers ignore it.
     golden = "161cf9dc43a0e3e91c68ebe7f1fb5ad3942364696d1ecc6a0e820836394e29f4"
     assert mapfile.sha256(TINY) == golden
 
@@ -162,7 +162,7 @@ def nemo(projection: ProjectionMap) -> dict[str, Any]:
 
 
 def test_rows_changed_by_another_tool_override_the_metadata(tmp_path: Path) -> None:
-    """NeMo-RL's tools copy xtok's key, which then contains the kinds of the earlier rows."""
+    """NeMo-RL's tools copy xtok's key, so the file contains the kinds of the earlier rows."""
     content = nemo(TINY)
     emptied, filled = 2, 5
     content["indices"][[emptied, filled]], content["likelihoods"][[emptied, filled]] = -1, 0.0
@@ -180,12 +180,12 @@ def test_the_layout_of_a_map_with_slots() -> None:
     assert content["likelihoods"].dtype == torch.float32
     rows = zip(content["indices"].tolist(), content["likelihoods"].tolist(), strict=True)
     assert list(rows) == [
-        ([0, -1, -1, -1], [1, 0, 0, 0]),  # a role: exact
+        ([0, -1, -1, -1], [1, 0, 0, 0]),  # exact by role
         ([1, -1, -1, -1], [1, 0, 0, 0]),  # exact
         ([2, -1, -1, 3], [0.75, 0, 0, 0.25]),  # the slot is in the last column
         ([1, 2, -1, 3], [0.625, 0.125, 0, 0.25]),
         ([-1, -1, -1, -1], [0, 0, 0, 0]),
-        ([0, -1, -1, -1], [0, 0, 0, 0]),  # the last row, empty: one id of weight 0
+        ([0, -1, -1, -1], [0, 0, 0, 0]),  # the last row is empty: one id with weight 0
     ]
     assert " ".join(content) == (
         "indices likelihoods student_model_id teacher_model_id enable_scale_trick xtok"
@@ -199,7 +199,7 @@ def test_the_layout_of_a_map_with_slots() -> None:
 
 @pytest.mark.parametrize("has_slot", [True, False])
 def test_the_slot_column_contains_only_slots(has_slot: bool, tmp_path: Path) -> None:
-    """Also if a row without a slot has `top_k` entries, as with the teacher `bytes`."""
+    """This includes rows without a slot and with `top_k` entries, as with the teacher `bytes`."""
     slot = np.array([0, 0, int(has_slot), 0, 0, 0], np.uint8)
     full = TINY.edges._replace(weights=np.array([1, 1, 0.75, 0.25, 0.625, 0.25, 0.125], np.float32))
     projection = replace(TINY, **full._asdict(), scale_slot=slot, top_k=3)
@@ -229,7 +229,7 @@ def test_a_single_entry_of_an_inexact_row_has_a_weight_below_1(tmp_path: Path) -
     assert content["indices"].tolist() == [[0, -1], [1, -1], [2, -1], [1, -1], [-1, -1], [0, -1]]
     weights = [[1, 0], [1, 0], [below, 0], [below, 0], [0, 0], [0, 0]]
     assert content["likelihoods"].tolist() == weights
-    # As `build --for p-kl` counts them: none is an exact pair, and all come back.
+    # `build --for p-kl` counts such rows: none is an exact pair, and all are restored.
     counted = replace(single, row_kind=np.array([3, 5, 5, 5, 0, 0], np.uint8))
     assert nemo(counted)["likelihoods"][:, 0].tolist() == [below, below, below, below, 0, 0]
     for projection in (single, counted):
@@ -237,7 +237,7 @@ def test_a_single_entry_of_an_inexact_row_has_a_weight_below_1(tmp_path: Path) -
 
 
 def test_a_weight_that_rounds_to_1_in_a_larger_row_is_restored(tmp_path: Path) -> None:
-    """Such rows are counted and cosines: 1 − 10⁻⁹ is 1 in float32."""
+    """Counts and cosines give such rows: 1 − 10⁻⁹ is 1 in float32."""
     below = 1 - 2**-24
     rounded = replace(
         TINY,
@@ -251,7 +251,7 @@ def test_a_weight_that_rounds_to_1_in_a_larger_row_is_restored(tmp_path: Path) -
     assert content["likelihoods"][:2, 0].tolist() == [below, below]
     assert content["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
     assert equal_maps(load_bytes(to_nemo(rounded), tmp_path), rounded)
-    del content["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
+    del content["xtok"]["tensors"]["lowered_rows"]  # in the format of an earlier version
     counts = read_pt(tmp_path, content).reports[-1].counts
     assert counts == {"files changed by another program": 1}
 
@@ -288,7 +288,7 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(
     assert known(projection.scale_slot).tolist() == [0, 1, 1, 1, 0]
     ids, weights = projection.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
-    # What the caller says counts, whatever the file says.
+    # Arguments take precedence over the metadata of the file.
     no = {**FOREIGN, "enable_scale_trick": False}
     assert read_pt(tmp_path, no).scale_slot is None
     assert equal_maps(read_pt(tmp_path, no, preserve_last=True, teacher_vocab_size=4), projection)
@@ -305,7 +305,7 @@ def test_a_slot_with_the_id_of_another_entry_is_merged(tmp_path: Path) -> None:
     assert known(projection.scale_slot).tolist() == [
         1,
         0,
-    ]  # what is left of a row is never only a slot
+    ]  # a row never consists of a slot alone
     assert projection.reports[0].counts["slots added to an entry of the same id"] == 2
 
 
@@ -356,7 +356,7 @@ def test_preserve_last_decides_about_slots(tmp_path: Path, suffix: str) -> None:
         1,
         3,
         2,
-    ]  # the slot of row 3 is in its place
+    ]  # the slot of row 3 has this position
     assert projection.reports[-1].counts == {"scale slots turned into entries": 2}
     assert projection.reports[-1].notes == (
         "the scale slots are now ordinary entries, which cutting may drop",
@@ -388,7 +388,7 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path, forks: Forks) ->
     [
         {(0, 1): 3, (0, 2): 1, (2, 0): 5},
         MATRIX,
-        torch.nn.Parameter(MATRIX),  # trained
+        torch.nn.Parameter(MATRIX),  # weights after training
         MATRIX.to_sparse(),
     ],
 )
@@ -428,7 +428,7 @@ def test_any_counts_are_read(
 
 @pytest.mark.parametrize("layout", ["dense", "sparse", "counts", "padded"])
 def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: str) -> None:
-    """Two adjacent float32 weights that are equal after the division by the row's sum."""
+    """Two adjacent float32 weights become equal when they are divided by the sum of the row."""
     a, b = 1.75, 1.75 + 2**-23
     assert np.float32(a / (a + b + 3.5)) == np.float32(b / (a + b + 3.5))
     matrix = torch.tensor([[a, b, 3.5]])
@@ -474,7 +474,7 @@ def test_maps_without_the_scale_trick_have_no_slots(to_pieces: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["EventMap", "SpellingMap", "ProjectionMap"])
 def test_a_file_of_another_kind_is_named_in_a_new_process(kind: str, tmp_path: Path) -> None:
-    """Without an import of the file's own class."""
+    """The class that the file names is not imported."""
     xtok.build("bytes", "bytes").save(tmp_path / "ProjectionMap.safetensors")
     xtok.events("bytes", "bytes").save(tmp_path / "EventMap.safetensors")
     xtok.spellings("bytes", "bytes").save(tmp_path / "SpellingMap.safetensors")
@@ -490,7 +490,7 @@ def test_a_file_of_another_kind_is_named_in_a_new_process(kind: str, tmp_path: P
 
 def test_a_subclass_of_a_map_loads_as_itself(tmp_path: Path) -> None:
     class Mine(xtok.EventMap):
-        """A user's class."""
+        """Stands for a class of a user."""
 
     path = tmp_path / "m.safetensors"
     xtok.events("bytes", "bytes").save(path)

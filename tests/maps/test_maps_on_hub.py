@@ -1,4 +1,4 @@
-"""Maps on the hub, as `hf:OWNER/NAME/FILE`: a stand-in on loopback serves one repo."""
+"""Maps on the hub as `hf:OWNER/NAME/FILE`; a local server stands in for the hub."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Repo:
     downloads: Counter[str] = field(default_factory=Counter)
 
     def use(self, url: str, *, offline: bool = False) -> None:
-        """Make this process use a hub."""
+        """Make this process use the local hub."""
         constants = "huggingface_hub.constants."
         for name, value in {
             "ENDPOINT": url,

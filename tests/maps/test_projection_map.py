@@ -31,7 +31,7 @@ def test_slots_are_the_last_entries_of_their_rows() -> None:
     with_slots.check()
     assert with_slots.is_slot.tolist() == [False, True, False, False, True]
     assert not GOOD.is_slot.any()
-    # A slot may be heavier than what stands before it.
+    # A slot may be heavier than the entries before it.
     tiny_map({0: [(1, 0.25), (3, 0.75)]}, scale_slot=np.array([1, 0, 0, 0], np.uint8)).check()
 
 
@@ -132,7 +132,7 @@ def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     twice=st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)),
 )
 def test_a_repeated_id_in_any_row_is_an_error(sizes: list[int], twice: tuple[int, int]) -> None:
-    """Whatever the rows' sizes."""
+    """The check works for any sizes of rows."""
     rows = {
         i: [(t, (size - t) * 2 / (size * (size + 1))) for t in range(size)]
         for i, size in enumerate(sizes)

@@ -67,7 +67,7 @@ def read_vllm(answer: Row) -> list[Any]:
     return rows
 
 
-# A text's own token that has a stand-in
+# Placeholders for the value of a text's own token
 
 
 def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
@@ -114,7 +114,7 @@ def test_placeholder_log_probabilities_are_ignored(
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "neutral", "realized"])
 def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any) -> None:
-    """A server that writes 0.0 for the first token does not mean that it is certain."""
+    """A server may write 0.0 for the first token although nothing predicts it."""
     layout = "neutral" if kind == "realized" else kind
     plain, before = projected(layout, answer_of(row, layout))
     answer, token = answer_of(row, layout), row["input_ids"][0]
@@ -200,7 +200,7 @@ def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True
 
 
 def vllm_flat(answer: Row) -> Row:
-    """As `FlatLogprobs`: a text's own token may stand twice."""
+    """In `FlatLogprobs`, the text's own token may occur twice."""
     choice = answer["choices"][0]
     flat: Row = {"start_indices": [], "end_indices": [], "token_ids": [], "logprobs": []}
     for row in choice["prompt_logprobs"]:
@@ -243,11 +243,11 @@ def test_layouts_of_a_format_give_equal_predictions(name: str, row: Row, project
     assert projected(kind, changed(answer_of(row, kind))) == plain
 
 
-# What contradicts itself, or is not read
+# Contradictory and unknown fields
 
 
 def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> None:
-    """Another layout, and a value of a text's own token that is not its candidate's."""
+    """Errors: an unknown layout, and an own value that differs from the value of its candidate."""
     unread, torn = answer_of(row, "sglang"), answer_of(row, "sglang")
     unread["meta_info"]["input_top_things"] = unread["meta_info"].pop("input_top_logprobs")
     owns = torn["meta_info"]["input_token_logprobs"]
@@ -275,7 +275,7 @@ def test_realized_values_that_contradict_most_rows_are_an_error(row: Row, projec
     ]
     value["realized_logprob"] = [None, *listed[1:]]
     projected("neutral", value)
-    value["realized_logprob"][1] -= 0.7  # programs round differently: one row is accepted
+    value["realized_logprob"][1] -= 0.7  # programs round differently, so one such row is accepted
     projected("neutral", value)
     value["realized_logprob"][2:] = [x - 0.7 for x in listed[2:]]
     assert "different log-probability" in error_of(lambda: projected("neutral", value))
@@ -316,7 +316,7 @@ def test_project_logprobs_ignores_placeholders(
     assert math.isclose(plain.logprobs.sum(), -len(teacher))
 
 
-# Predictions that no model can make
+# Impossible predictions
 
 
 V, T = 420, 31
@@ -324,10 +324,11 @@ Rows = list[Any]
 
 
 def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
-    """Return a text of 30 tokens, its top k, their log-probabilities and logits, and its own.
+    """Return a text of 30 tokens; ids, log-probabilities and logits of its top k; its own values.
 
-    Of 20 kinds of random teachers: their logits are normal, Zipf's, or of a common vocabulary; the
-    text is what they write, and its own token stands among the candidates of every other one.
+    There are 20 kinds of random teachers. Their logits are normal, follow Zipf's law, or share a
+    common vocabulary. The text is sampled from them; every other teacher also has the text's own
+    token among its candidates.
     """
     generator = np.random.default_rng(seed)
     spread = (1.5, 2.0, 2.5, 3.0)[seed % 20 // 5]
@@ -347,7 +348,7 @@ def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
 
 
 def refusal(text: Any, ids: Rows, logprobs: Rows, width: int = V) -> str:
-    """Return why a document is refused, "" if it is not; its first row is left out."""
+    """Return the reason for which a document is rejected, or "". The first row is ignored."""
     starts = np.cumsum([0, 0, *map(len, ids[1:])])
     nothing = np.full(len(text), np.nan, np.float32)
     flat = np.concatenate(ids[1:]), np.concatenate(logprobs[1:]).astype(np.float32)
@@ -365,7 +366,7 @@ def bfloat16(logprobs: Any) -> Any:
 
 
 def test_valid_rows_of_any_teacher_are_accepted() -> None:
-    """Flat rows, which meet the bound, and rows stored in half precision are valid as well."""
+    """Rows in vLLM's flat layout and rows in half precision are valid as well."""
     for seed in range(100):
         text, ids, logprobs, _ = teacher_rows(seed, k=(4, 8, 20, 64)[seed % 4])
         for stored in (np.float32, np.float16, bfloat16):
@@ -400,7 +401,7 @@ def test_impossible_rows_are_refused(name: str) -> None:
 
 
 def test_each_document_is_compared_separately() -> None:
-    """One of 12 documents predicts the next token; each has enough rows to exclude chance."""
+    """Only one of 12 documents is shifted; each has enough rows for a reliable decision."""
     caches = [teacher_rows(seed) for seed in range(12)]
     bad = list(caches)
     bad[7] = (caches[7][0], moved(caches[7][1], 1), moved(caches[7][2], 1), caches[7][3])
@@ -425,7 +426,7 @@ def test_each_document_is_compared_separately() -> None:
 
 @pytest.mark.parametrize("value", [-math.inf, -9999.0, -99999.0])
 def test_padding_is_not_a_candidate(value: float, row: Row, projected: Any) -> None:
-    """Whatever id it has."""
+    """Entries with probability 0 are ignored for any id."""
     padded: Row = json.loads(json.dumps(row))
     for position in range(1, len(row["input_ids"])):
         padded["topk_ids"][position] += [0, 0]
@@ -435,7 +436,7 @@ def test_padding_is_not_a_candidate(value: float, row: Row, projected: Any) -> N
 
 @pytest.mark.parametrize("name", ["true", *WRONG])
 def test_collator_refuses_impossible_rows(name: str) -> None:
-    """The collator has no vocabulary, so 80 of 100 candidates are enough, without a rest."""
+    """The collator has no vocabulary size, so 80 of 100 candidates are enough."""
     refused = 0
     for seed in range(100):
         rows = teacher_rows(seed)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """A cluster of three node processes on this machine, one core each."""
+    """A cluster of three node processes on this machine, with one core each."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -66,7 +66,7 @@ def same_bytes(folder: Path, first: str, second: str) -> bool:
 def test_each_job_has_its_own_projector(
     cache_file: Path, back: Pair, back_map: Path, local_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Jobs of one output, one after another, on the same worker processes."""
+    """Several jobs write one output, one after another, on the same worker processes."""
     for top_k in (8, 2):
         config = ProjectConfig(top_k=top_k)
         run = partial(xtok.project, cache_file, back, config=config, back_map=back_map)
@@ -80,7 +80,7 @@ def test_nodes_use_the_templates_of_this_folder(
     back: Pair, back_map: Path, local_cluster: Cluster, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Their own folder has no such file."""
+    """The folder of the nodes does not contain the template."""
     monkeypatch.chdir(tmp_path)
     Path("t.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     ids = xtok.render(back.tokenizers[1], teachers.CHAT, template="t.jinja").ids.tolist()
@@ -100,7 +100,8 @@ def test_the_command_projects_on_a_cluster(
     command = "project", cache_file.name, *models, "--map", back_map
     remote = cli(
         *command, "-o", "remote.parquet", "--engine", "ray", "--address", nodes.address,
-        env={"PYTHONFAULTHANDLER": "1"},  # a process of its own: Ray and forks do not go together
+        # runs as a separate process, because Ray does not work in forks
+        env={"PYTHONFAULTHANDLER": "1"},
     )  # fmt: skip
     assert (remote.returncode, remote.stdout) == (0, "remote.parquet\n"), remote.stderr
     here = cli(*command, "-o", "local.parquet")
@@ -160,7 +161,7 @@ def test_a_failure_of_a_nodes_system_is_raised_without_rays_traceback() -> None:
 
 
 def test_a_node_without_xtok() -> None:
-    """The function that a node runs is pickled by value, so this is an answer, not a traceback."""
+    """A node's function is pickled by value, so a missing xtok gives a message, not a traceback."""
     from ray import cloudpickle
 
     code = (
@@ -178,9 +179,9 @@ def test_the_output_is_the_same_after_the_loss_of_a_node(
     nodes: Any, stored: list[Row], back: Pair, back_map: Path, local_cluster: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Two files, many row groups; while they are projected, a node goes.
+    """A node is killed while two files with many row groups are projected.
 
-    The last test of the cluster: a command may try to join it by the node that is gone.
+    This is the last test of the cluster, as later commands might connect through the killed node.
     """
     teachers.write_neutral(tmp_path / "a.parquet", stored * 8)
     teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in stored])
@@ -201,7 +202,7 @@ def test_the_output_is_the_same_after_the_loss_of_a_node(
     local = run(tmp_path / "local.parquet")
     assert len(nodes.list_all_nodes()) == 2
     assert len(steps) == 25
-    assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
+    assert 0 < sum(steps) <= local.student_tokens  # a finished part may be lost with its node
     assert (remote.targets, remote.mean_rest) == (local.targets, local.mean_rest)
     assert same_bytes(tmp_path, "local.parquet", "remote.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "remote.parquet")
@@ -209,7 +210,7 @@ def test_the_output_is_the_same_after_the_loss_of_a_node(
 
 
 def test_no_server_at_the_address() -> None:
-    """Ray itself would try to connect for minutes."""
+    """Without xtok's check, Ray would try to connect for minutes."""
 
     class Ray:
         @staticmethod

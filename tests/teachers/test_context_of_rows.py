@@ -1,4 +1,4 @@
-"""`project`: predictions of a teacher that has read more than the student."""
+"""`project`: predictions of a teacher that reads more context than the student."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any
 
 
 def shifted(row: Row, ids: list[int], sources: list[int]) -> Row:
-    """Return a row of other ids, with the predictions of a row at `sources`; −1: none."""
+    """Return a row of other ids, with predictions copied from the positions `sources`; −1: none."""
     cache_row: Row = {"input_ids": ids}
     for name in ("topk_ids", "topk_logprobs"):
         cache_row[name] = [row[name][source] if source >= 0 else [] for source in sources]
@@ -52,7 +52,7 @@ def predictions_of(row: Row) -> list[tuple[list[int], list[float], float | None]
 def test_predictions_after_a_context_equal_those_of_the_text(
     back: Pair, back_map: Path, tmp_path: Path
 ) -> None:
-    """A teacher without the context that predicts the same at the same tokens gives equal rows."""
+    """Context does not change the output if the predictions at the shared tokens are equal."""
     teacher = back.tokenizers[1]
     [bos] = teacher.table.roles["bos"]
     context, text = teacher.encode_batch([CONTEXT, TEXT])

@@ -1,4 +1,4 @@
-"""Prefix credit: the log-probability of a teacher's token, shared by the student's tokens."""
+"""Prefix credit: division of a teacher token's log-probability among student tokens."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def credit(sides: tuple[Tokenizer, Tokenizer]) -> Credit:
 
 
 def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
-    """Candidates and their log-probabilities as a matrix."""
+    """Return candidates and their log-probabilities as matrices."""
     size = max(map(len, rows))
     ids = [[*row, *[-1] * (size - len(row))] for row in rows]
     return ids, [[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]
 
 
 def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> None:
-    """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
+    """Three candidates begin with `2`, together 0.95; equal shares would be 0.548 twice."""
     row = {4: 0.5, 5: 0.3, 3: 0.15}
     shares = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*padded([row])))
-    # Of 0.05, the two other tokens, `0` and `1`, have all.
+    # The remaining 0.05 belongs to the other two tokens, `0` and `1`.
     assert np.exp(shares.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
     assert shares.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
     projector = Projector(xtok.load_pair(*sides), map_of({}, *sides[::-1]))
@@ -59,7 +59,7 @@ def test_token_has_the_probability_of_its_bytes(credit: Credit, sides: Any) -> N
 
 
 def test_the_rest_is_shared_by_all_other_tokens(credit: Credit) -> None:
-    """0.2 for `0`, `1`, `2` and `20`, two of which begin with `2`; the token is no candidate."""
+    """`0`, `1`, `2` and `20` share the rest of 0.2; the text's token is not a candidate."""
     topk = [[1, -1]], [[math.log(0.5), -math.inf]]
     shares = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*topk))
     assert np.exp(shares.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
@@ -74,7 +74,7 @@ def test_without_candidates_shares_are_equal(credit: Credit) -> None:
 
 
 def test_shares_are_finite_if_their_sum_is(credit: Credit) -> None:
-    """After a certain token, no probability is left for the others; shares stay finite."""
+    """After a token with probability 1, the others have 0; their shares are finite nevertheless."""
     topk = padded([{3: 0.5, 1: 0.5}])
     for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
         shares = credit([3, 4], [5], [logprob], credit=PrefixCredit(*topk))
@@ -86,14 +86,14 @@ def test_shares_are_finite_if_their_sum_is(credit: Credit) -> None:
 def test_shares_match_the_plain_twin(
     data: st.DataObject, ours: list[bytes], theirs: list[bytes]
 ) -> None:
-    """Sums are kept, bit for bit; every token of a chunk has a finite share, at most 0."""
+    """Sums are equal bit for bit; each token of a chunk has a finite share of at most 0."""
     student, teacher = small(LETTERS + ours), small(LETTERS + theirs)
     text = data.draw(st.text("ab", min_size=1, max_size=24)).encode()
     s, t = student.segment(text), teacher.segment(text)
     width = len(teacher.table)
     rows, own = list[dict[int, float]](), []
     for i in t:
-        least = 0 if rows else 1  # a first token that is certain is nobody's prediction
+        least = 0 if rows else 1  # probability 1 for a first token means that it has no prediction
         weights = data.draw(st.lists(st.integers(least, 9), min_size=width, max_size=width))
         p = np.array(weights) + np.eye(width)[i]
         p /= p.sum()
@@ -131,7 +131,7 @@ def test_equal_tokenizers_keep_their_log_probabilities(byte_level: Tokenizer) ->
 
 
 def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credit) -> None:
-    """Padded batches and lists of sequences, as for the other arguments."""
+    """The matrices may be padded batches or lists of sequences, like the other arguments."""
     ids, logprobs = [[4, 5, 3], [1, 2, 3]], np.log([[0.5, 0.3, 0.15], [0.4, 0.3, 0.3]])
     expected = [math.log(0.95), math.log(0.3 / 0.95), math.log(0.3)]
     own = np.log([0.3, 0.3])
@@ -171,7 +171,7 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     "names", [("qwen.tiktoken", "llama3.tiktoken"), ("mistral-v3.model", "qwen.tiktoken")]
 )
 def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[str, str]) -> None:
-    """A projector, too, keeps the teacher's sum of each chunk."""
+    """A projector also preserves the teacher's sum of each chunk."""
     pair = xtok.load_pair(*map(load_real, names))
     student, teacher = pair.tokenizers
     text = "In 2014 the price was 1299 dollars, in 東京 too. Größe, 👨\u200d👩.\n\tdef f(x): pass\n"

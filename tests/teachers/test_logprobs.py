@@ -110,14 +110,14 @@ def test_impossible_tokens_stay_impossible(project: Project, credit: str) -> Non
 def test_sums_are_preserved_exactly(
     aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
 ) -> None:
-    """In float64, a chunk's shares sum to the teacher's sum rounded to float32: not one bit off."""
+    """The shares of a chunk, in float64, sum exactly to the teacher's sum rounded to float32."""
     pair = data.draw(st.sampled_from(list(aligners)))
     text = data.draw(st.text("ab 12é東\U0001f468\n.", max_size=40)).encode()
     s, t = (tokenizers[name].segment(text) for name in pair)
     s = s[: len(s) - data.draw(st.integers(0, min(2, len(s))))]
     teacher = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
     if teacher[:1] == [0.0]:
-        teacher[0] = -0.5  # what is said of a first token is not believed to be certain
+        teacher[0] = -0.5  # for a first token, 0 means a missing prediction
     student = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
     is_student = data.draw(st.booleans())
     projected = xtok.project_logprobs(
@@ -140,7 +140,7 @@ def test_sums_are_preserved_exactly(
         assert shares(projected) == expected
 
 
-# Forms
+# Input types
 
 
 def test_result_has_the_type_and_shape_of_the_students_ids(project: Project) -> None:
@@ -193,7 +193,7 @@ def test_empty_sequences(project: Project) -> None:
     assert project(none, none, none).logprobs.shape == (0, 3)
 
 
-# What is not valid
+# Tokens without a valid value
 
 
 def test_special_tokens_align_by_role(aligners: Aligners, tokenizers: Tokenizers) -> None:
@@ -232,10 +232,10 @@ VALID: list[tuple[list[int], list[int], dict[str, bool], list[int]]] = [
     # Either side may be cut off.
     (ids("xab"), ids("xa", 256, *b"x"), {}, [1, 1, 0]),
     (ids("xabcx"), ids("xa"), {}, [1, 1, 0, 0, 0]),
-    # Teachers read the decoded text, which has U+FFFD in the place of a part of a character.
+    # Teachers read the decoded text, with U+FFFD in place of incomplete characters.
     ([*b"a", *"東".encode()[:2]], ids("a\ufffd"), {}, [1, 0, 0]),
     ([*b"a", 0xFF, *b"b" * 20], ids("a\ufffd" + "b" * 20), {}, [1, 0, *[1] * 20]),
-    # Texts may part, where it is allowed.
+    # Texts may differ if the option allows it.
     (ids("the price was 12 dollars"), ids("the price was 7 dollars"), PART,
      [1] * 14 + [0] * 2 + [1] * 8),
     (ids("abc"), ids("xyz"), PART, [0] * 3),
@@ -247,7 +247,7 @@ def test_valid_tokens(project: Project, s: Any, t: Any, options: Any, valid: lis
     assert project(s, t, [-1.0] * len(t), **options).valid.tolist() == [*map(bool, valid)]
 
 
-# Texts that part
+# Different texts
 
 
 def test_different_texts_are_an_error_with_their_position(project: Project) -> None:

@@ -1,4 +1,4 @@
-"""`xtok project`: the parts that failed or killed runs keep, and later runs reuse."""
+"""`xtok project`: parts that a failed or killed run leaves, and their reuse by later runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from xtok.tokenizers.pairs import Pair
 
 @contextmanager
 def stopping(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Interrupt within the third part."""
+    """Raise an interrupt during the third part."""
     steps: list[int] = []
 
     def advance(size: int, tokens: int) -> None:
@@ -44,7 +44,7 @@ def stopping(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
 
 @contextmanager
 def at_the_end(change: Callable[[], object]) -> Iterator[Callable[[int, int], object]]:
-    """Change something when all parts are made."""
+    """Change a file after all parts are made."""
     yield lambda size, tokens: None
     change()
 
@@ -59,7 +59,7 @@ def run(cache_file: Path, back: Pair, back_map: Path) -> Run:
 
 @pytest.fixture
 def whole(run: Run, tmp_path: Path) -> bytes:
-    """The output of an uninterrupted run."""
+    """Return the output of an uninterrupted run."""
     run(tmp_path / "whole.parquet")
     return (tmp_path / "whole.parquet").read_bytes()
 
@@ -69,7 +69,7 @@ KEPT = {"job.json", "000000.part", "000001.part"}
 
 @pytest.fixture
 def stopped(run: Run, tmp_path: Path) -> Path:
-    """The folder of a run that was stopped: it has two parts."""
+    """Return the folder of a stopped run with two parts."""
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out.parquet", progress=stopping)
     folder = tmp_path / "out.parquet.checkpoint"
@@ -83,7 +83,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.fixture
 def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows are projected at a time."""
+    """Record the number of rows in each projected batch."""
     sizes: list[int] = []
     project = Translator.project
 
@@ -95,7 +95,7 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-# What is taken up
+# Reuse of parts
 
 
 def test_finished_parts_are_reused(
@@ -112,7 +112,7 @@ def test_finished_parts_are_reused(
 
 
 def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is hashed as it is written, and its columns are known then."""
+    """A part is hashed when it is written, and its columns are known from the write."""
     read, before = list[str](), Path.open
 
     def counting(path: Path, *mode: Any, **options: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
     run(tmp_path / "out.parquet")
     parts = ["000000.part", "000001.part", "000002.part"]
     assert read[:3] == parts
-    assert sorted(read[3:]) == parts  # only their first bytes, before they are removed
+    assert sorted(read[3:]) == parts  # only the first bytes of each part, before it is removed
 
 
 def flip(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_parts_contain_their_job(
     run(tmp_path / "other.parquet", other)
     shutil.copytree(stopped, tmp_path / "less.parquet.checkpoint")
     run(tmp_path / "less.parquet", other)
-    assert batch_sizes == [2] * 6  # none of them taken
+    assert batch_sizes == [2] * 6  # no part is reused
     assert (tmp_path / "less.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
     run(tmp_path / "out.parquet")
     assert batch_sizes == [2] * 7
@@ -194,13 +194,13 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 
 def flagged(path: Path) -> None:
-    """Change a flag of an added token, which changes no token and no id of most texts."""
+    """Change a flag of an added token; most texts keep their tokens and ids."""
     document = json.loads(path.read_text())
     document["added_tokens"][-1]["lstrip"] = True
     path.write_text(json.dumps(document))
 
 
-# What changes, and the name in the message.
+# Each change, and the name of the changed input in the message.
 PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str]] = {
     "a template": (lambda path: replaced(path / "student.jinja", "<", "["), "chat templates"),
     "a model's own template": (
@@ -245,7 +245,7 @@ def test_changed_inputs_are_another_job(
         run()
 
 
-# What fails
+# Failures
 
 
 def test_finished_parts_survive_an_error(
@@ -254,7 +254,7 @@ def test_finished_parts_survive_an_error(
     bad = json.loads(json.dumps(stored))
     bad[5]["topk_ids"][3] = [4] * 8
     teachers.write_neutral(cache_file, bad)
-    for _ in range(2):  # the second run makes none of them again
+    for _ in range(2):  # the second run reuses both parts
         with pytest.raises(XtokError, match="row 5, position 3: "):
             run(tmp_path / "out.parquet")
         assert batch_sizes == [2, 2]
@@ -285,7 +285,7 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
 def test_other_files_in_the_folder_of_parts_stay(
     is_link: bool, run: Run, whole: bytes, tmp_path: Path
 ) -> None:
-    """In a folder of the user, or a link to it, for example on another disk."""
+    """Parts may be in the user's folder or behind a link, for example to another disk."""
     folder, scratch = tmp_path / "out.parquet.checkpoint", tmp_path / "scratch"
     others = {"thesis.txt", "notes.part", "0000001.part", "data"}
     (scratch / "data").mkdir(parents=True)
@@ -314,7 +314,7 @@ def test_a_file_of_another_program_stays(
     folder, out = tmp_path / "out.parquet.checkpoint", tmp_path / "out.parquet"
     folder.mkdir()
     (folder / name).write_text('{"of": "my scheduler"}')
-    if name == "000007.part":  # of three
+    if name == "000007.part":  # the run has only three parts
         assert run(out).documents == 6
     else:
         with pytest.raises(XtokError, match=f"^{folder / name} already exists"):
@@ -332,7 +332,7 @@ def command(models: list[str], back_map: Path, cache_file: Path) -> list[str]:
     return ["project", str(cache_file), *models, "--map", str(back_map), "-o", "out.parquet"]
 
 
-# Sends the signal when the third part is written and about to get its name.
+# Sends the signal when the third part is written, before it is renamed.
 IN_THE_THIRD_PART = """
 from pathlib import Path
 replace = Path.replace
@@ -386,7 +386,7 @@ def goes_on(result: Done, note: str, whole: bytes, folder: Path) -> None:
 def test_a_second_run_with_the_same_output_is_an_error(
     cli: Cli, command: list[str], run: Run, whole: bytes, tmp_path: Path
 ) -> None:
-    """Of the second, while the first has all parts but no output."""
+    """The second command runs when the first has all parts, but no output."""
 
     def again() -> None:
         result = cli(*command, "-q")
@@ -397,7 +397,7 @@ def test_a_second_run_with_the_same_output_is_an_error(
 
 
 def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> None:
-    """DistillKit's config: it is written with the first output."""
+    """The output and DistillKit's config are written together."""
     folder = tmp_path / "made"
     ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"
     run(folder / "a.parquet", ours)
@@ -423,7 +423,7 @@ def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> 
 
 
 def test_a_run_that_fails_leaves_no_config(run: Run, tmp_path: Path) -> None:
-    """Even if another file is written next to its output in the meantime."""
+    """The parts are reused even if another file appears next to the output."""
     folder = tmp_path / "made"
 
     def interrupted() -> None:
@@ -443,7 +443,7 @@ def test_a_full_disk(
     cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     """The error has one line; no file is incomplete, and finished parts are kept."""
-    size = len(whole) - 1000  # more than a part, less than the output
+    size = len(whole) - 1000  # larger than a part, smaller than the output
     result = on_a_full_disk(forks, size, command, tmp_path)
     assert result.returncode == 1
     assert "out.parquet cannot be written: " in result.stderr

@@ -30,7 +30,7 @@ from xtok.teachers.projector import Projector, seams
 from xtok.teachers.projector_kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
-QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little
+QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking takes minutes, and rarely helps
 PLAIN = xtok.BuildConfig(scale_trick=False)
 LETTERS = [b"a", b"b"]
 words = st.lists(
@@ -39,14 +39,14 @@ words = st.lists(
 
 
 def shares(ids: Sequence[int]) -> st.SearchStrategy[dict[int, float]]:
-    """Some of these ids, with probabilities that add up to 1."""
+    """Draw a distribution over some of these ids."""
     weights = st.dictionaries(st.sampled_from(list(ids)), st.integers(1, 9), min_size=1)
     return weights.map(lambda row: {i: n / sum(row.values()) for i, n in row.items()})
 
 
 @st.composite
 def documents(draw: st.DrawFn, tokens: Sequence[bytes]) -> list[tuple[list[int], list[Row]]]:
-    """Texts as tokens, none for the last or all followed by an end of text, and predictions."""
+    """Draw texts as token ids with predictions; each text may end with the end of text."""
     text_ids = range(1, len(tokens) + 1)
     documents_drawn = []
     for _ in range(draw(st.integers(1, 3))):
@@ -58,13 +58,13 @@ def documents(draw: st.DrawFn, tokens: Sequence[bytes]) -> list[tuple[list[int],
 
 
 def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> list[int]:
-    """The student's ids of a teacher's document; both have the same end of text."""
+    """Return the student's ids of a teacher's document, with the same end of text."""
     text = b"".join(tokens[i] for i in ids)
     return student.segment(text) + [END] * (ids[-1] == END)
 
 
 def assert_equal_topk(first: TopK, other: TopK) -> None:
-    """All arrays are equal, bit for bit."""
+    """Check that all arrays are equal bit for bit."""
     arrays: Any = zip(first, other, strict=True)
     for a, b in arrays:
         assert a.dtype == b.dtype
@@ -107,7 +107,7 @@ def test_rows_match_the_naive_projection(
         for threads in (2, 1)
     )
     topk = projector.project(predictions, *ids_and_bounds(spellings), 99)
-    for either in (projector, again):  # what a projector has seen, and its threads, change nothing
+    for either in (projector, again):  # the result depends neither on earlier calls nor on threads
         assert_equal_topk(either.project(predictions, *ids_and_bounds(spellings), 99), topk)
     best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in topk_rows(topk)]
     cut = projector.project(predictions, *ids_and_bounds(spellings), 2)
@@ -143,10 +143,10 @@ def test_rows_match_the_naive_projection(
 def test_rows_of_a_bigram_teacher_are_exact_at_common_starts(
     data: st.DataObject, ours: list[bytes], theirs: list[bytes], seed: int
 ) -> None:
-    """Given the best of all maps, of the truth for each token, a row at a common beginning is true.
+    """With a map of true probabilities, rows are exact where both sides start a token.
 
-    All tokens of the teacher's are at least half as long as the longest of the student's, so no
-    token grows over two of them.
+    Each teacher token has at least half the length of the longest student token, so student tokens
+    extend over at most two of them.
     """
     longest = max(map(len, ours))
     theirs = [word for word in theirs if 2 * len(word) >= longest]
@@ -211,7 +211,7 @@ def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: P
 
 
 def test_realized_tokens_have_the_probability_of_their_bytes() -> None:
-    """`abb` is two tokens of the teacher's; `a` and `ab` begin and end within them."""
+    """`abb` consists of two teacher tokens; `a` and `ab` begin and end within them."""
     sides = small([*LETTERS, b"abb"]), small([*LETTERS, b"ab", b"ba"])
     tokens = sides[1].table.tokens()
     a, b, ab, ba = (tokens.index(x) for x in (b"a", b"b", b"ab", b"ba"))
@@ -219,16 +219,18 @@ def test_realized_tokens_have_the_probability_of_their_bytes() -> None:
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
     topk = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
     assert topk_rows(topk)[0] == {}
-    assert_close(topk_rows(topk)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
+    # every continuation of `ab` becomes `abb`
+    assert_close(topk_rows(topk)[1], {3: 0.5, 1: 0.25, 2: 0.25})
     assert_close(topk_rows(topk)[2], {2: 1.0})
-    assert_close(topk_rows(topk)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
+    # after a token that ends with `b`, the next token is unknown
+    assert_close(topk_rows(topk)[3], {1: 0.75})
     assert np.exp(topk.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
     assert topk.valid.tolist() == [False, True, True, True]
     assert np.exp(topk.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
 
 
 def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -> None:
-    r"""`(a` is one token, but after `!` the letters are a word of their own."""
+    r"""`(a` is one token, but after `!` the letters form a separate word."""
     path = tmp_path / "ranks.tiktoken"
     byte_ranks(path, "(a", "ab")
     student = load_tokenizer(rf"{path}@[^\s\p{{L}}]?\p{{L}}+|[^\s\p{{L}}]+")
@@ -242,19 +244,19 @@ def test_spelling_inside_a_token_depends_on_the_preceding_text(tmp_path: Path) -
 
 
 def test_unlikely_splits_inside_a_token_have_a_low_weight() -> None:
-    """After `a`, the rest of `ac` is unlikely: the student has a token for `ac`."""
+    """After `a`, the rest of `ac` is unlikely, because the student has the token `ac`."""
     student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
     b, ab, ac = (teacher.table.tokens().index(x) for x in (b"b", b"ab", b"ac"))
     rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]
     topk = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
-    # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
+    # `a`, `c` and `abb` share the unknown 0.3; `a` and `abb` match the bytes so far.
     total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
     assert_close(topk_rows(topk)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
     assert np.exp(topk.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 
 def test_rows_are_not_valid_where_the_texts_differ() -> None:
-    """From the first difference to the next common beginning."""
+    """Rows are invalid from the first difference to the next shared token boundary."""
     student, teacher = small([*LETTERS, b"c"]), small([*LETTERS, b"ab"])
     text, other = b"a" * 20 + b"b" * 20, b"a" * 20 + b"c" + b"b" * 20
     ids = [teacher.segment(text)[0]] * 19 + teacher.segment(b"ab") + teacher.segment(b"b" * 19)
@@ -287,7 +289,7 @@ def test_maps_of_other_pairs_are_refused() -> None:
 def test_spellings_are_independent_at_a_seam_that_no_token_crosses(
     names: tuple[str, str], load_real: Callable[[str], Tokenizer]
 ) -> None:
-    """Of two tokens in a row, where their bytes are neighbours in no token of the student's."""
+    """No student token contains the bytes on both sides of the seam in sequence."""
     student, teacher = map(load_real, names)
     tokens = teacher.table.tokens()
     is_open, joined = seams(teacher.table, student.table)
@@ -304,7 +306,7 @@ def test_spellings_are_independent_at_a_seam_that_no_token_crosses(
 @pytest.mark.parametrize(
     "names",
     [
-        ("o200k.tiktoken", "claude-2"),  # these two split after capitals and apostrophes, too
+        ("o200k.tiktoken", "claude-2"),  # these two also split at capitals and apostrophes
         ("claude-2", "qwen.tiktoken"),
         ("mistral-v3.model", "llama3.tiktoken"),
     ],

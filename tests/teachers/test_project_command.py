@@ -29,7 +29,7 @@ from xtok.tokenizers.table import TokenTable
 
 @pytest.mark.usefixtures("cache_file")
 def test_the_command(cli: Cli, models: list[str], back_map: Path, tmp_path: Path) -> None:
-    """The path on stdout, the report on stderr; without a map, the same file."""
+    """The path is on stdout, the report on stderr; without a map, the file is the same."""
     command = "project", "a.parquet", *models, "-k", "8", "-o"
     result = cli(*command, "out.parquet")
     assert (result.returncode, result.stdout) == (0, "out.parquet\n"), result.stderr
@@ -107,7 +107,7 @@ def test_maps_of_another_direction(cli: Cli, small: Path, tmp_path: Path) -> Non
     works(cli("build", teacher, student, "-o", "back.safetensors", "-q"))
     slots = ProjectionMap.load(tmp_path / "back.safetensors").scale_slot
     assert slots is not None
-    result = works(cli(*command, "back.safetensors"))  # which is what the help says
+    result = works(cli(*command, "back.safetensors"))  # the help announces this note
     assert f"note: back.safetensors: ignoring its {slots.sum():,} scale slots\n" in result.stderr
 
 
@@ -115,7 +115,7 @@ def test_the_map_is_built_once(
     cli: Cli, models: list[str], cache_file: Path, back: Pair, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """And kept, also for Python; where it cannot be kept, a note reports it."""
+    """The map is cached, also for Python; if the cache is not writable, a note reports it."""
     cache = tmp_path / "cache"
     command = "project", "a.parquet", *models, "-o"
 
@@ -190,7 +190,7 @@ def test_row_groups_of_bounded_size(
     config = ProjectConfig(top_k=16, to=to)
     paths = tmp_path / "one.parquet", tmp_path / "some.parquet"
     xtok.project(path, back, paths[0], config, back_map=back_map)
-    monkeypatch.setattr(project, "CANDIDATES_PER_GROUP", 1000)  # a text has some 40 tokens
+    monkeypatch.setattr(project, "CANDIDATES_PER_GROUP", 1000)  # a text has about 40 tokens
     xtok.project(path, back, paths[1], config, back_map=back_map)
     assert [pyarrow.parquet.read_metadata(path).num_row_groups for path in paths] == [1, 3]
     single, some = map(pyarrow.parquet.read_table, paths)
@@ -200,7 +200,7 @@ def test_row_groups_of_bounded_size(
         xtok.project(path, back, paths[1], config, back_map=back_map)
 
 
-# What reads the output
+# Readers of the output
 
 
 @pytest.mark.filterwarnings("ignore::Warning")

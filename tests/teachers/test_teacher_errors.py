@@ -30,7 +30,7 @@ from xtok.teachers.formats.caches import open_cache, read_cache
 
 
 def cache_of(about: dict[str, str] | None = None, **columns: object) -> object:
-    """Check a neutral cache of the text "abc", in which these columns are others."""
+    """Check a neutral cache of the text "abc" after a change of these columns."""
     plain = {"input_ids": [*b"abc"], "topk_ids": [[], [98], [99, 98]]}
     values: dict[str, Any] = {**plain, "topk_logprobs": [[], [-0.5], [-1, -2.0]], **columns}
     table = pyarrow.table({name: [column] for name, column in values.items()})
@@ -41,7 +41,7 @@ def cache_of(about: dict[str, str] | None = None, **columns: object) -> object:
 def projected(
     config: xtok.ProjectConfig | None = None, template: str | None = None, **columns: object
 ) -> object:
-    """Project such a cache, of one tokenizer on itself."""
+    """Project such a cache with the same tokenizer on both sides."""
     cache_of(None, **columns)
     config = replace(
         config or xtok.ProjectConfig(), student_template=template, teacher_template=template
@@ -74,7 +74,7 @@ def checked(path: str) -> object:
 
 
 def compressed(config: str | None) -> object:
-    """Check compressed rows of DistillKit's with this config, or without one."""
+    """Check compressed DistillKit rows with this config, or without a config."""
     rows = [{"id": "a", **predicted(b"abc", 256, 8)}]
     path = write_distillkit(Path("a.parquet"), rows, compressed=True, d=256)
     about = path.with_name("compression_config.yaml")

@@ -21,7 +21,7 @@ from xtok.tokenizers.table import TokenEntry, TokenType
 
 
 def said(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
-    """Return a teacher's answer: each token after the first, and three others, leave a rest."""
+    """Return an answer with each token after the first and three other candidates, and a rest."""
     generator = np.random.default_rng(seed)
     own, size = np.array(ids, np.int32), len(ids)
     candidates = np.stack([own, *((own + n + 1) % width for n in range(3))], 1)[1:]
@@ -48,9 +48,9 @@ def translator(pair: Pair) -> Translator:
 def check_scores(
     translating: Translator, ids: Sequence[int]
 ) -> tuple[list[int], list[float], list[float]]:
-    """Check that all values are finite, and their sum the teacher's.
+    """Check that all values are finite and have the teacher's sum.
 
-    Return the teacher's ids, the values of all tokens but the first, and the teacher's own.
+    Return the teacher's ids, the values of all tokens but the first, and the teacher's own values.
     """
     text = translating.from_student_ids(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
@@ -61,14 +61,14 @@ def check_scores(
     ends = np.cumsum([len(translating.teacher.table[i]) for i in teacher_ids])
     begin = (
         int(np.searchsorted(ends, len(translating.student.table[ids[0]]))) + 1
-    )  # behind the first token
+    )  # after the first token
     teacher_sum = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
     assert values.sum(dtype=np.float64) == pytest.approx(teacher_sum, abs=1e-4 * len(ids))
     return teacher_ids, values.tolist(), answer.topk.realized_logprob[1:].tolist()
 
 
 def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:
-    """Probabilities of ids that the student lacks are in the rest."""
+    """The rest includes the probabilities of ids that the student lacks."""
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
     translating = translator(xtok.load_pair(digits, wide))
@@ -98,7 +98,7 @@ class Calls(Small):
 
 
 def test_a_control_token_without_a_counterpart() -> None:
-    """It is spelled by its name, and has the value that this has as text."""
+    """The teacher reads the token's name as text, and the token gets the value of this text."""
     tokens = [b"a", b"b", b"<", b">"]
     student = Tokenizer(Calls([*tokens, b"<ab>"], merges=False), model_id="small")
     pair = xtok.load_pair(student, small(tokens))
@@ -119,7 +119,7 @@ def test_a_control_token_without_a_counterpart() -> None:
     ],
 )  # fmt: skip
 def test_each_control_token(load_real: Load, student: str, teacher: str) -> None:
-    """Includes ids without text."""
+    """The ids include ids without text."""
     pair = xtok.load_pair(load_real(student), load_real(teacher))
     table = pair.tables[0]
     ids = np.flatnonzero(table.lengths == 0).tolist()
@@ -133,7 +133,10 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     [("mistral-v1.model", "qwen.tiktoken"), ("mistral-v3.model", "claude-2")],
 )
 def test_each_token(load_real: Load, student: str, teacher: str) -> None:
-    """All ids in order, after a word. All pairs of fetched tokenizers were checked manually."""
+    """The text is a word and all ids in order.
+
+    All pairs of fetched tokenizers were checked manually.
+    """
     pair = xtok.load_pair(load_real(student), load_real(teacher))
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
     translating, num_ids = translator(pair), len(pair.tables[0])
@@ -143,7 +146,7 @@ def test_each_token(load_real: Load, student: str, teacher: str) -> None:
 
 @pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])
 def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
-    """A token that is less likely than the unknown tokens is ranked after them."""
+    """A token that is less likely than the unknown tokens has a rank after them."""
     nan, rest = np.nan, np.log(0.1)
     topk = TopK(
         np.array([7, 8], np.int32), np.array([0, 2]), np.array([0, 0, 1]),

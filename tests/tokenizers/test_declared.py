@@ -92,7 +92,7 @@ def test_roles_of_small_tokenizers(all_small: dict[str, Tokenizer], name: str) -
 @pytest.mark.real
 @pytest.mark.parametrize("name", FETCHED)
 def test_roles_of_real_tokenizers(load_real: Callable[[str], Tokenizer], name: str) -> None:
-    """`test_hf_folder.py` has the folders."""
+    """`test_hf_folder.py` contains these folders."""
     _check_roles(load_real(name))
 
 
@@ -144,7 +144,7 @@ def _check_pair(pair: Pair) -> None:
 
 
 def _check_chunks(pair: Pair) -> None:
-    """The bos and eos of a text are in a chunk, where both sides have them."""
+    """A chunk contains the bos and eos of a text if both sides have them."""
     student, teacher = pair.tokenizers
     batch = DistillationCollator(student, teacher, eos=True)([TEXT])
     [side] = batch["teachers"]

@@ -1,4 +1,4 @@
-"""The digest of a tokenizer's definition: every change that gives a text other ids changes it."""
+"""The digest of a tokenizer's definition changes with every change that affects ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 Change = Callable[[Any], object]
 MARKED = [" <think> a<think>b <|im_end|> a<|im_end|>b <|im_start|>", "ﬁ cafe\u0301 ÀB  x1234 a\n"]
 TEXTS = [*(text[:1500] for text in CORPUS), *MARKED, ""]
-EVERY = 9  # remove one merge
+EVERY = 9  # the index of the merge to remove
 
 
 def without(index: int) -> Change:
@@ -102,7 +102,7 @@ CHANGES: dict[str, Change] = {
 
 
 def ids_of(tokenizer: Tokenizer) -> list[Any]:
-    """Return all that a tokenizer makes of texts."""
+    """Return all results of a tokenizer for texts."""
     whole, within = tokenizer.encode_batch(TEXTS), tokenizer.library_ids(TEXTS)
     types = tokenizer.table.types.tolist()
     return [whole, within, types, dict(tokenizer.table.roles), tokenizer.bos_id]
@@ -119,7 +119,7 @@ class Kept:
         return parts_recipe(pair, (), "", ProjectConfig())["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
-        """Whether the tokenizer gives other ids. If it does, no cached result may be reused."""
+        """Return whether the tokenizer gives other ids; cached results are then invalid."""
         if ids_of(changed) == self.ids:
             return False
         recipe = make_recipe(BuildConfig())
@@ -170,7 +170,7 @@ def test_digest_does_not_depend_on_the_order_of_keys(
 
 
 def test_tokenizers_loaded_by_transformers(small: Path) -> None:
-    """Calls change the padding and truncation, which do not belong to the definition."""
+    """Calls change padding and truncation, which are not part of the definition."""
     from transformers import AutoTokenizer
 
     folder = small / "small-byte-level"

@@ -28,7 +28,7 @@ def test_no_differences_if_both_give_the_same_ids(
     ("ids", "shown"),
     [
         ((BOS, THE, SH, IP), ""),
-        ((BOS, THE, SH, IP, EOS), ""),  # as the collator's `eos` wants it
+        ((BOS, THE, SH, IP, EOS), ""),  # set as the collator's `eos` requires
         ((BOS, THE), ""),  # cut
         ((THE, SH, IP), f"[{THE}, {SH}, {IP}]"),
         ((PAD, THE, SH, IP), f"[{PAD}, {THE}, {SH}, {IP}]"),

@@ -1,4 +1,4 @@
-"""Text that a model reads has the ids of the model's own library, and bounds in its bytes."""
+"""Text for a model has the ids of the model's library, and byte bounds."""
 
 from __future__ import annotations
 

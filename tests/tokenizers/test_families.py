@@ -1,4 +1,4 @@
-"""Files of single families: in another order, with an empty token, of Megatron, not readable."""
+"""Files of single families: other orders, an empty token, Megatron's format, unsupported files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_megatrons_vocabulary_needs_a_pattern(megatron: Path) -> None:
 
 
 def test_a_rank_file_with_an_empty_token(small: Path, tmp_path: Path) -> None:
-    """As the last line of Whisper's multilingual.tiktoken: an id that no text has."""
+    """Whisper's multilingual.tiktoken ends with such a line: an id that occurs in no text."""
     path, ranks = tmp_path / "multilingual.tiktoken", ranks_of(small)
     path.write_text((small / "small.tiktoken").read_text() + f"= {len(ranks) + 5}\n")
     tokenizer = load_tokenizer(rf"{path}@\p{{N}}|[^\p{{N}}]+")

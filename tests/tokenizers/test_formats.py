@@ -46,7 +46,7 @@ def test_a_tekken_file(small: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(tekken_file(tmp_path / "tekken.json", small)))
     table = table_of(tokenizer)
     assert tokenizer.vocabulary.backend == "tekken"
-    assert len(table) == 930  # 100 of the ranks are listed and not used
+    assert len(table) == 930  # 100 ranks are listed, but not used
     assert [table.control_names[i] for i in (0, 1, 2, 3, 11, 19, 20, 29)] == [
         *["<unk>", "<s>", "</s>", "[INST]", "<pad>", "[TOOL_CONTENT]"],
         *["<SPECIAL_20>", "<SPECIAL_29>"],
@@ -285,7 +285,8 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
     assert "several files" in not_loaded(tmp_path)
     (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
     assert "several tokenizers" in not_loaded(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{}")  # so it is a model's folder
+    # therefore the folder is a model's folder
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     assert len(load_tokenizer(tmp_path).table) == 1000
 
 
@@ -305,7 +306,7 @@ def test_word_piece_reports_its_changes_of_text(tmp_path: Path) -> None:
     changes = dict(tokenizer.text_changes)
     assert "lowercase" in changes["BertNormalizer"]
     assert "drops whitespace" in changes["WordPiece"]
-    # A changed text is never returned as the spelling of the original.
+    # Spelling never returns tokens of a changed text.
     assert b"".join(spelled(tokenizer, b" THE")) == b" THE"
 
 
@@ -472,7 +473,7 @@ def test_a_revision_and_a_pattern_follow_the_name(small: Path, tmp_path: Path) -
     folder = copied(small / "small-byte-level", tmp_path / "with@sign")
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
     assert "does not support @main" in not_loaded(f"{folder}@main")
-    long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # longer than a file's name may be
+    long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # exceeds the maximum length of a file name
     ranks = load_tokenizer(f"{small}/small.tiktoken@{long}")
     assert ranks.vocabulary.model_id == "small.tiktoken"
     assert absolute(f"tiktoken:{small}/../{small.name}/small.tiktoken@{long}") == (

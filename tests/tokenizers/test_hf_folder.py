@@ -1,4 +1,4 @@
-"""Model folders: all load as AutoTokenizer loads them, also those that go without it."""
+"""Model folders load like AutoTokenizer, including folders that are read without it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def overlaps(folder: Path) -> None:
 
 
 def is_short(folder: Path) -> bool:
-    """Whether Transformers is left out."""
+    """Return whether the folder is read without Transformers."""
     return hf_folder.without_library(ModelFiles(folder)) is not None
 
 

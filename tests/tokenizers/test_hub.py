@@ -34,7 +34,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 @dataclass
 class Hub:
-    """Repos by name; each maps a revision to its commit and a commit to its files."""
+    """Repos by name; each maps revisions to commits, and commits to files."""
 
     monkeypatch: pytest.MonkeyPatch
     cache: Path
@@ -55,7 +55,7 @@ class Hub:
         return OLD if self.repos[repo][OLD] == folder else NEW
 
     def ask(self, url: str) -> None:
-        """Have this process ask the hub at a URL."""
+        """Make this process use the hub at a URL."""
         constants = "huggingface_hub.constants."
         template = url + "/{repo_id}/resolve/{revision}/{filename}"
         for name, value in (
@@ -64,19 +64,19 @@ class Hub:
             ("huggingface_hub.hf_api.api.endpoint", url),
         ):  # fmt: skip
             self.monkeypatch.setattr(name, value)
-        if "transformers" in sys.modules:  # which keeps the URL that it asked first
+        if "transformers" in sys.modules:  # it keeps the URL of its first request
             self.monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         is_reachable.cache_clear()
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The variables of a process that asks it."""
+        """Return the environment of a process that uses this hub."""
         plain = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.cache), "HF_HUB_OFFLINE": "0"}
         known = {k: v for k, v in os.environ.items() if k not in ("HF_TOKEN", "HF_HUB_CACHE")}
         return {**known, **plain, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protocol's cases
-    """The part of the hub's HTTP API that is used: `resolve`, and two listings of `api`."""
+    """Implement a part of the hub's HTTP API: `resolve`, and two listings of `api`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -198,7 +198,7 @@ for values in loaded:
 
 def test_sixteen_processes_load_a_repo_for_the_first_time(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
-    hub.delay = 0.2  # all of them are there before the first download is done
+    hub.delay = 0.2  # all processes are ready before the first download ends
     result = run_python(LOAD_AT_ONCE, "org/model", env=hub.environment(), timeout=300)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -268,7 +268,7 @@ def test_offline_mode_reads_the_cache_without_requests(hub: Hub, small: Path) ->
     assert not hub.downloads
     load_tokenizer("org/model")
     assert hub.downloads["tokenizer.json"] == 1
-    hub.repos.clear()  # from here on the hub knows nothing
+    hub.repos.clear()  # after this, the hub has no repos
     assert load_tokenizer("org/model", offline=True).vocabulary.revision == OLD
 
 
@@ -293,7 +293,7 @@ def test_an_unreachable_hub_is_an_error_within_seconds(tmp_path: Path, cli: Cli)
 def test_files_missing_from_the_cache_are_noted_if_the_hub_is_unreachable(
     cached: Path, hub: Hub
 ) -> None:
-    (cached / "generation_config.json").unlink()  # it has ids that end a text
+    (cached / "generation_config.json").unlink()  # it defines ids that end a text
     hub.ask(NOWHERE)
     tokenizer = load_tokenizer("org/model")
     [note] = [note for note in tokenizer.notes if "generation_config.json" in note]
@@ -318,7 +318,7 @@ def test_a_cached_sentencepiece_repo_without_the_hub(cached: Path, small: Path, 
 def test_a_hub_that_hangs_up(hub: Hub, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/model", small / "small-byte-level")
     hub.hangs_up = True
-    monkeypatch.setattr("time.sleep", lambda _: None)  # between the library's attempts
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts of the library
     with pytest.raises(TokenizerError, match="cannot be downloaded"):
         load_tokenizer("org/model")
 

@@ -1,4 +1,4 @@
-"""Folders of every layout, without a tokenizer.json: read as AutoTokenizer reads them."""
+"""Folders of all layouts without a tokenizer.json are read like AutoTokenizer reads them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ GPT2 = {"vocab.json": "vocab.json", "merges.txt": "merges.txt"}
 
 
 def spm(name: str, tokenizer_class: str | None, model_type: str, **config: Any) -> Layout:
-    """A SentencePiece file under a name that a class looks for."""
+    """Write a SentencePiece file under a name that a class of Transformers expects."""
     named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
     model = {"model_type": model_type, "vocab_size": 1024}
     source = {"tokenizer.model": "bpe", "spiece.model": "t5"}.get(name, "unigram")
@@ -157,14 +157,14 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
-    """Compare ids, special tokens and roles with AutoTokenizer's, and look at bytes and spans."""
+    """Compare ids, special tokens and roles with AutoTokenizer's; check bytes and spans."""
     table = ours.table
     added = auto.added_tokens_decoder
     special = {i: token.content for i, token in added.items() if token.special}
     assert special.items() <= table.control_names.items()
     assert ours.special_token_names == auto.special_tokens_map
     for role, name in ours.special_token_names.items():
-        # Byte-level tokenizers name an unknown token that they never give.
+        # Byte-level tokenizers declare an unknown token, but never return it.
         if role in ("bos_token", "eos_token", "pad_token", "mask_token", "sep_token", "cls_token"):
             i = auto.convert_tokens_to_ids(name)
             assert i in table.roles[role.removesuffix("_token")]

@@ -1,4 +1,4 @@
-"""Damaged tokenizer files: each loads or is refused with one line, without a hang."""
+"""Damaged tokenizer files load or raise an error of one line; they never hang."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def try_out(model: Path | str) -> bool:
 
 
 def check_mutants(path: Path, model: Path | str, count: int, seed: int) -> None:
-    """Load mutants of a file; half at least are refused, and each within ten seconds."""
+    """Load mutants of a file; at least half raise an error, and each takes at most ten seconds."""
     chance, data = random.Random(seed), path.read_bytes()
     assert try_out(model)
     refused = 0
@@ -47,7 +47,7 @@ def check_mutants(path: Path, model: Path | str, count: int, seed: int) -> None:
     assert refused >= count / 2
 
 
-PLAIN = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without transformers
+PLAIN = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without Transformers
 FILES: dict[str, tuple[str, str, int]] = {  # source of a file, and the model name that loads it
     "a.model": ("small.model", "", 300),
     "a.tiktoken": ("small.tiktoken", r"@\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+", 200),
@@ -71,7 +71,7 @@ def test_mutants(name: str, small: Path, tmp_path: Path) -> None:
     check_mutants(path, model, count, seed=2 + [*FILES].index(name))
 
 
-# Faults that random mutations seldom produce
+# Faults that random mutations rarely produce
 
 
 def changed_json(folder: Path, small: Path, last: int | None = None, **changed: Any) -> Path:
@@ -109,7 +109,7 @@ def test_a_tokenizer_json_that_costs_too_much(
 
 
 def test_a_vocabulary_far_wider_than_its_tokens(small: Path, tmp_path: Path) -> None:
-    """Is refused, unless its width is given."""
+    """Such a vocabulary is rejected unless its width is given."""
     folder = changed_json(tmp_path, small, last=2_000_000)
     with pytest.raises(TokenizerError, match=r"1200 tokens, .* 2000001"):
         load_tokenizer(folder)

@@ -35,7 +35,7 @@ def test_roles_come_from_the_declaration_and_from_known_names() -> None:
 
 
 def test_declared_roles_replace_known_names() -> None:
-    """A leftover of another family has no role, a role that is declared as none has no token."""
+    """A name of another family has no role; a role that is declared as null has no token."""
     yi = table_of("<s>", "<|startoftext|>", "<|endoftext|>", "<|im_end|>", bos=[1], eos=[3])
     assert yi.roles == {"turn_end": (3,), "eos": (3,), "bos": (1,)}
     smollm3 = table_of("<|begin_of_text|>", "<|im_end|>", bos=[], eos=[1], pad=[1])

@@ -84,7 +84,7 @@ def test_types_and_bytes_of_a_sentencepiece_file(sentencepiece: Tokenizer) -> No
 
 def test_special_and_added_tokens_of_a_folder(byte_level: Tokenizer) -> None:
     table = table_of(byte_level)
-    # The display form of byte A1 is the character whose UTF-8 is C2 A1; they are not the same.
+    # The display form of byte A1 is a character with the UTF-8 bytes C2 A1; the table has A1.
     assert b"\xa1" in table.canonical_ids()
     control = {n for i, n in table.control_names.items()}
     assert control == set(small_tokenizers.SPECIAL_TOKENS)
@@ -190,7 +190,7 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
     proto.ParseFromString((small / "small.model").read_bytes())
     the = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "▁the")
     letter = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "a")
-    # Another piece with the bytes of " the"; a plain space never gets past the normalizer.
+    # A second piece with the bytes of " the"; the normalizer replaces spaces, so it never occurs.
     twin = the - 1
     proto.pieces[twin].piece = " the"
     path = tmp_path / "duplicates.model"
@@ -199,7 +199,7 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
     assert table[twin] == table[the] == b" the"
     assert table.preferred_ids == (the,)
     assert table.canonical_ids()[b" the"] == the
-    # "a" is a byte token, with a lower id, and a character; the character is emitted.
+    # "a" exists as a byte token with a lower id, and as a character, which the library uses.
     assert table.canonical_ids()[b"a"] == letter
     assert table.types[letter] == TokenType.NORMAL
 
@@ -395,7 +395,7 @@ def test_a_byte_level_folder_without_a_pre_tokenizer(copy: Copy) -> None:
 def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
-    for model in (path, f"{path}@x"):  # it is not blamed on the pattern
+    for model in (path, f"{path}@x"):  # the error does not name the pattern
         assert "nor a tiktoken file" in not_loaded(model)
 
 

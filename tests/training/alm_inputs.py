@@ -17,7 +17,7 @@ V_S, V_T = 10, 13
 
 
 def sides(seed: int = 0) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Logits of both sides, and the ids that their positions predict; −100 outside of chunks."""
+    """Return logits of both sides, and the predicted ids of positions; −100 outside of chunks."""
     generator = torch.Generator().manual_seed(seed)
     logits, targets = [], []
     for ids, width in zip(IDS, (V_S, V_T), strict=True):

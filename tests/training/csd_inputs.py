@@ -16,9 +16,9 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses import spelling_index
 
-# The student's tokens 0 to 3 are shared with the teacher's 0, 2, 1 and 5; 9 is left out.
+# Shared tokens: the student's 0 to 3 and the teacher's 0, 2, 1 and 5; 9 is omitted.
 STUDENT: Spelled = [[0], [2], [1], [5], [0, 2], [0, 1], [0, 3], [1, 3, 3], [1, 3, 2], []]
-# The teacher's 3 has one completion alone, (0, 0), and 4 and 6 are after 2.
+# The teacher's 3 has a single completion, (0, 0); 4 and 6 come after 2.
 TEACHER: Spelled = [[0], [2], [1], [0, 0], [2, 3], [3], [2, 9], []]
 BOTH = STUDENT, TEACHER
 V_S, V_T = len(STUDENT), len(TEACHER)
@@ -41,8 +41,8 @@ def spelling_map(student: Spelled, teacher: Spelled) -> SpellingMap:
 
 INDEX = spelling_index(spelling_map(*BOTH))
 Chunk = tuple[list[int], list[int]]
-# One to one; 1:2 with the prefix 0; 2:1 with the prefix 2; 2:2; 1:2 with a prefix of one
-# completion alone; 1:3; 1:2 with an unknown prefix; 1:1 that is not shared; 3:1, too long a prefix.
+# 1:1; 1:2 with the prefix 0; 2:1 with the prefix 2; 2:2; 1:2 with a prefix that has a single
+# completion; 1:3; 1:2 with an unknown prefix; 1:1 without sharing; 3:1 with a prefix of two tokens.
 CHUNKS: list[Chunk] = [
     ([1], [2]), ([4], [0, 2]), ([2, 3], [4]), ([5, 6], [3, 3]), ([7], [1, 3, 3]), ([0], [0]),
     ([0, 0], [3]), ([4], [7, 2]), ([9], [7]), ([1, 1, 1], [4]),
@@ -52,7 +52,7 @@ CHUNKS: list[Chunk] = [
 def csd_batch(
     rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment]:
-    """Logits, targets and the alignment of rows of chunks, padded by a position or more."""
+    """Return logits, targets and the alignment of rows of chunks, padded by at least a position."""
     targets, ids = [], []
     for side in (0, 1):
         length = 1 + max((sum(len(c[side]) for c in row) for row in rows), default=0)

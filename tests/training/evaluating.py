@@ -26,7 +26,7 @@ NAMES = (
 
 
 class Streamed(torch.utils.data.IterableDataset[Any]):
-    """Rows without a length."""
+    """A dataset without a length."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows

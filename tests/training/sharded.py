@@ -42,7 +42,7 @@ def objective_of(pair: Pair) -> Objective:
 
 
 def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) -> list[Any]:
-    """The student and its teachers, in pieces if a layout is given."""
+    """Return the student and its teachers, sharded if a layout is given."""
     models = [
         tiny_model(pair.shape[seed > 0], seed=seed, sharp=0.5, tied=tied and not seed)
         for seed in range(4)
@@ -63,7 +63,7 @@ def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) 
 
 
 def engine_of(model: Any) -> Any:
-    """A model in DeepSpeed's engine, every parameter in pieces."""
+    """Return a model in DeepSpeed's engine with all parameters sharded."""
     import deepspeed
 
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
@@ -77,7 +77,7 @@ def engine_of(model: Any) -> Any:
 
 
 def gradients_of(student: Any) -> dict[str, Tensor]:
-    """All gradients, whole."""
+    """Return all gradients, gathered from all shards."""
     if hasattr(student, "zero_optimization_stage"):
         from deepspeed.utils import safe_get_full_grad
 

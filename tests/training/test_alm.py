@@ -31,7 +31,7 @@ def test_loss_matches_the_plain_twin(temperature: float, reverse: bool) -> None:
 
 
 def test_values_by_hand() -> None:
-    """Student 1/4 · 1/2, teacher 1/2: KL of (1/2, 1/2) from (1/8, 7/8)."""
+    """The student has 1/4 · 1/2, the teacher 1/2: the KL of (1/2, 1/2) from (1/8, 7/8)."""
     student = torch.tensor([[[0.0] * 4, [0.0, 0.0, -torch.inf, -torch.inf], [9.0] * 4]])
     teacher = torch.tensor([[[3.0, 3.0], [7.0, 0.0]]])
     targets = torch.tensor([[2, 1, 0]]), torch.tensor([[1, 0]])
@@ -45,7 +45,7 @@ def test_values_by_hand() -> None:
 
 
 def test_equal_likelihoods_have_zero_loss_for_any_chunks() -> None:
-    """Two halves are one quarter; a gradient of zeros."""
+    """Two tokens with probability 1/2 equal one token with 1/4, so the gradient is zero."""
     student, teacher = torch.zeros(1, 2, 2, requires_grad=True), torch.zeros(1, 1, 4)
     targets = torch.tensor([[0, 1]]), torch.tensor([[3]])
     loss = alm(student, teacher, targets, alignment([[1, 1]], [[1]]))
@@ -73,7 +73,7 @@ def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     expected = alm(student, teacher, targets, ALIGNED)
     inside = targets[1] >= 0
     logprobs = teacher.log_softmax(-1).gather(2, targets[1].clamp(min=0)[..., None])[..., 0]
-    stored = torch.where(inside, logprobs, torch.nan)  # caches have none for prompts
+    stored = torch.where(inside, logprobs, torch.nan)  # caches contain no values for prompts
     nothing = torch.full_like(targets[1], -100)
     loss = alm(student, None, (targets[0], nothing), ALIGNED, teacher_logprobs=stored)
     torch.testing.assert_close(loss, expected)
@@ -96,7 +96,7 @@ def test_in_bfloat16() -> None:
 def test_extremes_are_finite(scale: float, reverse: bool, temperature: float) -> None:
     student, teacher, targets = sides(4)
     student, teacher = student.detach().float() * scale, teacher.float() * scale
-    student[0, 1, targets[0][0, 1]] = -torch.inf  # masked, and still what the text says
+    student[0, 1, targets[0][0, 1]] = -torch.inf  # the target itself is masked
     student.requires_grad_()
     config = ALMConfig(reverse_kl=reverse, temperature=temperature)
     value, gradient = value_and_gradient(alm(student, teacher, targets, ALIGNED, config), student)

@@ -1,4 +1,4 @@
-"""The audit of a first batch: one line where all holds, and each deliberate fault is named."""
+"""The audit of a first batch: one line if all checks pass, and a name for each fault."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_audit_without_findings_prints_one_line(bench: Bench) -> None:
 
 
 class Wrapped(nn.Module):
-    """A model around another, which changes its outputs."""
+    """Wraps a model and changes its outputs."""
 
     def __init__(self, inner: Any, change: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def unknown_router(bench: Bench) -> None:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         outputs = real(*args, **kwargs)
-        outputs.aux_loss = None  # as of a model that does not return it
+        outputs.aux_loss = None  # like a model that does not return this output
         return outputs
 
     model.router_aux_loss_coef, model.forward = 1.0, forward
@@ -187,7 +187,7 @@ def nothing_trained(bench: Bench) -> None:
 
 
 def labels_moved(bench: Bench, by: int) -> None:
-    """As a loop does that shifts labels which models shift themselves."""
+    """Shift labels, like a training loop that forgets that models shift them as well."""
     moved = bench.batch["labels"].roll(by, 1)
     bench.batch["labels"] = moved.masked_fill(bench.batch["attention_mask"] == 0, -100)
 
@@ -212,7 +212,7 @@ def all_labels_kept(bench: Bench) -> None:
 
 
 def other_id(side_of: Callable[[Bench], Any], row: int, position: int) -> Callable[[Bench], None]:
-    """Another token than the library's, in ids and labels alike."""
+    """Replace a token by another token, in ids and labels."""
 
     def change(bench: Bench) -> None:
         side = side_of(bench)
@@ -226,7 +226,7 @@ def other_id(side_of: Callable[[Bench], Any], row: int, position: int) -> Callab
 
 
 def collated(**options: Any) -> Callable[[Bench], None]:
-    """A batch of another collator's."""
+    """Use a batch of another collator."""
 
     def change(bench: Bench) -> None:
         collate = bench.collate
@@ -253,7 +253,7 @@ def another_bos(bench: Bench) -> None:
     bench.collate.teachers = [teacher]
 
 
-# Faults of what moves
+# Teachers that share parameters with the student
 
 
 def use_as_hidden(teacher: Any) -> None:
@@ -305,7 +305,7 @@ def teacher_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Bench], None
 
 
 def knows_other_ids(bench: Bench) -> None:
-    """As two teachers that are swapped."""
+    """Swap the batches of two teachers."""
     bench.teacher.table.data = 4 * bench.teacher.table.data.roll(1, 1)
 
 
@@ -341,7 +341,7 @@ def bos_in_no_chunk(bench: Bench) -> None:
 
 
 def other_ends(bench: Bench) -> None:
-    """The student's texts end with eos, and the teacher's do not: no chunk has it."""
+    """Only the student's texts end with eos, so no chunk contains it."""
     collate = copy.copy(bench.collate)
     collate.eos = True
     bench.batch = prepare(collate(TEXTS))
@@ -353,7 +353,7 @@ def other_ends(bench: Bench) -> None:
 
 
 def chunks_moved(side: str) -> Callable[[Bench], None]:
-    """A row that got a token after the collator aligned it."""
+    """Append a token to a row after the collator has aligned it."""
 
     def change(bench: Bench) -> None:
         moved = getattr(bench.side["alignment"], side).roll(1, 1)
@@ -363,7 +363,7 @@ def chunks_moved(side: str) -> Callable[[Bench], None]:
 
 
 def other_rows(bench: Bench) -> None:
-    """The teacher's side of other rows."""
+    """Use the teacher's side of other rows."""
     alignment = bench.side["alignment"]
     bench.side["alignment"] = replace(
         alignment, teacher_chunk_id=alignment.teacher_chunk_id.roll(1, 0)
@@ -374,7 +374,7 @@ def other_rows(bench: Bench) -> None:
 
 
 def without_ends(bench: Bench) -> None:
-    """As with `labels[ids == pad] = -100` where pad is eos."""
+    """Exclude eos from the targets, like `labels[ids == pad] = -100` if pad is eos."""
     collated(eos=True)(bench)
     bench.collate.eos = True
     [eos, *_] = bench.collate.student.table.roles["eos"]
@@ -432,14 +432,14 @@ def inference_mode(bench: Bench) -> None:
 
 
 def moved_ids(bench: Bench) -> None:
-    """A student that is sure of the wrong token."""
+    """Return a student that is certain of the wrong token."""
     with torch.no_grad():
         bench.student.lm_head.weight[:] = 30 * bench.student.model.embed_tokens.weight.roll(1, 0)
         bench.student.model.embed_tokens.weight *= 50
 
 
 def far_behind(bench: Bench) -> None:
-    """A teacher that has learned less of the text than the student."""
+    """Return a teacher that predicts the text worse than the student."""
     width = bench.collate.student.vocabulary.vocab_size
     bench.student = Knowing(width, bench.batch)
     bench.teacher.table.data *= 0.3
@@ -535,7 +535,7 @@ def test_distillation_without_ends_of_turns_is_noted(bench: Bench) -> None:
     assert "with the distillation loss alone, the student does not learn to stop" in note
 
 
-# Several processes, and what cannot be determined
+# Several processes, and checks without a result
 
 
 def test_findings_of_all_processes_have_their_ranks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -570,7 +570,7 @@ def test_gradients_of_a_reentrant_checkpoint_are_not_determined(bench: Bench) ->
     assert "not determined: which parameters receive a gradient" in audited.line
 
 
-# Without a fault
+# No faults
 
 
 class Adapted(nn.Module):
@@ -697,7 +697,8 @@ def test_the_audit_accepts_every_architecture(name: str, bytes_batch: Any) -> No
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore:.*(not a target|learn to stop|today's date):UserWarning")
-@pytest.mark.parametrize("name", sorted({*chat_families.NAMES} - {"smolvlm"}))  # takes parts only
+# accepts only lists of parts
+@pytest.mark.parametrize("name", sorted({*chat_families.NAMES} - {"smolvlm"}))
 def test_the_audit_accepts_every_template(name: str, small: Path, tmp_path: Path) -> None:
     chat_families.write(name, small / "small-byte-level", tmp_path / name)
     tokenizer = xtok.load_tokenizer(str(tmp_path / name))
@@ -708,7 +709,7 @@ def test_the_audit_accepts_every_template(name: str, small: Path, tmp_path: Path
 
 @pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])
 def test_loss_is_0_for_equal_models(loss: LossName, byte_level: Tokenizer) -> None:
-    """With the maps of a tokenizer with itself; unused ids have no row in a map."""
+    """With maps from a tokenizer to itself, unused ids have no row."""
     side = byte_level.at_width(byte_level.vocabulary.tokenizer_vocab_size or 0)
     collate = DistillationCollator(side, side)
     batch = prepare(collate(TEXTS))

@@ -57,7 +57,7 @@ CHANGED = ["cafe\u0301", "\u212b", "\u0344", "o\u0323\u0302", "\u1100\u1161"]  #
 
 @pytest.fixture(scope="module")
 def nfc(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
-    """A tokenizer that normalizes text, as Qwen3's does, and the library's own."""
+    """Return a tokenizer with a normalizer, like Qwen3's, and the library's tokenizer."""
     from transformers import AutoTokenizer
 
     folder = qwen_like(small, tmp_path_factory.mktemp("nfc") / "folder", "NFC")
@@ -87,7 +87,7 @@ def test_a_side_that_normalizes_has_its_librarys_ids(
         aligned = b"".join(
             student.table[i] for i, keep in zip(ids, correct, strict=True) if keep
         ).decode("utf-8", "ignore")
-        # Only what the normalizer changes may be lost, with the tokens that it is in.
+        # Only text that the normalizer changes may be lost, with the tokens that contain it.
         assert aligned.count("keeper lit 201 lamps") == 1 + len(texts[row])
 
 
@@ -134,7 +134,7 @@ def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
 
 
 def test_rows_of_data_sets(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    """A row's own variables and tools, which may be JSON, reach the templates of both sides."""
+    """A row's variables and tools, also as JSON strings, reach the templates of both sides."""
     template = (
         "{% for tool in tools or [] %}{{ tool.name }};{% endfor %}{% for m in messages %}"
         "[{{ m.role }}, {{ mood }}]{{ m.content }}<|im_end|>{% endfor %}"
@@ -191,7 +191,7 @@ def test_prepare_shifts_targets_and_alignments(collator: DistillationCollator) -
 
 
 def test_targets_have_the_bytes_that_they_cover(sentencepiece: Tokenizer) -> None:
-    """SentencePiece writes a space before a text, which is no byte of it."""
+    """SentencePiece adds a space before a text; the space is not counted as a byte of the text."""
     collate = DistillationCollator(sentencepiece, sentencepiece, eos=True)
     batch = prepare(collate([{"text": "In 2014 there", "teacher_context": "In "}, "fog"]))
     [side] = batch["teachers"]
@@ -285,7 +285,7 @@ def test_stored_predictions() -> None:
         [[0, 0, 0], [6, 0, 0], [7, 0, 0], [0, 0, 0]],
     ]
     assert stored.top_logprobs[0, :2].tolist() == [[none] * 3, [-0.5, -1.5, none]]
-    lacking = stored.rest_logprob[0, 3].item()  # null: what the candidates lack of a sum of 1
+    lacking = stored.rest_logprob[0, 3].item()  # null: the remainder of the candidates' sum to 1
     assert lacking == pytest.approx(float((1 - stored.top_logprobs[0, 3].exp().sum()).log()))
     assert stored.rest_logprob.tolist() == [[none, -1.75, none, lacking], [none, -1.5, -1.0, none]]
     assert stored.valid.tolist() == [[False, True, False, True], [False, True, False, False]]
@@ -345,7 +345,7 @@ def test_bad_batches_of_stored_predictions() -> None:
 
 
 def test_placeholders_of_predictions_are_not_stored() -> None:
-    """Values for −∞, an id of −1, and a first token with probability 1."""
+    """Placeholders for −∞, an id of −1, and a first token with probability 1."""
     row = STORED[1] | {
         "topk_ids": [[5], [6, 3, 4, -1, -1], [7]],
         "topk_logprobs": [[0.0], [-0.25, -9999.0, None, -0.5, -0.5], [-9999.0]],

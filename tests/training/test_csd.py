@@ -64,16 +64,16 @@ def test_loss_matches_the_plain_twin(options: dict[str, Any]) -> None:
     plain = naive(student, teacher, targets, aligned, **options)
     ours, theirs = (value_and_gradient(3 * x, student) for x in (loss, plain))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-    # All but three, whose prefix has fewer than two completions.
+    # All chunks are counted except three with fewer than two completions of the prefix.
     assert count_completed(INDEX, targets, starting(aligned)) == 9
 
 
 def test_values_by_hand() -> None:
-    """1:2 with the prefix 0: student tokens 4, 5 and 6, and teacher tokens 2, 1 and 3."""
+    """A 1:2 chunk with the prefix 0: student tokens 4, 5 and 6, and teacher tokens 2, 1 and 3."""
     student = torch.full((1, 1, V_S), -torch.inf)
     student[0, 0, [4, 5, 6, 7]] = torch.tensor([2.0, 2.0, 4.0, 8.0]).log()
     teacher = torch.full((1, 2, V_T), -torch.inf)
-    teacher[0, 0, [0, 3]] = 0.0  # half goes on with the prefix, and half is in the rest
+    teacher[0, 0, [0, 3]] = 0.0  # 0 is the prefix; 3 is in the rest
     teacher[0, 1, [2, 1]] = torch.tensor([3.0, 1.0]).log()
     targets, aligned = (torch.tensor([[4]]), torch.tensor([[0, 2]])), alignment([[1]], [[1, 1]])
     value = float(csd(student, teacher, INDEX, targets, aligned))
@@ -126,7 +126,7 @@ def test_gradients_and_blocks(options: Any, set_block: SetNumber) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[tuple[Spelled, Spelled], list[list[Chunk]]]:
-    """Spellings at random, one to one where shared, and chunks that often have them."""
+    """Draw random spellings, mostly 1:1 for shared tokens, and chunks that contain them often."""
     widths = draw(st.integers(2, 6)), draw(st.integers(2, 6))
     both = []
     for own, other in (widths, widths[::-1]):
@@ -168,7 +168,7 @@ ALPHABET = "aab é日12"
 
 @st.composite
 def merged(draw: st.DrawFn) -> list[bytes]:
-    """Tokens of several bytes, each merged from two earlier tokens, also inside characters."""
+    """Return tokens of several bytes, merged from two earlier tokens, also inside characters."""
     tokens = [bytes([b]) for b in sorted({*ALPHABET.encode()})]
     for _ in range(draw(st.integers(0, 10))):
         left, right = (draw(st.sampled_from(tokens)) for _ in range(2))
@@ -185,7 +185,7 @@ def merged(draw: st.DrawFn) -> list[bytes]:
 def test_tokenizers_from_their_files_to_the_loss(
     tmp_path: Path, ours: Any, theirs: Any, texts: list[str], options: dict[str, Any], seed: int
 ) -> None:
-    """Two BPE tokenizers at random: equal tokens, segments, and plain loops give the same loss."""
+    """For random BPE tokenizers, equal tokens, segments, and plain loops give the same loss."""
     pair = xtok.load_pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )
@@ -308,8 +308,8 @@ def test_options(options: dict[str, Any], message: str) -> None:
         CSDConfig(**options)
 
 
-# The rules of CSD's authors on chunks of one and several tokens. A teacher with a top-k has a
-# value for chunks whose only completion is the text itself; here K is the whole vocabulary.
+# The rules of CSD's authors for chunks of one and several tokens. A teacher with a top-k counts
+# chunks with the text as their only completion; here K is the whole vocabulary.
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_chunks_of_one_and_several_tokens(chunk: Chunk, num_completions: int) ->
     rest_s, rest_t = (log(1 - sum(exp(x) for x in side)) for side in (q_s, q_t))
     expected = sum(exp(t) * (t - s) for s, t in zip([*q_s, rest_s], [*q_t, rest_t], strict=True))
     assert expected > 0
-    # With whole logits, one completion is not enough: the chunk does not count.
+    # With whole logits, a chunk with a single completion does not count.
     counts = num_completions > 1
     assert count_completed(INDEX, targets, starting(aligned)) == counts
     assert float(loss.detach()) == pytest.approx(expected if counts else 0, rel=1e-9)

@@ -89,7 +89,7 @@ def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss:
     log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
     assert [line["step"] for line in log] == list(range(STEPS))
     for line in log:
-        # Gold is not bounded below by 0: pairs alone are no distribution.
+        # Gold may be negative, because its pairs are not a whole distribution.
         assert line["distillation"] > 0 or loss == "gold"
         assert line["loss"] == pytest.approx(line["distillation"] + line["cross_entropy"], rel=1e-5)
         assert all(math.isfinite(value) for value in line.values())
@@ -104,7 +104,7 @@ def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: 
         pass
 
     def fail(step: int, options: Any) -> float:
-        if step == 5:  # after the checkpoint behind step 3, and a line of the log behind it
+        if step == 5:  # after the checkpoint of step 3, and after a line of the log
             raise Interrupted
         return rate(step, options)
 
@@ -124,7 +124,7 @@ def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: 
     assert maps[0].read_bytes() == maps[1].read_bytes()
     learned = ProjectionMap.load(maps[0])
     assert learned.history[-1]["stage"] == "learn"
-    again = run(setting, tmp_path / "cut", *options)  # nothing is left to do
+    again = run(setting, tmp_path / "cut", *options)  # the run is already complete
     assert again == whole
 
 
@@ -166,7 +166,8 @@ def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     weighted = ("--teacher-weight=0.5", "--teacher-weight=2")
     two = run(both, tmp_path / "two", *weighted, steps=1)
     assert two[0]["distillation"] == pytest.approx(2.5 * single[0]["distillation"], rel=1e-5)
-    mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")  # which only the first has
+    # a file that exists only for the first teacher
+    mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")
     assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
 
 
@@ -176,7 +177,7 @@ def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_pa
     options = ("--teachers=averaged-logits", "--loss=same-tokenizer")
     plain = without(setting, "--teacher", "--map")
     log = run([*plain, *same], tmp_path / "run", *options, steps=2)
-    # The student is its own teacher, but for dropout.
+    # The student is its own teacher, except for dropout.
     assert log[0]["distillation"] == pytest.approx(0, abs=1e-4)
     assert log[1]["distillation"] > 2 * log[0]["distillation"]
 
@@ -198,7 +199,7 @@ def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) ->
     assert (tmp_path / "run" / "log.png").read_bytes()[:4] == b"\x89PNG"
     student = distill.load_model(str(tmp_path / "run" / "student"), digits)
     for parameter in student.parameters():
-        torch.nn.init.zeros_(parameter)  # every token is as likely as any other
+        torch.nn.init.zeros_(parameter)  # all tokens are equally likely
     text = "The light reaches 201 steps."
     collate = DistillationCollator(digits, [])
     bits = distill.bits_per_byte(student, [text], collate, 1)
@@ -235,7 +236,7 @@ def test_a_plot_that_cannot_be_drawn_fails_before_training(
 
 def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    texts = ["one\u2028two", "three\x85four"]  # which are line ends to Python's splitlines
+    texts = ["one\u2028two", "three\x85four"]  # line ends only in Python's splitlines
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     path.write_text("\r\n".join(lines) + "\n\n", encoding="utf-8", newline="")
     assert distill.read_texts([path]) == [{"text": text} for text in texts]

@@ -43,7 +43,7 @@ def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[s
 
 @pytest.fixture(scope="module")
 def by_row(small: Path) -> list[tuple[float, ...]]:
-    """Of each row: nats, targets, bytes, ALM times chunks, chunks, the teacher's nats and bytes."""
+    """Return per row: nats, targets, bytes, ALM times chunks, chunks, teacher's nats, bytes."""
     folders, (student, teacher) = folders_and_models(small)
     collate = xtok.DistillationCollator(*folders)
     rows = []
@@ -70,11 +70,11 @@ def by_row(small: Path) -> list[tuple[float, ...]]:
 def single_process_metrics(
     forks: Forks, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[float]]:
-    """The values of one process."""
+    """Return the values of one process."""
     return evaluated(forks, small, tmp_path_factory.mktemp("alone"), 1)
 
 
-@pytest.mark.xdist_group("evaluation")  # one run of `single_process_metrics` for all
+@pytest.mark.xdist_group("evaluation")  # all values come from one run of `single_process_metrics`
 @pytest.mark.parametrize("processes", [1, 3])  # two processes repeat fewer rows than three
 def test_each_row_counts_once(
     processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any],

@@ -1,4 +1,4 @@
-"""On a pretended GPU: results of the CPU, no operation on two devices, and few waits for it."""
+"""On a simulated GPU: the CPU's results, one device per operation, and few waits for the GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FETCHES: dict[LossName, int] = {
 
 
 def same_on_gpu(step: Callable[[torch.device | str], list[torch.Tensor]], most: int) -> None:
-    """Check that a step gives the CPU's tensors on a GPU, and seldom waits for it."""
+    """Check that a step gives the CPU's tensors on a GPU, with this number of waits."""
     expected = step("cpu")
     with pretended_gpu() as fetches:
         actual = step(GPU)
@@ -62,7 +62,8 @@ def test_the_pretended_gpu_rejects_cpu_tensors_and_counts_fetches() -> None:
         with pytest.raises(RuntimeError, match="numpy"):
             ours.numpy()
         assert not fetches
-        ours[:, 1:].mul_(2).add_(torch.tensor(1.0))  # a CPU scalar is no second device
+        # a CPU scalar does not count as a second device
+        ours[:, 1:].mul_(2).add_(torch.tensor(1.0))
         ours.repeat_interleave(2, output_size=12)
         assert not fetches
         assert float(ours.sum()) == 31
@@ -74,7 +75,7 @@ def test_the_pretended_gpu_rejects_cpu_tensors_and_counts_fetches() -> None:
 
 
 def batch_of(name: LossName, pair: Pair) -> dict[str, Any]:
-    """Return a batch as a data loader has it."""
+    """Return a batch as a data loader returns it."""
     if not LOSSES[name].is_stored:
         return DistillationCollator(*pair.tokenizers)(TEXTS)
     ids = [pair.tokenizers[0].encode(text).ids.tolist() for text in TEXTS]
@@ -148,7 +149,7 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
         terms.loss.backward()
         return [count, *(term.detach() for term in terms), known(ours.grad)]
 
-    # Of these, the counts of targets, and where they are; with dynamic scaling, of two passes.
+    # The waits fetch the counts of targets and their positions; dynamic scaling makes two passes.
     same_on_gpu(step, 11 if dynamic_scaling else 7)
 
 
@@ -164,7 +165,7 @@ def test_a_map_as_a_module(map_to_digits: ProjectionMap, learnable: bool) -> Non
         learned = [known(known(module.logits).grad)] if learnable else []
         return [projected.detach(), known(student.grad), *learned]
 
-    same_on_gpu(step, 2)  # how many entries the columns have, and which rows these are
+    same_on_gpu(step, 2)  # the number of entries in the columns, and their rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

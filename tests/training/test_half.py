@@ -1,4 +1,4 @@
-"""In float16, gradients equal those of whole logits for any factor of a GradScaler."""
+"""In float16, gradients equal the gradients of whole logits for any factor of a GradScaler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALE, BATCHES = 2.0**15, 64  # of a GradScaler; of an optimizer's step
 def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     h0, w0 = (torch.randn(shape, generator=generator) for shape in ((1, 128, 32), (4000, 32)))
-    targets = (h0 @ w0.t()).argmax(-1)  # a student that is right nearly everywhere
+    targets = (h0 @ w0.t()).argmax(-1)  # the student is right at most positions
     targets[:, ::5] = torch.randint(0, 4000, targets[:, ::5].shape, generator=generator)
     total = BATCHES * targets.numel()
 
@@ -52,7 +52,7 @@ def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
 
 @pytest.mark.parametrize("power", [0, 12, 24])
 def test_float16_training_with_hidden_states_follows_whole_logits(power: int) -> None:
-    """One token is right nearly everywhere, and one of the states large: a sum of 100,000."""
+    """One token is right at most positions, and one hidden state is large: a sum of 100,000."""
     generator = torch.Generator().manual_seed(power)
     count, width = 4096, 50
     hidden = torch.randn(1, count, 8, generator=generator)
@@ -81,9 +81,10 @@ def test_float16_training_with_hidden_states_follows_whole_logits(power: int) ->
 
 
 def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
-    """Gradients of a random loss to hidden states and a head: whether from these, or from logits.
+    """Return the gradients of a random loss as a function: through a head, or through whole logits.
 
-    Shapes, sizes of logits and heads, and the factor of a GradScaler, up to 2^24, are random, too.
+    The loss, the shapes, the sizes of logits and heads, and the factor of a GradScaler, up to 2^24,
+    are random.
     """
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     rows, d = int(random.integers(1, 3)), int(random.integers(2, 17))
@@ -101,7 +102,7 @@ def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
         ]
     )  # fmt: skip
     targets = torch.randint(0, widths[0], (rows, lengths[0]), generator=generator)
-    targets *= int(random.integers(2))  # in half of the cases one token everywhere
+    targets *= int(random.integers(2))  # in half of the cases, one token at all positions
     scale, softcap = [1.0, 0.0625, 8.0][random.integers(3)], [None, 30.0][random.integers(2)]
     dtype = [torch.float16, torch.float32][random.integers(2)]
     factor = 2.0 ** int(random.integers(0, 25))

@@ -1,4 +1,4 @@
-"""With hidden states and heads, the loss and all gradients equal those of whole logits."""
+"""With hidden states and heads, the loss and gradients equal those from whole logits."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def event_kl_setup(pair: Pair, **options: Any) -> tuple[Any, list[Any], Any]:
 
 
 def in_pieces(layer: nn.Module) -> None:
-    """Free a layer's weight but in its calls and their backward, as DeepSpeed's ZeRO-3 does."""
+    """Release a layer's weight outside of its calls and their backward, as in ZeRO-3."""
     weight: Any = layer.weight
     whole, weight.ds_id = weight.data, 0
 
@@ -190,7 +190,7 @@ def test_ways_of_training(way: str, pair: Pair) -> None:
 
 
 class LowRank(nn.Module):
-    """An adapter as PEFT puts it around a linear layer."""
+    """An adapter around a linear layer, like PEFT's."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def test_adapters_in_the_decoder(pair: Pair) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's
 def test_adapters_of_peft(pair: Pair) -> None:
-    """They train as with logits, and the audit finds no difference."""
+    """The models train as with logits, and the audit finds no difference."""
     peft = pytest.importorskip("peft")
     models, sides, loss = event_kl_setup(pair)
     models[1].eval()
@@ -238,7 +238,7 @@ def test_adapters_of_peft(pair: Pair) -> None:
 
 
 class Twisted(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    """A model that adds a term to its head's logits that no configuration names."""
+    """A model that adds a term to its logits without a configuration value."""
 
     def forward(self, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
         outputs = super().forward(*args, logits_to_keep=logits_to_keep, **kwargs)
@@ -247,7 +247,7 @@ class Twisted(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
 
 
 class Plain(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    """A model that makes all logits."""
+    """A model that always returns all logits."""
 
     def forward(self, input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
         return super().forward(input_ids, attention_mask, use_cache=use_cache)
@@ -262,7 +262,7 @@ class Twice(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
 
 
 class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    """A model with a position before the text's, as prompt tuning has some."""
+    """A model with an additional position before the text, as in prompt tuning."""
 
     def forward(
         self, input_ids: Any, attention_mask: Any = None, logits_to_keep: Any = 0, **kwargs: Any
@@ -276,7 +276,7 @@ class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call
     [(Twisted, "differ from its head"), (Twice, "2 times"), (SoftPrompt, "positions")],
 )
 def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) -> None:
-    """However small the logits are, where it would not show: here below 0.1."""
+    """The logits are below 0.1, so an absolute tolerance would miss the difference."""
     model = kind(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
     side = {"input_ids": torch.arange(14).view(2, 7), "attention_mask": torch.ones(2, 7)}
     heads, [note] = find_heads([model], [side], [True])
@@ -284,7 +284,7 @@ def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) 
     assert word in note
     with pytest.raises(XtokError, match=word):
         find_heads([model], [side], [True], wanted=True)
-    if kind is SoftPrompt:  # and whole logits would not do either
+    if kind is SoftPrompt:  # whole logits are an error as well
         with pytest.raises(XtokError, match=r"\[2, 8\] .* \[2, 7\].*LoRA"):
             logits_of(model, side)
 

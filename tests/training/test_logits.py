@@ -46,7 +46,7 @@ MASKS = [None, torch.tensor([1, 0, 1])]
 def head(
     shape: tuple[int, ...], *, dtype: torch.dtype, bias: bool = False, seed: int = 0, **options: Any
 ) -> tuple[list[Tensor], dict[str, Any]]:  # fmt: skip
-    """Hidden states, a weight and maybe a bias that want a gradient, and the other options."""
+    """Return hidden states, a weight and maybe a bias that require gradients, and other options."""
     rows, length, width = shape
     generator = torch.Generator().manual_seed(seed)
     sizes = [(rows, length, D), (width, D), *([(width,)] if bias else [])]
@@ -55,7 +55,7 @@ def head(
 
 
 def whole(tensors: list[Tensor], scale: float = 1.0, softcap: float | None = None) -> Tensor:
-    """The logits as a model has them."""
+    """Return the logits as a model computes them."""
     logits = tensors[0] @ tensors[1].t()
     logits = (logits + tensors[2] if len(tensors) > 2 else logits) * scale
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -65,7 +65,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def bound(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
-    """A loss as a function of both sides' logits."""
+    """Return a loss as a function of both sides' logits."""
     return lambda s, q: loss(s, q, *args, **options)
 
 
@@ -144,9 +144,9 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
     name: str, head_options: dict[str, Any], dtype: torch.dtype, limit: float,
     monkeypatch: pytest.MonkeyPatch, set_block: SetNumber,
 ) -> None:  # fmt: skip
-    """On either side and on both, in one block and in blocks of two positions.
+    """Compare each side and both sides, in one block and in blocks of two positions.
 
-    And where a head is read once for three such blocks.
+    A head may be read once for three such blocks.
     """
     loss, shapes = CASES[name]
     student, options = head(shapes[0], dtype=dtype, **head_options)
@@ -211,7 +211,7 @@ def own_loss(student: Any, _: Any, targets: Tensor) -> Tensor:
     ("kind", "limit"), [("event_kl", 1.05), ("p_kl", 1.05), ("alm", 1.05), ("cross_entropy", 1.3)]
 )
 def test_gradients_in_bfloat16_are_as_exact_as_those_of_logits(kind: str, limit: float) -> None:
-    """Over eight batches; the cross-entropy's is so small that a block's rounded product counts."""
+    """Eight batches, because the rounding of a single product affects the cross-entropy."""
     module, squares = ProjectionModule(random_map(LARGE[0][2], LARGE[1][2])), torch.zeros(2, 2)
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
@@ -292,7 +292,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor that an operation returns."""
+    """Records the size of the largest tensor that an operation returns."""
 
     numbers = 0
 
@@ -310,7 +310,7 @@ class Largest(TorchDispatchMode):
     "name", [n for n in CASES if n.startswith(("event", "csd", "alm", "p_kl", "gold"))][::5]
 )
 def test_no_temporary_tensor_is_as_large_as_logits(name: str, set_block: SetNumber) -> None:
-    """Forward and backward, with blocks of a position."""
+    """Run forward and backward with blocks of one position."""
     loss, shapes = CASES[name]
     sides = [
         HiddenLogits(*head(shape, dtype=torch.float32, seed=n)[0]) for n, shape in enumerate(shapes)
@@ -342,7 +342,7 @@ def test_logits_of_some_positions_are_freed_before_the_next_are_computed(
     set_block(4 * LARGE[1][2])
     losses.event_kl(student, teacher, index, aligned).backward()
     assert len(counts) > 8
-    assert set(counts) == {0, 1}  # the student's logits while those of the teacher are computed
+    assert set(counts) == {0, 1}  # only the student's block, while the teacher's block is computed
 
 
 def test_gradients_exist_only_where_required() -> None:
@@ -378,7 +378,7 @@ def test_the_product_is_in_the_type_of_the_autocast_that_made_it() -> None:
 
 
 def test_a_factor_outside_of_the_loss_is_not_rounded() -> None:
-    """In bfloat16 0.3 is 0.30078."""
+    """In bfloat16, 0.3 is 0.30078."""
     own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
     tensors = [x.detach() for x in head(LARGE[0], dtype=torch.bfloat16)[0]]
     logits = whole(tensors)
@@ -420,7 +420,7 @@ def test_a_value_in_float32_has_all_its_digits() -> None:
 
 
 def test_error_for_nan_names_the_compared_side() -> None:
-    """Not a student's padding, where the teacher is at fault."""
+    """The error does not name the student's padding if the teacher's logits are NaN."""
     aligned, index = large()
     sides = [head(shape, dtype=torch.float32, seed=n)[0] for n, shape in enumerate(LARGE)]
     own = [[x.detach().clone() for x in side] for side in sides]
@@ -440,7 +440,7 @@ def test_error_for_nan_names_the_compared_side() -> None:
 
 
 def test_seventy_losses_share_a_pass() -> None:
-    """Each loss has some positions in common with others, and some not."""
+    """Each loss shares some positions with other losses, but not all."""
     generator = torch.Generator().manual_seed(0)
     student = torch.randn(2, 40, 11, generator=generator, dtype=torch.float64).requires_grad_()
     chosen = torch.rand(70, 2, 40, generator=generator) < 0.3

@@ -1,4 +1,4 @@
-"""`alm` with a teacher's log-probabilities of its own tokens instead of its logits."""
+"""`alm` with a teacher's log-probabilities of the text instead of logits."""
 
 from __future__ import annotations
 

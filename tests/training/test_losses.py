@@ -196,7 +196,7 @@ def test_blocks_and_strides_do_not_change_p_kl(set_block: SetNumber) -> None:
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_mixed_dtypes_are_computed_in_the_wider(name: str, dtype: torch.dtype) -> None:
-    """Under autocast too; in float32 at least."""
+    """This also applies under autocast; the minimum precision is float32."""
     student, teacher = logits()
     low, other = student.detach().to(dtype).requires_grad_(), teacher.to(dtype)
     for ours, theirs in ((low, teacher), (student, other), (low, other)):
@@ -257,7 +257,7 @@ def some_loss(
     return same_tokenizer_kl(student, same, mask, SameTokenizerConfig(reverse_kl=reverse))
 
 
-# What must not matter, and what must
+# Values that must be ignored, and values that must not
 
 
 def test_padding_of_wider_models_is_ignored() -> None:
@@ -306,7 +306,7 @@ def test_top_k_ignores_nan_outside_of_chunks(name: str, wrong: float) -> None:
         side = HiddenLogits(teacher, weight) if name == "p_kl_hidden" else teacher
         return float(p_kl(student, side, module, ALIGNED, PKLConfig(top_k=4)).detach())
 
-    teacher[0, 3] = teacher[1, 4] = 0  # outside of chunks; no token's largest logit
+    teacher[0, 3] = teacher[1, 4] = 0  # rows outside of chunks; 0 is not the largest logit
     broken = teacher.clone()
     broken[0, 3], broken[1, 4, 2] = wrong, wrong
     assert value(broken) == value(teacher)
@@ -338,7 +338,8 @@ def test_error_names_nan_logits(name: str, wrong: float, side: str, index: tuple
         for side, side_logits in zip(("student", "teacher"), logits(), strict=True)
     }
     sides[side][index] = wrong
-    if name == "same" and side == "teacher":  # whose one position is all, and the first is in none
+    # `some_loss` uses only this row, at every position
+    if name == "same" and side == "teacher":
         index = (1, 1, 9)
     message = re.escape(f"the {side}'s logits are {wrong} at {[*index]}")
     with pytest.raises(ValueError, match=message):
@@ -419,7 +420,7 @@ def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> Proje
 
 def test_gold_pairs_are_the_exact_rows() -> None:
     pairs = exact_pairs(map_of([5, 2, 5, 1], [1] * 4, row_kind=np.array([1, 2, 1, 3], np.uint8)))
-    # Row 1 is one piece, and row 2 comes too late for token 5.
+    # Row 1 consists of pieces, and row 0 already uses token 5, so row 2 has no pair.
     assert pairs.student_ids.tolist() == [0, 3]
     assert pairs.teacher_ids.tolist() == [5, 1]
     assert pairs.other_student_ids.tolist() == [1, 2]
@@ -431,7 +432,8 @@ def test_heavy_pairs() -> None:
     pairs = exact_pairs(GOOD, threshold=0.6)
     assert (pairs.student_ids.tolist(), pairs.teacher_ids.tolist()) == ([0, 2], [3, 5])
     contested = map_of([5, 5, 5, 1], [0.7, 0.9, 0.9, 0.6])
-    pairs = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
+    # the pair with the largest weight; of equal weights, the lowest id
+    pairs = exact_pairs(contested, threshold=0.6)
     assert (pairs.student_ids.tolist(), pairs.teacher_ids.tolist()) == ([1, 3], [5, 1])
     slots = replace(contested, scale_slot=np.ones(4, np.uint8))
     assert exact_pairs(slots, threshold=0.6).student_ids.tolist() == []

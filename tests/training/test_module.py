@@ -115,7 +115,7 @@ def test_a_learned_projection_reaches_its_target_and_becomes_a_map(tmp_path: Pat
     projection = learned.to_map()
     projection.check()
     ids, weights = projection.row(0)
-    assert ids.tolist() == [3, 1]  # the slot is last, whatever its weight
+    assert ids.tolist() == [3, 1]  # the slot is last, even if it is the lightest
     assert np.allclose(weights, [0.1, 0.9], atol=1e-3)
     assert projection.row_kind.tolist() == [RowKind.MIXED, 0, 2, 2]
     assert projection.history[-1]["stage"] == "learn"

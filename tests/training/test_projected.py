@@ -1,4 +1,4 @@
-"""A running teacher, projected along the path, equals its stored and projected predictions."""
+"""A running teacher, projected along the path, equals its stored, projected predictions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_loss_is_0_for_equal_logits_of_the_same_tokenizer(
     byte_level: Tokenizer, top_k: int
 ) -> None:
     projected_teacher, batch, logits = inputs_of(byte_level, byte_level, top_k)
-    logits[..., 70] = -torch.inf  # a masked token is no candidate
+    logits[..., 70] = -torch.inf  # a masked token is never a candidate
     side = batch["teachers"][0]
     assert float(projected_teacher.loss(logits, logits, batch, side)) == pytest.approx(0, abs=1e-6)
     assert float(projected_teacher.loss(logits.roll(1, 1), logits, batch, side)) > 1
@@ -63,7 +63,7 @@ def test_loss_is_0_for_equal_logits_of_the_same_tokenizer(
 def test_logits_give_the_loss_of_stored_and_projected_rows(
     tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, top_k: int
 ) -> None:
-    """The file has the best candidates, the rest, and the text's own tokens."""
+    """The file contains the best candidates, the rest, and the text's own tokens."""
     projected_teacher, batch, logits = inputs_of(digits, byte_level, top_k)
     side = batch["teachers"][0]
     rows = []
@@ -99,7 +99,7 @@ def test_logits_give_the_loss_of_stored_and_projected_rows(
     torch.testing.assert_close(*shares, rtol=1e-4, atol=1e-7)
     rests = [projected.rest_logprob[predicted].exp() for projected in (projection, expected)]
     torch.testing.assert_close(*rests, rtol=1e-4, atol=1e-6)
-    # Where nothing is predicted all is rest, which loses nothing; every target counts.
+    # Rows without a prediction have all probability in the rest; each target counts.
     assert torch.equal(projection.valid, batch["labels"] != -100)
     assert not projection.rest_logprob[projection.valid & ~predicted].any()
     student = logits_for(batch, len(digits.table), seed=1)
@@ -121,7 +121,7 @@ def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenize
 def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
     byte_level: Tokenizer, digits: Tokenizer
 ) -> None:
-    """In an objective: with any padding, and as shares of all."""
+    """The objective works with any padding, and divides by the total of all batches."""
     projected_teacher, batch, logits = inputs_of(digits, byte_level, 8)
     side, student = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
     collate = DistillationCollator(digits, byte_level, bos=False)

@@ -41,7 +41,8 @@ def test_the_table() -> None:
         if row.map:
             with pytest.raises(XtokError, match=f"{name} requires {row.map.name}"):
                 make_loss(name)
-    # 3 of 4 tokens are targets that something predicts, in 2 chunks; of one the first is not.
+    # 3 of 4 tokens are predicted targets, in 2 chunks; the first token of one chunk has no
+    # prediction.
     aligned = alignment([[0, 0, 1, -1]], [[0, 1, -1]])
     batch = {"targets": torch.tensor([[5, 5, 5, -100]])}
     side = {"shifted": aligned, "stored": SimpleNamespace(valid=torch.tensor([[0, 1, 1, 1, 1]]))}
@@ -80,7 +81,7 @@ def test_config_is_passed_to_its_loss() -> None:
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 @pytest.mark.parametrize("name", [n for n in LOSSES if n not in ("same-tokenizer", "topk-kl")])
 def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> None:
-    """So that batches of one row add up to a batch of all of them."""
+    """Therefore, batches of one row sum to a batch of all rows."""
     row, (student, teacher) = LOSSES[name], pair.tokenizers
     module = loss_map(name, pair)
     options = {"top_k": None} if row.config is PKLConfig else {}
@@ -162,9 +163,9 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
 
 
 def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> None:
-    """An alignment of the tokens, an event map, a path: the error names the expected type."""
+    """The error for an alignment of tokens, an event map or a path names the expected type."""
     student, teacher = pair.tokenizers
-    untyped: Any = losses  # type checkers refuse these calls, too
+    untyped: Any = losses  # type checkers report these calls, too
     batch = DistillationCollator(student, teacher)(["High water at 6:12."])
     [side] = prepare(batch)["teachers"]
     events, spellings = xtok.events(student, teacher), xtok.spellings(pair)

@@ -1,4 +1,4 @@
-"""A teacher that is the student: no loss compares anything but the same prediction."""
+"""For a teacher equal to the student, each loss compares equal predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT, ANSWER = "How many steps are there?", " There are 201."
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> None:
-    """Padded on any side, and where the student wrote other tokens than the tokenizer would."""
+    """The batch is padded on either side, and the student may write another spelling."""
     bytes_of = [digits.table.canonical_ids()[bytes([byte])] for byte in ANSWER.encode()]
     begin = list(digits.table.roles["bos"][:1])
     whole, first, other = (digits.encode(x).ids.tolist() for x in (PROMPT + ANSWER, PROMPT, "Why?"))
@@ -44,7 +44,7 @@ def test_loss_is_0_for_equal_models_and_texts(digits: Tokenizer, side: str) -> N
 
 
 def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
-    """Only text that both sides still contain is compared."""
+    """Only text that remains on both sides is compared."""
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROMPT * 3}]
     collate = DistillationCollator(
         digits, digits, student_template="chatml", teacher_templates=["plain"], max_length=40
@@ -54,7 +54,7 @@ def test_two_templates_truncated_at_the_same_length(digits: Tokenizer) -> None:
     loss = losses.make_loss("same-tokenizer")
     pairs = losses.count_chunks(side["shifted"], starts_only=True)
     assert 0 < loss.count(batch, side) == pairs < int((batch["targets"] >= 0).sum())
-    # Logits that say what comes next are the same at the same text, and at no other.
+    # Logits of the next token are equal only at the same position of the text.
     student, teacher = (
         torch.nn.functional.one_hot(inputs["targets"].clamp(min=0), len(digits.table)).float() * 9
         for inputs in (batch, side)

@@ -1,4 +1,4 @@
-"""Models in FSDP2, DeepSpeed and DDP, on CPUs: loss and gradients are one process's."""
+"""Models in FSDP2, DeepSpeed and DDP on CPUs have the loss and gradients of one process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(forks: Forks, processes: int, *args: str) -> None:
 def test_heads_of_several_processes(
     processes: int, cases: list[str], tmp_path: Path, small: Path, forks: Forks
 ) -> None:
-    """Accumulated over two batches, with three teachers."""
+    """The batch is accumulated from two batches, with three teachers."""
     teacher = str(small / "small-digits")
     run(forks, processes, teacher, str(tmp_path), *cases)
     pair = xtok.load_pair("bytes", teacher)

@@ -1,4 +1,4 @@
-"""A teacher that reads more than the student: the text before, for the teacher alone."""
+"""A teacher that reads more than the student: preceding text only for the teacher."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ quietly = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
-    """A byte-level tokenizer with the chat template of a family; the test is skipped without."""
+    """Return a byte-level tokenizer with the chat template of a family, or skip the test."""
 
     @cache
     def load(name: str) -> Tokenizer:
@@ -155,7 +155,7 @@ def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 def given_to(way: Any) -> list[dict[str, str]]:
-    """Return the messages of one of the ways."""
+    """Return the messages with the context in one of the possible places."""
     messages: list[dict[str, str]] = way["messages"] if isinstance(way, dict) else way
     return messages
 
@@ -178,7 +178,7 @@ def in_chunks(ids: list[int], chunk: list[int]) -> list[tuple[int, int]]:
 def test_only_the_answers_are_compared(
     family: Callable[[str], Tokenizer], digits: Tokenizer, name: str, way: str
 ) -> None:
-    """One of two teachers reads more. Its ids differ, but its chunks and targets are equal."""
+    """Only one teacher reads more. Its ids differ, but its chunks and targets are equal."""
     teacher = family(name)
     collator = DistillationCollator(digits, [teacher, teacher], student_template="plain")
     batch = collator([{"messages": CHAT, "teacher_messages": [WAYS[way], None]}, CHAT[:2]])
@@ -199,9 +199,9 @@ def drop_first(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> None:
-    """Check a batch's logits, of its first row, wherever a chunk's tokens are predicted.
+    """Check the logits of a batch's first row at all positions that predict tokens of a chunk.
 
-    They are those that the teacher gives for the row's ids alone.
+    They must equal the teacher's logits for the ids of that row alone.
     """
     model = tiny_model(int(side["input_ids"].max()) + 1, seed=1, sharp=0.5)
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_rows_of_the_student(
 
 
 def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    """A text in place of the prompt, and a text before it."""
+    """The extra text may replace the prompt, or precede the text."""
     prompt, answer = (digits.encode(text).ids.tolist() for text in ("Lamps: ", "201."))
     ids = torch.tensor([[*prompt, *answer]])
     labels = ids.clone()
@@ -297,7 +297,7 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert in_chunks(*rows[1][::2]) == in_chunks(*rows[2][::2]) == in_chunks(*rows[0][::2])
 
 
-# What commands say of it
+# Output of commands
 
 
 def test_rendering_counts_the_extra_tokens_of_teachers(digits: Tokenizer) -> None:
@@ -327,7 +327,7 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     lines.write_text(r'{"text": "a\ud800", "teacher_context": "\udc00b"}', encoding="utf-8")
     assert contexts_in(lines, "text") == (1, 1, 2.0)
     rows = [row for _, row in read_samples(tmp_path / "b.parquet", ("text", "other"))]
-    assert rows == [{"text": "ab", "teacher_context": True}] * 2  # no other column is read
+    assert rows == [{"text": "ab", "teacher_context": True}] * 2  # other columns are ignored
 
 
 def test_a_context_follows_the_bos_of_a_text(digits: Tokenizer, byte_level: Tokenizer) -> None:

@@ -21,7 +21,7 @@ VALID = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]]).bool()
 def plain_topk_kl(
     student: Tensor, ids: Tensor, logprobs: Tensor, rest: Tensor, valid: Tensor
 ) -> Tensor:
-    """Token i of a row against the logits at i − 1, one candidate at a time."""
+    """Compare token i of a row with the logits at i − 1, one candidate at a time."""
     losses = []
     for row, token in valid.nonzero().tolist():
         if token == 0:
@@ -39,7 +39,7 @@ def plain_topk_kl(
 
 
 def stored(log_p: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The top-k of predictions `[B, T, V]` as they are stored: row i of token i, padded by one."""
+    """Return the stored top-k of predictions `[B, T, V]`: row i of token i, padded by one."""
     best = log_p.topk(k)
     rest = torch.log1p(-best.values.exp().sum(-1).clamp(max=1))
     ids = torch.nn.functional.pad(best.indices, (0, 1))
@@ -61,7 +61,8 @@ def test_loss_and_gradients_match_the_plain_twin(
         set_block(block)
     student = predictions(0).requires_grad_()
     ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
-    logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf  # a shorter row, and one without a rest
+    # a shorter row, and a row without a rest
+    logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf
     if k == V:
         rest[:] = -torch.inf
     targets = ids.int(), logprobs, rest, VALID
@@ -83,7 +84,7 @@ def test_with_all_tokens_the_loss_is_the_full_kl() -> None:
 
 
 def test_rest_of_the_student_is_exact_to_float32() -> None:
-    """In float32 1 − Σ q_k is 0 here; the rest of the student is e^-30, the teacher's e^-2."""
+    """In float32, 1 − Σ q_k is 0 here; the rest of the student is e^-30, the teacher's e^-2."""
     student = torch.tensor([[[30.0, 0.0], [0.0, 0.0]]], requires_grad=True)
     rest = torch.tensor([[0.0, -2.0]])
     logprobs = torch.log1p(-rest.exp())[..., None]
@@ -126,7 +127,7 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
 def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
     student = torch.full((B, T, V), torch.nan, requires_grad=True)
     first = torch.zeros(B, T)
-    first[:, 0] = 1  # which nothing predicts
+    first[:, 0] = 1  # no position predicts the first token
     loss = topk_kl(student, *stored(predictions(1).log_softmax(-1), 2), first)
     value, gradient = value_and_gradient(loss, student)
     assert float(value) == 0
@@ -158,7 +159,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 @pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning")
 def test_loss_matches_trl_with_a_served_teacher() -> None:
-    """TRL reads rows of the predicting positions, and has the rest from 1 − Σ p."""
+    """TRL reads rows at the predicting positions, and computes the rest as 1 − Σ p."""
     pytest.importorskip("trl.experimental.server_distillation")
     from trl.experimental.server_distillation.server_distillation_trainer import (
         ServerDistillationTrainer as Trainer,

@@ -30,7 +30,7 @@ from xtok.training.trainers import nemo_rl
 
 
 def heads_of(wrong: str) -> object:
-    """Look for the head of a model without a head, with more positions, or with another factor."""
+    """Search for the head of a model with a missing head, more positions, or another factor."""
     model: Any = torch.nn.Linear(2, 2) if wrong == "no head" else tiny_model(300, seed=0)
 
     def more(module: Any, args: Any, output: Any) -> Any:
@@ -44,7 +44,7 @@ def heads_of(wrong: str) -> object:
     return find_heads([model], [{"input_ids": torch.zeros(1, 3, dtype=torch.int64)}], [True], True)
 
 
-TRANSPLANT = "init", "pad_to_multiple_of"  # options; the others change the model's config
+TRANSPLANT = "init", "pad_to_multiple_of"  # these are options; other keys change the model's config
 
 
 def transplanted(

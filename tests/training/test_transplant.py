@@ -73,7 +73,7 @@ def saved_model(
 
 @pytest.fixture
 def model(tmp_path: Path, small: Path) -> Path:
-    """A tied Llama with the tokenizer `small-digits`."""
+    """A Llama model with tied embeddings and the tokenizer `small-digits`."""
     return saved_model(tmp_path / "model", small / "small-digits", *CONFIGS["llama, tied"])
 
 
@@ -203,7 +203,7 @@ def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path:
 
 
 def test_only_an_untied_head_is_shrunk(small: Path, new: Path, tmp_path: Path) -> None:
-    """In the input, the mean row makes text worse; see the guide."""
+    """In the input embeddings, the mean row increases the loss; see the guide."""
     model = saved_model(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
     composed = np.flatnonzero(xtok.load_pair(new, model).partners[:1200] < 0)
     for name, shrink in (("plain", 0.0), ("new", 0.3), ("mean", 1.0)):
@@ -282,7 +282,7 @@ def test_an_end_of_turn_ends_a_text_if_its_row_does(model: Path, new: Path, tmp_
 
 
 def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path: Path) -> None:
-    """Else a model that pads with its end of text would predict padding there."""
+    """Otherwise, a model with its end of text as padding would predict padding at the end."""
     source = shutil.copytree(small / "small-digits", tmp_path / "tokenizer")
     config = config_of(source, "tokenizer_config") | {"pad_token": "<|end_of_text|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(config))
@@ -298,7 +298,7 @@ def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path
 def test_a_token_that_begins_texts_has_that_row(
     name: str, old_id: int, model: Path, new: Path, tmp_path: Path
 ) -> None:
-    """Also if it begins turns (SmolLM2), but not if it ends texts as well (GPT-2)."""
+    """This includes a bos that starts turns (SmolLM2), but not a bos that is also eos (GPT-2)."""
     source = shutil.copytree(new, tmp_path / "tokenizer")
     config = config_of(source, "tokenizer_config") | {"bos_token": name}
     (source / "tokenizer_config.json").write_text(json.dumps(config))
@@ -313,7 +313,7 @@ def test_a_token_that_begins_texts_has_that_row(
 def test_a_note_reports_that_no_first_token_is_added(
     has_bos: bool, model: Path, new: Path, tmp_path: Path
 ) -> None:
-    """As for Gemma with SmolLM2's tokenizer."""
+    """An example is Gemma with SmolLM2's tokenizer."""
     assert xtok.transplant(model, new, tmp_path / "adds").notes == ()
     source = shutil.copytree(new, tmp_path / "tokenizer")
     fields = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
@@ -362,7 +362,7 @@ def test_the_dtype_stays(dtype: torch.dtype, model: Path, new: Path, tmp_path: P
 
 
 def test_extra_tensors_are_resized(model: Path, new: Path, tmp_path: Path) -> None:
-    """As the embeddings of a prediction of several tokens, which Transformers does not load."""
+    """An example are embeddings for multi-token prediction, which Transformers does not load."""
     path = model / "model.safetensors"
     weights = load_file(path)
     extra = {"mtp.embed.weight": weights["model.embed_tokens.weight"] * 2, "mtp.x": torch.ones(3)}
@@ -525,7 +525,7 @@ def test_bits_per_byte_of_long_and_empty_texts(small: Path) -> None:
         logs = model(row).logits.detach()[0, :-1].log_softmax(-1).gather(1, row[0, 1:, None])
         expected = -float(logs.sum()) / np.log(2) / 16
         assert bits_per_byte(model, tokenizer, ["", text]) == pytest.approx(expected, rel=1e-5)
-    bytes_alone = load_tokenizer("bytes")  # without a first token
+    bytes_alone = load_tokenizer("bytes")  # excluding the first token
     flat = tiny_model(256, seed=0)
     torch.nn.init.zeros_(flat.lm_head.weight)
     assert bits_per_byte(flat, bytes_alone, ["", "h", "high"]) == pytest.approx(8)
@@ -560,9 +560,9 @@ def test_trl_trains_the_new_model(model: Path, new: Path, tmp_path: Path) -> Non
 def test_converters_find_the_fields_that_they_require(
     model: Path, new: Path, tmp_path: Path
 ) -> None:
-    """llama.cpp's tables have each tensor and special token; rows are as many as vLLM expects.
+    """llama.cpp's tables contain each tensor and special token, and vLLM gets the expected rows.
 
-    llama.cpp's converter and vLLM are no packages that run here.
+    The test does not run llama.cpp's converter or vLLM.
     """
     import gguf
 

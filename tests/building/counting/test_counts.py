@@ -1,4 +1,4 @@
-"""Chunks and their counts equal those of `align`, and kernels equal plain implementations."""
+"""Chunks and counts match `align`, and kernels match their plain implementations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA, OFFSETS = np.frombuffer(b"".join(TOKENS), np.uint8), np.cumsum([0, *map(le
 
 
 def side(unknown: str) -> Vocabulary:
-    """The tokens of one side. The first token has no bytes and no counterpart."""
+    """Return the table of one side. Its first token has no bytes and no counterpart."""
     types = np.array([TokenType.UNKNOWN] + [TokenType.NORMAL] * (len(TOKENS) - 1), np.uint8)
     return vocabulary(len(TOKENS), table=TokenTable(DATA, OFFSETS, types, {0: unknown}))
 
@@ -49,7 +49,7 @@ def bytes_of(ids: list[int]) -> bytes:
 
 
 def spelled(draw: st.DrawFn, text: bytes) -> list[int]:
-    """One of the ways to spell a text."""
+    """Return one of the possible spellings of a text."""
     ids = []
     while text:
         fitting = [i for i, t in enumerate(TOKENS) if t and text.startswith(t)]
@@ -81,7 +81,7 @@ def aligned(documents: Documents) -> AlignedTexts:
 
 
 def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
-    """The correct chunks of `align` that have no token without bytes between theirs."""
+    """Return the correct chunks of `align` that have no tokens without bytes in between."""
     return [
         (list(chunk.student_ids), list(chunk.teacher_ids))
         for chunk in TokenAligner(PAIR).pairs(s, t)

@@ -1,4 +1,4 @@
-"""A pass over text: its counts, independent of the way of reading."""
+"""A pass over text: its counts do not depend on how the text is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from xtok.tokenizers.pairs import Pair
 
 
 def figures(text: PairText) -> dict[str, Any]:
-    """All counts of a text, without the order of chunks."""
+    """Return all counts of a text; the order of chunks does not matter."""
     parts = {
         part: [array.tolist() for array in getattr(text, part).pairs()]
         for part in ("counts", "held_out")
@@ -54,12 +54,12 @@ def source(path: Path) -> dict[str, object]:
     return {"name": path.name, "size": len(content), "sha256": sha256}
 
 
-# What is counted
+# Counts
 
 
 def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
-    # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
+    # byte-level has a token for each digit: 2 0 1 and 2 0; the other side groups up to three.
     student, teacher = pair.tokenizers
     two, zero, one = (token(student, digit) for digit in (b"2", b"0", b"1"))
     whole, twenty = token(teacher, b"201"), token(teacher, b"20")
@@ -93,7 +93,7 @@ def test_a_difference_excludes_only_its_own_chunk(
     path = write_documents(tmp_path / "a.jsonl", texts)
     both = xtok.load_pair(composing, byte_level)
     text = PairText.read(both, path, CountPlan(per_document=True))
-    # `２` is 3 bytes, and `４`; the NFKC side spells a byte for each.
+    # `２` and `４` have 3 bytes each; the side with NFKC has a single byte for each.
     ids = [side.library_ids(texts) for side in both.tokenizers]
     aligner = TokenAligner(both)
     chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
@@ -170,7 +170,7 @@ def test_text_without_tokens_is_refused_and_empty_documents_count(
 
 
 def test_a_long_run_of_the_same_character_needs_little_memory(pair: Pair, tmp_path: Path) -> None:
-    """Of a document, its different chunks are kept, not its tokens."""
+    """For each document, only its distinct chunks are kept, not its tokens."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"\1" * 3_000_000))
     text = known(PairText.read(pair, path, CountPlan(per_document=True)).per_document)
@@ -179,7 +179,7 @@ def test_a_long_run_of_the_same_character_needs_little_memory(pair: Pair, tmp_pa
     assert text.num_chunks.sum() > 100_000
 
 
-# The same, however it is read
+# Counts do not depend on how the text is read
 
 
 @pytest.mark.parametrize("target", get_args(Target))
@@ -207,7 +207,7 @@ def test_counts_do_not_depend_on_batches_threads_or_compression(
 def test_progress_counts_every_byte_on_disk(
     pair: Pair, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.parquet"  # which is not read byte after byte
+    path = tmp_path / "a.parquet"  # Parquet is read by row groups, not by bytes
     lines = ["the cat sat on the mat", "201"] * 2
     parquet.write_table(pyarrow.table({"text": lines}), path, row_group_size=2)
     steps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Counts smoothed towards a map, and the strength of that."""
+"""Counts smoothed towards a map, and the choice of the smoothing strength."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_alpha_is_chosen_by_the_losses_of_whole_maps(
     base: dict[tuple[int, int], int],
     top_k: int,
 ) -> None:
-    """The scores equal those of whole maps, although only the requested rows are computed."""
+    """The scores of requested rows equal the scores computed from whole maps."""
     keys, amounts = arrays(base)
     edges = pair_edges(keys, amounts.astype(np.float32)).normalized()
     edges = edges._replace(weights=edges.weights.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Vocabularies as a corpus: seeded, so deterministic; rows are probabilities."""
+"""Vocabularies as a corpus: deterministic through a seed, and rows are probabilities."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_changed_text_does_not_exclude_other_texts(
     edges, _ = synthetic_edges(pair, num_texts=len(drawn), progress=progress)
     q_ids = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
     assert sum(advanced) == 30
-    # 30 times, and where the bytes of one begin the other's, and as its first piece.
+    # Q is counted 30 times as a whole token, and as the first piece of other tokens.
     assert rows(edges)[q_ids[0]][q_ids[1]] == pytest.approx(30 + 1 / 3, abs=0.03)
 
 
@@ -137,7 +137,7 @@ def test_each_text_is_encoded_once_even_if_a_side_changes_all(
 
 
 def test_a_long_token_needs_memory_for_its_bytes_only(tmp_path: Path) -> None:
-    """In texts of tokens by rank it would stand in every tenth position; each prefix is no key."""
+    """Texts by rank would contain the token at every tenth position; its prefixes are not keys."""
     words = [f" {a}{b}".encode() for a in "abcdefghijkl" for b in "aeiou"]
     sides = []
     for name, first in (("long", [b" " + b"ab" * 150_000]), ("short", [])):
@@ -156,7 +156,8 @@ def test_a_long_token_needs_memory_for_its_bytes_only(tmp_path: Path) -> None:
     assert not unspelled
     assert peak < 100_000_000
     by_student = rows(edges)
-    assert by_student[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
+    # the long token is spelled nevertheless
+    assert by_student[256][sides[1].table.canonical_ids()[b" "]] > 0
 
 
 def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
@@ -168,7 +169,7 @@ def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
     assert [(step["stage"], step["options"]) for step in projection.history] == [
         ("count", {"text": "synthetic", "target": "start", "top_k": 32, "special_tokens": "roles"})
     ]
-    # A space begins words more often than it stands alone on the side that splits them alike.
+    # Where both sides split words alike, a space starts a word more often than it stands alone.
     [the] = byte_level.segment(b" the")
     best, weight = by_row[the][0]
     assert sentencepiece.table.tokens()[best] in (b" the", b" th", b" t")
@@ -176,7 +177,7 @@ def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
 
 
 def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
-    """At starts, only the first piece of a token counts; P-KL averages over the whole chunk."""
+    """The target "start" counts only the first piece of a token; P-KL averages over the chunk."""
     byte_level, sentencepiece = to_pieces.tokenizers
     starts, chunks, both = (
         rows(synthetic_edges(to_pieces, target, num_texts=2000)[0].normalized())

@@ -76,7 +76,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 @pytest.fixture
 def source(use: Use) -> Table:
-    """The words of both tokenizers on a plane; every other token has no direction."""
+    """The words of both tokenizers as directions on a plane; other tokens have zero vectors."""
     return use(
         Table({"the": [1, 0], " the": [0.8, 0.6], "th": [0, 1], "ab": [-1, 0], "abc": [3, 4]})
     )
@@ -90,7 +90,7 @@ def tiny(tmp_path: Path) -> Pair:
 
 @pytest.fixture
 def near(tmp_path: Path) -> Pair:
-    """A comma after a space, and line ends, each with a near-equivalent."""
+    """A comma after a space, and line breaks, each with a near-equivalent token."""
     student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
     return xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the"))
 
@@ -300,7 +300,7 @@ def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
         again = search(teachers, students, 10, absolute=absolute, **options)
         np.testing.assert_array_equal(again[0], values, str(options))
         np.testing.assert_array_equal(again[1], ids, str(options))
-    for row in (0, TILE[0] + 3):  # nor does it matter which others are compared
+    for row in (0, TILE[0] + 3):  # the result does not depend on the other rows of the comparison
         single = search(teachers, students[row : row + 1], 10, absolute=absolute)
         np.testing.assert_array_equal(single[0][0], values[row])
 
@@ -334,7 +334,7 @@ def model_folders(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_only_the_layers_shard_is_opened(tmp_path: Path) -> None:
-    """A checkpoint of Transformers, in shards: the others need not be there."""
+    """A Transformers checkpoint in shards; only the shard with the embeddings is needed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 900, "hidden_size": 32, "intermediate_size": 16}
@@ -382,7 +382,7 @@ def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> N
         xtok.load_pair(sentencepiece, model_folders / "teacher"), f"input:{folder}", config
     )
     projection.check()
-    for token in (b" the", b"e"):  # what is spelled alike is embedded alike
+    for token in (b" the", b"e"):  # equal spellings have equal embeddings
         s, t = (
             known(side.table).canonical_ids()[token]
             for side in (projection.student, projection.teacher)
@@ -394,7 +394,7 @@ def test_pieces_are_averaged(model_folders: Path, sentencepiece: Tokenizer) -> N
 
 
 def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) -> None:
-    """The teacher's matrix is the student's, rotated, for equal tokens: the fit finds it."""
+    """The teacher's matrix is a rotation of the student's for equal tokens; the fit recovers it."""
     folders = [small / name for name in ("small-digits", "small-byte-level")]
     tables = [load_tokenizer(folder).table for folder in folders]
     partners = match_bytes(*tables)
@@ -501,7 +501,7 @@ def test_cached_sentence_embeddings_depend_on_model_and_texts(
     assert computed == [2, 1, 2, 2, 2]
     shutil.rmtree(folder)
     folder.touch()
-    assert len(embedded(["cat"])) == 1  # no cache does not cost the work
+    assert len(embedded(["cat"])) == 1  # the result does not need the cache
 
 
 def test_two_concurrent_runs_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
@@ -562,7 +562,7 @@ def test_the_default_is_the_models_own_embeddings(
 def test_without_weights_on_a_side_the_default_is_spelling(
     cli: Cli, model_folders: Path, small: Path, tmp_path: Path
 ) -> None:
-    """No network, no PyTorch, and no file but the map."""
+    """`generate` uses neither the network nor PyTorch, and writes only the map."""
     env = {"XTOK_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPROFILEIMPORTTIME": "1"}
     result = cli("generate", "-s", small / "small.model", "-t", model_folders / "teacher", env=env)
     name = "small_to_teacher_generate_top10_spelling.safetensors"
@@ -595,13 +595,14 @@ def test_uncached_weights_count_as_missing_if_offline(
         return generate(pair, offline=True).reports[0].notes[0]
 
     assert "org/bare are not in the local cache" in note("org/bare")
-    missing = bare / ".no_exist" / ("1" * 40)  # the hub has none
+    missing = bare / ".no_exist" / ("1" * 40)  # marks the files as missing on the hub
     missing.mkdir(parents=True)
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (missing / name).touch()
     assert "org/bare has no safetensors weights" in note("org/bare")
     assert "own embeddings" in note("org/whole")
-    index = json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}})  # there, and broken
+    # the index exists, but is broken
+    index = json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}})
     (whole / "snapshots" / ("1" * 40) / "model.safetensors.index.json").write_text(index)
     with pytest.raises(EmbeddingError, match="org/whole at revision 1111"):
         note("org/whole")
@@ -611,7 +612,7 @@ def test_uncached_weights_count_as_missing_if_offline(
 def test_damaged_weights_are_an_error(
     model_folders: Path, small: Path, tmp_path: Path, file: str
 ) -> None:
-    """And no reason to compare by spelling."""
+    """A damaged checkpoint is an error; `generate` does not fall back to spelling."""
     folder = copied(small / "small-digits", tmp_path / "damaged")
     (folder / file).touch()
     with pytest.raises(EmbeddingError, match="damaged"):

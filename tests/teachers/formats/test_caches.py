@@ -143,7 +143,7 @@ def test_a_batch_of_prompts_in_the_same_answer(
 def test_several_completions_of_the_same_prompt(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """With `n: 2`, the predictions of each prompt occur twice in the answer of vLLM."""
+    """With `n: 2`, vLLM's answer contains the predictions of each prompt twice."""
     choices = [teachers.vllm_answer(row)["choices"][0] for row in rows for _ in range(2)]
     ids = [choice.pop("prompt_token_ids") for choice in choices[::2]]
     usage = {"prompt_tokens": sum(map(len, ids))}
@@ -164,7 +164,7 @@ def test_several_completions_of_the_same_prompt(
 def test_large_row_groups_come_in_pieces(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """So that memory depends neither on the size of a file nor on how it was written."""
+    """Memory depends neither on the file size nor on the sizes of row groups."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows * 50, row_group_size=300)
     sizes = [len(part.topk.ids) for part in read_documents(path, byte_level, candidates=4000)]
     assert len(sizes) > 10
@@ -194,7 +194,7 @@ def test_distillkits_approximation() -> None:
         decompressed_rows(both[0], both[1], config._replace(exact_k=4), "here")
 
 
-# What is written
+# Written files
 
 
 STORED = Documents(
@@ -213,7 +213,7 @@ def rounded(values: Any) -> Any:
 
 
 def test_axolotls_columns() -> None:
-    """Row i of token i + 1, renormalized, each entry with its mask; `DataCollatorForKD`, 0.19."""
+    """Row i predicts token i + 1, renormalized, as in `DataCollatorForKD` of Axolotl 0.19."""
     columns = axolotl.table(STORED, TO).to_pydict()
     assert rounded([columns[name] for name in columns]) == [
         ["a", None],
@@ -231,7 +231,7 @@ def test_axolotls_columns() -> None:
 
 
 def test_axolotls_columns_of_unlikely_candidates() -> None:
-    """Their probabilities are 0 in float32, but their ratios are not."""
+    """Their probabilities are 0 in float32, but the ratios of the probabilities are not."""
     topk = top_k([[5, 6]], [{}, {6: 0.5, 2: 0.5}], None)
     topk = topk._replace(logprobs=np.array([-200, -201], np.float32))
     table = axolotl.table(Documents(topk, {}, ["row 0"]), TO)
@@ -239,7 +239,7 @@ def test_axolotls_columns_of_unlikely_candidates() -> None:
 
 
 def test_distillkits_columns() -> None:
-    """Row i predicts token i + 1, not renormalized; its trainer masks row i by `labels[i]`."""
+    """Row i predicts token i + 1, not renormalized; DistillKit masks row i by `labels[i]`."""
     columns = distillkit.table(STORED, TO).to_pydict()
     columns = {name: rounded(values) for name, values in columns.items()}
     assert columns == {
@@ -252,7 +252,7 @@ def test_distillkits_columns() -> None:
 
 
 def test_vllms_lines() -> None:
-    """Entries by rank, the text's own token where it belongs; null of the first token alone."""
+    """Entries are ordered by rank and include the text's own token; the first token has null."""
     realized = np.array([np.nan, -0.7, -0.6, np.nan, np.nan], np.float32)
     topk = STORED.topk._replace(realized_logprob=realized)
     first, second = map(json.loads, vllm.lines(STORED._replace(topk=topk), "student"))
@@ -298,7 +298,7 @@ def test_equal_tokenizers_keep_every_row(
     assert [{name: row[name] for name in rows[0]} for row in written] == rows
 
 
-# What is refused
+# Rejected files
 
 
 Change = Callable[[list[Row]], object]
@@ -312,7 +312,7 @@ def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
 
 
 def shift(by: int, *more: str) -> Change:
-    """Move the predictions, and the values of the text's own tokens if their column is named."""
+    """Shift the predictions, and the own values if their column is named."""
 
     def apply(rows: list[Row]) -> None:
         for row in rows:
@@ -327,7 +327,7 @@ def shift(by: int, *more: str) -> Change:
     return apply
 
 
-# What is wrong, and the position that the error names; none for all rows.
+# A change of the rows, and the position that the error names; "" if all rows are wrong.
 BAD: dict[str, tuple[Change, str]] = {
     "candidate": (first_candidate("topk_ids", -1), "row 1, position 3"),
     "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3"),
@@ -350,7 +350,7 @@ def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: P
 
 
 def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    """The footer of the file is intact."""
+    """Only the data is damaged, not the file's footer."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     data = path.read_bytes()
     path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
@@ -371,7 +371,7 @@ def renormalized(rows: list[Row]) -> list[Row]:
 def test_renormalized_values_have_no_rest(
     dtype: torch.dtype, rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
-    """Also if their values were rounded."""
+    """This includes values that were rounded."""
     notes: list[str] = []
     rows = renormalized(rows)
     for row in rows:
@@ -397,7 +397,7 @@ def certain(row: Row, rest: float) -> Row:
 def test_a_predictable_text_is_not_renormalized(
     rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
-    """If its rest is smaller than any rounding, the file is an error, which names the remedy."""
+    """A rest below any rounding error is an error, and the hint describes the fix."""
     path = tmp_path / "a.parquet"
     teachers.write_neutral(path, [certain(rows[0], 5e-4), *rows[1:]], row_group_size=1)
     assert project(path)[0].mean_rest is not None
@@ -431,7 +431,7 @@ def test_a_file_without_rows_next_to_renormalized_files(
 def test_rows_of_the_whole_vocabulary_have_no_rest(
     kind: str, byte_level: Tokenizer, project: Project, tmp_path: Path
 ) -> None:
-    """They sum to 1 like renormalized rows; a server writes −9999 for impossible tokens."""
+    """Candidates of servers sum to 1 if impossible tokens have the value −9999."""
     width = byte_level.vocabulary.vocab_size
     rows = renormalized(teachers.teacher_rows(byte_level, TEXTS, width))
     for row in rows:
@@ -450,7 +450,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
 def test_declared_normalization_overrides_the_detection(
     declaration: str, rows: list[Row], project: Project, tmp_path: Path
 ) -> None:
-    """A sure teacher's rows sum to 1, too."""
+    """The rows of a confident teacher sum to 1 as well."""
     sure = json.loads(json.dumps(rows))
     for row in sure:
         for logprobs in row["topk_logprobs"][1:]:
@@ -475,11 +475,11 @@ def test_other_tokenizers_are_refused(
 def test_a_cache_without_realized_logprob_loses_targets(
     byte_level: Tokenizer, project: Project
 ) -> None:
-    """And a note names the column. With it, the same rows lose none."""
+    """A note names the missing column. With the column, no rows are lost."""
     ids = byte_level.segment(TEXTS[0].encode())
     row: Row = {"id": "a", **predicted(byte_level, ids)}
     owns: list[float | None] = [None] * len(ids)
-    outside = range(1, len(ids), 2)  # positions of tokens that are not candidates
+    outside = range(1, len(ids), 2)  # positions with tokens that are not candidates
     for i in outside:
         at = row["topk_ids"][i].index(ids[i])
         del row["topk_ids"][i][at]
@@ -526,15 +526,15 @@ def test_text_and_other_columns_are_copied(
 @pytest.mark.parametrize(
     ("name", "text", "targets"),
     [
-        ("sentencepiece", "the keeper lit lamps", " lit"),  # which puts a space before it
-        ("composing", "ﬁ ﬁ ﬁ ﬁ so the keeper lit lamps", " lit"),  # which writes two letters
+        ("sentencepiece", "the keeper lit lamps", " lit"),  # adds a leading space
+        ("composing", "ﬁ ﬁ ﬁ ﬁ so the keeper lit lamps", " lit"),  # normalizes ﬁ to two letters
     ],
 )
 def test_a_mask_of_normalized_text_marks_the_same_words(
     name: str, text: str, targets: str, digits: Tokenizer, request: pytest.FixtureRequest,
     project: Project,
 ) -> None:  # fmt: skip
-    """The same words are targets, whatever bytes the teacher has before them."""
+    """The same words are targets if the teacher's text has other bytes before them."""
     other = request.getfixturevalue(name)
     for student, teacher in ((digits, other), (other, digits)):
         [ids] = teacher.encode_batch([text])
@@ -552,7 +552,7 @@ def test_a_mask_of_normalized_text_marks_the_same_words(
 def test_lines_of_vllm_and_sglang_have_masks(
     kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """`loss_mask` and `labels` of lines have the meaning of Parquet's; others are targets."""
+    """In lines, `loss_mask` and `labels` work as in Parquet; by default, all are targets."""
     masks = [[i % 3 == 0 for i in range(len(row["input_ids"]))] for row in rows]
     masked: list[dict[str, Any]] = [
         {"loss_mask": masks[0], "labels": None},
@@ -573,7 +573,7 @@ def test_lines_of_vllm_and_sglang_have_masks(
 def test_distillkit_labels_are_shifted_back(
     byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    """Its trainer wants labels one position earlier; a chain of teachers takes them back."""
+    """DistillKit shifts labels by one position; reading the output as a cache reverses this."""
     row = predicted(byte_level, byte_level.encode_batch(["the keeper lit lamps"])[0])
     row["loss_mask"] = [i in (2, 3, 5) for i in range(len(row["input_ids"]))]
     path = teachers.write_neutral(tmp_path / "a.parquet", [row])
@@ -590,7 +590,7 @@ def test_distillkit_labels_are_shifted_back(
 def test_a_mask_of_control_tokens(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """The end of a turn is a target, and the following token is not; neither has bytes."""
+    """The token that ends a turn is a target; the next token is not. Neither has bytes."""
     marks = ["<|im_end|>", "<|im_start|>", "<|end_of_text|>"]
     ids, ours = (
         [i for part in ["lamps", *marks] for i in tokenizer.encode(part).ids.tolist()]
@@ -609,7 +609,7 @@ BOTH_PLAIN: dict[str, Any] = {"student_template": "plain", "teacher_template": "
 def test_conversations_are_rendered_on_both_sides(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """The contents of the roles have targets; the text of the templates has no targets."""
+    """Contents of these roles are targets; text of the template is not."""
     templates = {
         "teacher_template": "plain",
         "student_template": TAGGED.replace("<|im_end|>", "\n"),
@@ -665,7 +665,7 @@ def test_only_rows_with_messages_have_a_mask(
 def test_conversations_are_recovered_from_ids(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """As if the row had its messages; where they break off, so does the student's text."""
+    """Ids are read as messages; the student's text stops where the ids stop."""
     row = predicted(
         byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
     )
@@ -689,7 +689,7 @@ def test_conversations_are_recovered_from_ids(
 def test_a_mask_can_exclude_turns_of_a_conversation(
     has_messages: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """Like the response mask of a rollout. The mask also covers the student's end of a turn."""
+    """This resembles the response mask of a rollout. It includes the student's end of a turn."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
     teacher = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
     turn = teacher.message_spans[3].whole
@@ -713,7 +713,7 @@ def test_a_mask_can_exclude_turns_of_a_conversation(
 def test_rows_are_spelled_if_the_template_drops_an_answer(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """As in `serve`, ids are spelled if the student's template would drop their answer."""
+    """As in `serve`, ids are spelled as text if the student's template would omit their answer."""
     row = predicted(
         byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
     )
@@ -758,7 +758,7 @@ def test_a_teacher_with_two_bos_is_noted(
 
 
 def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
-    """Before the projection, and if the ids were rendered on another day."""
+    """The note precedes the projection, and also covers ids that were rendered on another day."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
     dated += "{{ m.content }}\n{% endfor %}"
     theirs = xtok.render(
@@ -783,7 +783,7 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
 def test_a_space_before_the_text(
     name: str, other: str, tokenizers: dict[str, Tokenizer], project: Project
 ) -> None:
-    """SentencePiece adds the space; the following tokens have predictions."""
+    """SentencePiece adds the space, and the tokens after it have predictions."""
     student, teacher = tokenizers[name], tokenizers[other]
     text = "The lighthouse stands on the last rock"
     [ids], [ours] = teacher.encode_batch([text]), student.encode_batch([text])
@@ -814,7 +814,7 @@ def test_a_space_that_both_put_before_the_text(sentencepiece: Tokenizer, project
 def test_a_text_that_begins_and_ends_with_special_tokens(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
-    """Its ids are the library's, with a special token around them, or without."""
+    """Ids equal the library's ids, with and without special tokens around the text."""
     eos = byte_level.table.roles["eos"][0]
     text = f"The lighthouse{byte_level.table.control_names[eos]}"
     text = f"{byte_level.table.control_names[eos]}{text}"
@@ -827,7 +827,7 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
 
 
 def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
-    """It is an empty document, as in Parquet, also among other documents."""
+    """The answer is an empty document, as in Parquet, alone or with other documents."""
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
     full = teachers.vllm_answer(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
     for lines in ([empty], [full, empty]):
@@ -857,7 +857,7 @@ def test_the_config_of_another_cache_is_not_replaced(
 def test_the_first_token_has_no_prediction(
     sentencepiece: Tokenizer, ranks: Tokenizer, project: Project
 ) -> None:
-    """Also where the teacher has a BOS before it, and the student has none."""
+    """The student has no BOS token, and the teacher's text begins with one."""
     ids = [sentencepiece.table.roles["bos"][0], *sentencepiece.segment("The lighthouse")]
     assert "bos" not in ranks.table.roles
     _, [student_row] = project([{"id": "a", **predicted(sentencepiece, ids)}], ranks, sentencepiece)
@@ -869,7 +869,7 @@ def test_the_first_token_has_no_prediction(
 def test_bits_per_byte_of_the_teacher(
     rows: list[Row], byte_level: Tokenizer, project: Project
 ) -> None:
-    """−log₂ p of its own tokens, per byte."""
+    """The unit is −log₂ p of the text's own tokens per byte."""
     report, _ = project(rows)
     nats = num_bytes = 0.0
     for row in rows:
@@ -881,7 +881,7 @@ def test_bits_per_byte_of_the_teacher(
     assert report.notes == ()
 
 
-# What a file says of itself
+# Metadata of files
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -892,7 +892,7 @@ def test_bits_per_byte_of_the_teacher(
 def test_padding_is_not_text(
     kind: str, side: str, mask: bool, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """By an attention mask, or by the pad token, which any prediction may have."""
+    """An attention mask marks padding; without it, the pad token does."""
     [pad] = byte_level.table.roles["pad"]
     row, count = rows[0], 3
     size = len(row["input_ids"])
@@ -900,7 +900,7 @@ def test_padding_is_not_text(
     padded: Row = {"id": "row 0"}
     for name, more in several.items():
         padded[name] = row[name] + more if side == "right" else more + row[name]
-    if kind == "distillkit":  # DistillKit puts one pad token behind a text, and has its row
+    if kind == "distillkit":  # DistillKit adds one pad token after a text, and a row for it
         for name, last in (("topk_ids", [5, 6]), ("topk_logprobs", [-0.5, -1.0])):
             padded[name][-count if side == "right" else 0] = last
             padded[name] = [x if n and x else [*range(8)] for n, x in enumerate(padded[name])]
@@ -920,7 +920,7 @@ def test_padding_is_not_text(
 
 
 class PaddedByBos(Small):
-    """A small vocabulary; its pad token is also the bos token."""
+    """Return a small vocabulary with a single token for pad and bos."""
 
     def declared_roles(self) -> dict[str, dict[int, str]]:
         return {"bos": {END: "the file"}, "pad": {END: "the file"}, "eos": {}}
@@ -942,7 +942,7 @@ def test_padding_by_the_bos_token_leaves_the_bos(tmp_path: Path) -> None:
 def test_masks_are_written_to_vllms_lines_and_read_again(
     rows: list[Row], digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    """And comes back from them."""
+    """The mask is the same after it is read back."""
     masked = {**rows[0], "loss_mask": [i > 4 for i in range(len(rows[0]["input_ids"]))]}
     path = teachers.write_neutral(tmp_path / "a.parquet", [masked])
     masks = []

@@ -1,4 +1,4 @@
-"""Random and damaged caches: read exactly, or refused with an `XtokError`."""
+"""Random and damaged caches are read exactly or rejected with an `XtokError`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def translator(back: Pair, back_map: Path) -> Translator:
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Return each item in a JSON value: its container and its key."""
+    """Yield the container and the key of each item in a JSON value."""
     for key in value if isinstance(value, dict) else range(len(value)):
         yield value, key
         if isinstance(value[key], dict | list):
@@ -65,7 +65,7 @@ def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutate(value: Any, generator: random.Random) -> None:
-    """Replace, remove or rename something in a JSON value."""
+    """Replace, remove or rename an item in a JSON value."""
     holder, key = generator.choice([*nodes(value)])
     other = copy.deepcopy(generator.choice(VALUES))
     other = "bytes" if isinstance(other, bytes) else other
@@ -95,7 +95,7 @@ def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> lis
 
 
 def equal_rows(neutral_row: Row, ids: Any, rows: Any) -> bool:
-    """Whether a neutral row has these ids, and these log-probabilities by candidate."""
+    """Return whether a neutral row has these ids, and these log-probabilities of candidates."""
     theirs = [
         dict(zip(*pair, strict=True))
         for pair in zip(neutral_row["topk_ids"], neutral_row["topk_logprobs"], strict=True)
@@ -131,7 +131,7 @@ def read_answer(answer: Row) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
-    """A value of JSON is replaced, renamed, removed or doubled; then, of some, a byte."""
+    """A value is replaced, renamed, removed or repeated; some files also get a wrong byte."""
     answer = getattr(teachers, f"{kind}_answer")
     path = tmp_path / "a.jsonl"
     refused = 0
@@ -181,7 +181,7 @@ NAMES = (
 
 
 def changed(rows: list[Row], name: str, generator: random.Random) -> Any:
-    """Return a column with a number in it changed, in 64 bits."""
+    """Return a column after one of its numbers is changed, in 64 bits."""
     column = copy.deepcopy([row.get(name, list(range(3))) for row in rows])
     holder = column[1]
     while isinstance(holder[-1], list):
@@ -196,7 +196,7 @@ def changed(rows: list[Row], name: str, generator: random.Random) -> Any:
 def test_parquet(
     rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
-    """A column of another type, or with another number; then, of some, a byte."""
+    """A column gets another type or another number; some files also get a wrong byte."""
     path = tmp_path / "a.parquet"
     refused = 0
     for seed in range(RUNS):
@@ -207,12 +207,12 @@ def test_parquet(
             try:
                 table[name] = changed(rows, name, generator)
             except (OverflowError, pyarrow.ArrowException, TypeError):
-                continue  # Arrow has no such column
+                continue  # Arrow cannot represent this column
         else:
             column = generator.choice(COLUMNS)
             table[name] = pyarrow.array(column) if isinstance(column, list) else column
         names = [*table]
-        if seed % 11 == 0:  # two columns of one name
+        if seed % 11 == 0:  # two columns with the same name
             names[generator.randrange(len(names))] = name
         about = {b"k": b"\xff"} if seed % 7 == 0 else {}
         schema = pyarrow.Table.from_arrays([*table.values()], names).replace_schema_metadata(about)
@@ -245,7 +245,7 @@ CONFIG = {"d": 1280, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_b
 def test_configs(
     rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
-    """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
+    """Each field of DistillKit's config gets each value, including terms that only NumPy has."""
     path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=1280, k=K)
     plain_rows = [{name: row[name] for name in teachers.NAMES} for row in rows]
     bins = {"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}
@@ -272,7 +272,7 @@ def test_configs(
     assert refused > 300
 
 
-# What each of these once did: pass, or end in a traceback.
+# Regression tests: earlier versions accepted these files, or raised a traceback
 
 
 def message_of(path: Path, tokenizer: Tokenizer) -> str:
@@ -304,7 +304,7 @@ def scored(row: str, ids: str) -> str:
 def test_lines(
     line: str, word: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """Errors name the number of the line; blank lines count."""
+    """Errors contain the line number; blank lines count as well."""
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{json.dumps(teachers.vllm_answer(rows[0]))}\n\n{line}\n")
     message = message_of(path, byte_level)
@@ -315,7 +315,7 @@ def test_lines(
 
 
 def test_long_lines(byte_level: Tokenizer, tmp_path: Path, set_row_limit: SetNumber) -> None:
-    """A compressed file that holds no end of line does not fill the memory."""
+    """A compressed file without line ends does not fill the memory."""
     set_row_limit(1 << 20)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
@@ -351,7 +351,7 @@ for offset in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(d
 def test_a_damaged_footer_does_not_end_the_process(
     rows: list[Row], tmp_path: Path, forks: Forks
 ) -> None:
-    """In pyarrow 26, the metadata of a damaged column can end the process."""
+    """Under pyarrow 26, damaged metadata of a column can crash the process."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows[:1])
     result = forks.run(["-c", FLIPS, path], tmp_path, program="python")
     assert result.returncode == 0, result.stderr

@@ -91,7 +91,7 @@ def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
 
 @KINDS
 def test_prefix_caching(digits: Tokenizer, kind: Kind) -> None:
-    """SGLang computes a prompt's log-probabilities again, so its cache causes no problem."""
+    """SGLang computes a prompt's log-probabilities again, so prefix caching does not matter."""
     model = Model(digits, kind)
     model.prefix_caching = True
     report = checked(model, digits)

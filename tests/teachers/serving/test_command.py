@@ -75,7 +75,8 @@ def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
         )
         while not model.running:
             time.sleep(0.005)
-        with ExitStack() as held:  # clients that keep connecting, and stay
+        # clients that connect repeatedly, and clients that stay connected
+        with ExitStack() as held:
             address = "127.0.0.1", int(url.rpartition(":")[2])
             with suppress(OSError):  # after it has stopped listening
                 for number in range(300):
@@ -184,7 +185,8 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         result = cli("serve", *models, "--teacher-url", "x", "--port", port)
     fails(result, f"cannot listen on 127.0.0.1:{port}: ", "--port")
     with bound("127.0.0.1", 0) as first, pytest.raises(XtokError) as raised:
-        bound("127.0.0.1", first.getsockname()[1])  # before the first accepts connections
+        # the signal comes before the first server accepts connections
+        bound("127.0.0.1", first.getsockname()[1])
     assert raised.value.parameter == "port"
     with pytest.raises(XtokError) as raised:
         bound("192.0.2.1", 0)
@@ -202,7 +204,7 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
 
 
 def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """A pipe in its place does not block."""
+    """The server does not block if the file is a pipe."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     serve = partial(
         cli, "serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0",

@@ -114,7 +114,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 def test_a_response_without_end(
     digits: Tokenizer, first: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part arrives in time; the whole does not."""
+    """Each part of the response arrives in time, but the whole response does not."""
     monkeypatch.setattr(connection, "SCORE_SECONDS", 0.3)
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -192,7 +192,7 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
 def test_requests_with_any_ids_get_a_response(
     start: Start, student: str, teacher: str, data: Any
 ) -> None:
-    """Includes broken characters, control tokens and unused ids."""
+    """The ids include broken characters, control tokens and unused ids."""
     served = start(student, teacher)
     width = len(served.pair.tokenizers[0].table)
     ids = st.lists(st.integers(0, width - 1), min_size=1, max_size=12)
@@ -291,7 +291,7 @@ def test_vllms_other_routes(start: Start) -> None:
     assert matrix[:, 0].astype(float).tolist() == own(ids, rows)[start_of - 1 :]
     assert np.isfinite(matrix[:, 1]).all()
     assert np.isneginf(matrix[:, 2]).all()
-    sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids count
+    sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids are counted
     answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
     some = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
     assert np.isneginf(some[:2]).all()
@@ -439,7 +439,7 @@ def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) 
 
 
 def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
-    """Also nested fields; empty fields cause no note."""
+    """This includes nested fields; empty fields cause no note."""
     served = start("digits", "byte_level")
     served.notes.clear()
     plain: dict[str, Any] = {"prompt": [5, 6], "prompt_logprobs": 1, "max_tokens": 1, "n": 1}
@@ -493,7 +493,7 @@ CHAT = [
 def test_conversations_are_read_by_the_teachers_template(
     pair: Pair, model: Model, template: Path, end: int | str | None
 ) -> None:
-    """Complete, without the last end of turn, truncated, and as a prompt."""
+    """Conversations: complete, without the last end of turn, truncated, and as a prompt."""
     student, teacher = pair.tokenizers
     messages, asks = (CHAT[:3], True) if end == "asks" else (CHAT, False)
     ours = render(student, messages, template="chatml", add_generation_prompt=asks)
@@ -696,7 +696,7 @@ def test_swapped_sides_are_an_error(
 def test_the_wrong_teacher_is_an_error(
     pair: Pair, digits: Tokenizer, kind: Kind, tokenizes: bool
 ) -> None:
-    """With and without /tokenize."""
+    """The server may or may not have the route /tokenize."""
     teacher, _ = begin(pair, Model(digits, kind, tokenizes=tokenizes))
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="tokenizer than small-byte-level") as raised:
@@ -749,7 +749,7 @@ def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
 
 
 def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenizer) -> None:
-    """One note after a restart; an error at startup."""
+    """A restart causes one note; at startup, it is an error."""
     model, notes = Model(digits, "sglang"), list[str]()
     with running(model.app) as teacher_url, proxied(pair, teacher_url, notes=notes) as url:
         model.gives = 20
@@ -793,7 +793,7 @@ def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: Model) ->
         model.status, before = 503, len(model.asked)
         refused(post(url, ids), 502)
         assert len(model.asked) == before + 3
-        # busy once: the request is repeated after Retry-After
+        # the server is busy once, and the request is repeated after Retry-After
         model.status, model.busy, since = 200, 1, time.monotonic()
         assert prompt_rows(post(url, ids)) == right
         assert time.monotonic() - since >= 1
@@ -837,7 +837,7 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
     pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind, by: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Without a failed request; behind a load balancer also without a new connection."""
+    """No request fails; behind a load balancer, no new connection is needed either."""
     ids, model = [5, 6, 7], Model(digits, kind)
     port = 0
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 
 @pytest.fixture(scope="module")
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
-    """The student's tokens have up to three digits, the teacher's one."""
+    """The student's tokens have up to three digits; the teacher's tokens have one."""
     pair, model = xtok.load_pair(byte_level, digits), Model(digits)
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         yield pair, model, url
@@ -73,7 +73,7 @@ def test_the_client(served: tuple[Pair, Model, str]) -> None:
 def test_the_trainer(
     served: tuple[Pair, Model, str], small: Path, tmp_path: Path, beta: float, top_k: int
 ) -> None:
-    """Three steps: finite losses, changed weights."""
+    """After three steps, losses are finite and weights have changed."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl.experimental.server_distillation import (

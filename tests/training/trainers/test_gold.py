@@ -1,4 +1,4 @@
-"""`XTokGOLDTrainer`: real runs of TRL's GOLD with random models on a CPU, on policy and off."""
+"""`XTokGOLDTrainer`: runs of TRL's GOLD with random models on a CPU, on and off policy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from xtok.tokenizers import load_tokenizer
 from xtok.training.heads import run
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),  # at random
+    # occurs at random
+    pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),
     pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
-    # What TRL 1.16 and transformers 5 say of themselves and of one another.
+    # Warnings of TRL 1.16 and transformers 5.
     pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
     pytest.mark.skipif(
@@ -59,7 +60,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make_trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
-    """Make a trainer of two folders' tokenizers, with a map between them."""
+    """Return a trainer of two models with their tokenizers, and a map between them."""
     from datasets import Dataset
     from transformers import AutoTokenizer
 
@@ -100,12 +101,12 @@ def make_trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
 
 
 def first_batch(trainer: Any) -> dict[str, Any]:
-    """Return a batch as GOLD hands it to `compute_loss`, off policy."""
+    """Return a batch as GOLD passes it to `compute_loss` off policy."""
     batch: dict[str, Any] = next(iter(trainer.get_eval_dataloader()))
     return batch
 
 
-# small-hf is a SentencePiece model, whose text GOLD itself cannot align.
+# GOLD itself cannot align small-hf, because it is a SentencePiece model.
 PAIRS = [
     ("small-digits", "small-byte-level", "p-kl"), ("small-hf", "small-byte-level", "gold"),
     ("small-digits", "small-hf", "h-kl"), ("small-hf", "small-digits", "alm"),
@@ -135,7 +136,7 @@ def test_training_on_policy_and_off_policy(
 
 
 def all_is_aligned(trainer: Any, batch: dict[str, Any]) -> None:
-    """Check that the tokens of completions have chunks of equal bytes, whoever wrote them.
+    """Check that chunks of completions have equal bytes, for any author of the completion.
 
     Random models also write control tokens, and ids beyond their tokenizers.
     """
@@ -152,7 +153,7 @@ def all_is_aligned(trainer: Any, batch: dict[str, Any]) -> None:
 
 
 def watch(trainer: Any) -> list[dict[str, Any]]:
-    """Return a list that gets every batch in training."""
+    """Return a list that collects every training batch."""
     seen: list[dict[str, Any]] = []
     fill = trainer._fill_buffer
 
@@ -280,7 +281,7 @@ def test_resuming(make_trainer: Make, tmp_path: Path) -> None:
 
 
 def test_accumulation_is_exact(make_trainer: Make) -> None:
-    """Rows of 2 to 24 targets: the mean of two means would be far from the mean."""
+    """Rows have 2 to 24 targets, so the mean of two means would differ from the mean."""
     runs = []
     for batch_size, steps in ((4, 1), (1, 4)):
         trainer = make_trainer(lmbda=0.0, max_steps=1, optim="sgd", learning_rate=1.0,
@@ -297,7 +298,7 @@ def test_accumulation_is_exact(make_trainer: Make) -> None:
 
 
 def test_losses_on_and_off_policy_are_means(make_trainer: Make) -> None:
-    """A completion that the student writes has 8 targets, one of the dataset up to 24."""
+    """A completion of the student has 8 targets; a completion of the dataset has up to 24."""
     trainer = make_trainer(
         max_steps=1, gradient_accumulation_steps=2, uld_crossentropy_weight=1.0,
         uld_distillation_weight=0.0, learning_rate=0.0,
@@ -452,7 +453,7 @@ def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
         "--logging_steps=1", "--save_strategy=steps", "--save_steps=1", "--disable_tqdm=true",
     ]  # fmt: skip
     assert len(logged(example.main([*options, "--max_steps=1"]))) == 1
-    assert len(logged(example.main([*options, "--max_steps=3"]))) == 3  # the first is resumed
+    assert len(logged(example.main([*options, "--max_steps=3"]))) == 3  # the first run is resumed
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -460,7 +461,7 @@ def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
 
 
 def sentencepiece_folder(path: str, folder: Path) -> Path:
-    """Return a folder as Mistral's repos have them, with a tokenizer.model alone."""
+    """Return a folder like Mistral's repos, with only a tokenizer.model."""
     folder.mkdir()
     shutil.copy(path, folder / "tokenizer.model")
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>",

@@ -33,7 +33,7 @@ from xtok.training.objective import make_objective
 from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers.transformers import XTokTrainer
 
-# Maps of the recipe train well enough here, and take no time to build.
+# Maps of the recipe train well enough here, and are fast to build.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
     pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),  # random
@@ -43,7 +43,7 @@ CHAT = [
     {"role": "user", "content": "How many steps?"},
     {"role": "assistant", "content": "There are 201 steps, and one lamp."},
 ]
-# Rows of very different lengths, so that a mean of means is not the mean.
+# The lengths of rows differ widely, so the mean of means differs from the mean.
 ROWS: list[dict[str, Any]] = [
     {"text": "The keeper lit 201 lamps, and wrote the hour down, as every night at 6:12."},
     {"text": "Fog."},
@@ -114,7 +114,7 @@ def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 class FirstGradients(TrainerCallback):
-    """Keeps the gradients of the first optimizer's step."""
+    """Keeps the gradients of the optimizer's first step."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, torch.Tensor] = {}
@@ -194,7 +194,7 @@ def test_accumulated_gradients_equal_those_of_a_large_batch(
 
 
 def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Path) -> None:
-    """Else the distillation would be scaled to a cross-entropy of other random numbers."""
+    """With a second forward pass, dropout would change the cross-entropy used for the scale."""
     width = collator.student.vocabulary.vocab_size
     trainer = XTokTrainer(
         tiny_model(width, seed=0, sharp=0.5, dropout=0.5),
@@ -211,7 +211,7 @@ def test_dynamic_scaling_uses_one_forward_pass(collator: Collator, tmp_path: Pat
 
 
 def test_a_batch_is_prepared_and_counted_once(make_trainer: Make) -> None:
-    """The loss computes the mean of the same tensors that it counted before."""
+    """The mean uses the counts that the loss has already fetched."""
     counted: list[Any] = []
     computed: list[Any] = []
 
@@ -297,7 +297,7 @@ def test_parts_of_the_loss_are_logged(make_trainer: Make) -> None:
     args = {"gradient_accumulation_steps": 3, "max_steps": 4, "logging_steps": 2, **ONE_ROW}
     combine = CombineConfig(distillation_weight=2, cross_entropy_weight=0.5)
     trainer = make_trainer("p-kl", args, combine=combine)
-    trainer.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
+    trainer.teachers[0].eval = lambda: None  # like `DeepSpeedEngine.eval`
     trainer.train()
     own, distillation, coverage = (
         np.array(logged(trainer, name)) for name in ("cross_entropy", "distillation", "coverage")
@@ -325,7 +325,7 @@ def test_hidden_states_train_as_whole_logits(
 
         trainer.model.forward = forward
         trainer.train()
-        # The first two are the check of the head, at three positions, and the audit.
+        # The first two calls check the head, at three positions, and run the audit.
         assert (set(widths[2:]) == {1}) is (hidden_states is None)
         assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
         values.append([*logged(trainer), trainer.evaluate()["eval_loss"]])
@@ -443,7 +443,7 @@ def test_invalid_arguments_are_refused(
     with pytest.raises(ValueError, match="compute_loss_func"):
         make_trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
-    split._n_gpu = 2  # as where two GPUs are visible to one process
+    split._n_gpu = 2  # as if two GPUs were visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):
         make_trainer("p-kl", split)
 
@@ -712,7 +712,7 @@ def test_two_processes_train_like_one_with_twice_the_batch(
 ) -> None:
     kept = [o for o in trainer_options if more != ["--loss=alm"] or not o.startswith("--map")]
     options = [*kept, *more, "--max_steps=3", "--save_strategy=no"]
-    # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
+    # Processes get rows in turn, so accumulation gives each of them the four rows of a step.
     trainer = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
     )

@@ -1,4 +1,4 @@
-"""The configuration files of the guide to many GPUs, on gloo with tiny models."""
+"""The configuration files of the guide to many GPUs work on gloo with tiny models."""
 
 from __future__ import annotations
 

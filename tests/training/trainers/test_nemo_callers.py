@@ -1,6 +1,6 @@
-"""`TokenAligner` in the place of NeMo-RL's, under small stand-ins that call it as NeMo-RL does.
+"""`TokenAligner` as a replacement of NeMo-RL's, called by small copies of NeMo-RL's calls.
 
-NeMo-RL itself is not installed. Read, not run: its collator and losses at commit 7ea279a.
+NeMo-RL is not installed. Its collator and losses were read at commit 7ea279a.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_a_text_collator(
 
 
 def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tensor]]) -> None:
-    """Use the fields like NeMo-RL's losses: shift, mean of each chunk, chunks of both sides."""
+    """Use the fields like NeMo-RL's losses: shift, mean per chunk, chunks of both sides."""
     valid = batch["alignment_0_pair_valid"] & batch["alignment_0_pair_is_correct"]
     width = valid.shape[1]
     assert width >= 1
@@ -112,7 +112,7 @@ def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tenso
 def test_offsets_of_the_draft_have_no_effect(
     library_tokenizers: tuple[Any, Any], aligner: TokenAligner
 ) -> None:
-    """As `_call_text` of its collator calls it, branch xtoken-offset-alignment (e2722b1)."""
+    """The calls equal `_call_text` of its collator, branch xtoken-offset-alignment (e2722b1)."""
     sides = [
         tokenizer(
             TEXTS, padding=True, return_tensors="pt", padding_side="right",
