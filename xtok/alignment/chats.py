@@ -84,6 +84,7 @@ def align_rendered(
         np.flatnonzero(np.isin(row, [*table.paired_controls]))
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
+    # By side: chunk of each token in the whole conversation, −1 for tokens in no chunk
     numbers = [np.full(len(row), -1, np.int32) for row in ids]
     correct: list[bool] = []
 
@@ -103,6 +104,8 @@ def align_rendered(
             number[p] = np.where(chunk >= 0, chunk + len(correct), -1)
         correct.extend(aligned.is_correct.tolist())
 
+    # In text order: the control tokens before each string, then the string. A token that belongs to
+    # two strings is aligned with the first string.
     ends = [0, 0]
     for strings in _match(_stretches(student), _stretches(teacher)):
         align(_positions_between(controls, ends, [s.start for s in strings]))

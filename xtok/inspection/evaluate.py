@@ -207,6 +207,8 @@ def _map_fields(
     by_row: Occurrences,
     for_loss: BuildLoss | None,
 ) -> dict[str, Any]:
+    # Two arrays per map: its losses at boundaries and over chunks, for all documents. A group
+    # selects documents, so these losses are computed only once.
     views = [_View(text, by_row.shape, over_chunks=over) for over in (False, True)]
     losses = {name: [view.losses(m.edges) for view in views] for name, m in maps.items()}
     recipe_losses = {k: [view.losses(recipe) for view in views] for k, recipe in recipes.items()}
@@ -231,7 +233,7 @@ def _map_fields(
                     over_chunks=over_chunks,
                 )
             )
-    number = int(by_row.by_chunk)
+    number = int(by_row.by_chunk)  # the view for which classes, rows and ranking are computed
     classes, worst = [], []
     for name, m in maps.items():
         loss, floor = losses[name][number], floors[m.top_k][number]

@@ -254,11 +254,13 @@ def foreign_fields(
     scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
+    # Exact rows must be found before the repair. The repair drops entries of weight 0, with which
+    # NeMo-RL's format marks rows that are not exact, and normalizes single entries to weight 1.
     is_single = np.diff(starts, append=len(s)) == 1
     exact = starts[is_single & (w[starts] == 1)]
     exact_rows = s[exact]
     is_last = entries.is_last & scale_trick
-    is_last[exact] = False
+    is_last[exact] = False  # the only entry of an exact row is the match, not a slot
     edges, slotted, counts = repaired(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id

@@ -1,6 +1,15 @@
 """Numba kernels that compute the probability that a teacher continues with certain bytes.
 
-The kernels are serial, release the GIL, and do not check their arguments.
+The kernels are serial, release the GIL, and do not check their arguments. Their short names:
+
+    s, t   `Side` of the student and of the teacher, with the symbols of each token
+    c      number of a chunk
+    ours   positions of the chunk's student tokens; `theirs`: of its teacher tokens
+    ends   offset of the end of each student token in the chunk's bytes
+    j      index of a student token in the chunk
+    i      id of a teacher token
+    k      index of a candidate in the predictions
+    x      index of a symbol
 """
 
 from __future__ import annotations
@@ -50,6 +59,9 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         for x in range(t.offsets[i], t.offsets[i + 1]):
             text[size] = t.symbols[x]
             size += 1
+    # `path` is the probability of the chunk's teacher tokens before `position`, and `begin` is the
+    # number of their bytes. Each position adds, to reached[j], the probability of the tokens that
+    # continue with the chunk's bytes at least up to the end of student token j.
     path, begin = 1.0, np.int64(0)
     for position in positions:
         first, stop = predictions.starts[position], predictions.starts[position + 1]
@@ -62,6 +74,8 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         p_own = np.exp(np.float64(predictions.realized_logprob[position]))
         rest = np.exp(np.float64(predictions.rest_logprob[position]))
         rest = 0.0 if np.isnan(rest) else rest
+        # fits[j] is the number of candidates that contribute to reached[j]. `others` is the number
+        # of text tokens that are not candidates. The rest is spread evenly over these tokens.
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
         for k in range(first, stop + 1):  # last, the token itself, unless it is a candidate

@@ -236,16 +236,18 @@ class Projector:
         is_root = keys >> ROOT != 0
         token = keys & (1 << ID_BITS) - 1
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # omitted bytes, or a stem's number + 1
-        bytes_left = other[is_root]
+        bytes_left = other[is_root]  # [root keys], number of omitted bytes
         # The stem before each key's token: an earlier stem, or -1 for a root key.
         stem_ids, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
         spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in stem_ids.tolist()]
         stem_index[is_root] = len(spelled) + np.arange(len(bytes_left))
+        # The bytes before each stem and the bytes of the stem: first for `stem_ids`, then for the
+        # root keys. Key n starts with the stem spelled[stem_index[n]].
         roots = zip(token[is_root].tolist(), bytes_left.tolist(), strict=True)
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
         stem_texts = [text for _, text in spelled]
         data, offsets = self._teacher[:2]
-        begins = offsets[token + is_root]
+        begins = offsets[token + is_root]  # root keys append nothing to their stem
         is_spelled = np.empty(len(keys), np.bool_)
         wholes = [before + text for before, text in spelled]
         lengths = np.array([len(before) for before, _ in spelled])
@@ -263,8 +265,10 @@ class Projector:
                 strict=True,
             )
         ]  # fmt: skip
+        # A key that is not spelled has the first student token of its stem.
         first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
         first[new][todo], is_boundary[new][todo] = self._first_tokens(texts)
+        # [root keys], teacher token with the same bytes as the stem, or −1
         ids = np.array(
             [self._by_bytes.get(stem, -1) for stem in stem_texts[len(stem_ids) :]], np.int64
         )

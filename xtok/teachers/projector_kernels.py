@@ -1,6 +1,16 @@
 """Numba kernels that project predictions row by row on flat arrays.
 
-The kernels are serial, release the GIL, and do not check their arguments.
+The kernels are serial, release the GIL, and do not check their arguments. Their short names:
+
+    x   row of `RowBlock`, that is, one student token of a text
+    j   position of a teacher token in the texts
+    u   offset of the row's first byte in the teacher token at position j
+    t   id of the teacher token at position j, the realized token
+    k   index of a candidate in the predictions, or of an entry in the map
+    c   id of a candidate
+    e   number of a stem in `StemTable`
+    s   student token, or another destination of `Parts`
+    p   probability of a candidate or of a part
 """
 
 from __future__ import annotations
@@ -269,6 +279,8 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     on_path = 0.0
     follows = u > 0 or is_text[t]
     is_listed = False
+    # The extra step at `end` adds the realized token if its probability is known but no candidate
+    # is the realized token. The rest then includes this probability.
     for k in range(start, end + 1):
         if k < end:
             c, logprob = ids[k], logprobs[k]
@@ -284,9 +296,9 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
         p = np.exp(np.float64(logprob))
         fitting += 1
         if c == t and follows:
-            on_path = p
+            on_path = p  # for `_part_path`
             continue
-        goes_to[count] = -2 - c
+        goes_to[count] = -2 - c  # at u = 0, the map converts the candidate
         if u > 0:
             goes_to[count] = -1  # the candidate ends here, so its continuation is unknown
             if offsets[c + 1] - offsets[c] > u:
@@ -298,6 +310,8 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
         part[count] = p
         count += 1
     if u > 0:
+        # `num_same_start` tokens start with the text's first u bytes, and `fitting` of them are
+        # candidates. `listed` is the number of all candidates with bytes.
         key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
         e = _looked_up(slots, keys, key, missing)
         if e >= 0:
@@ -330,12 +344,16 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
     j, u, last, is_aligned = rows.position[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
+    # At the start of each step, `key` is the key of the text's bytes from the row's first byte to
+    # the end of token t at position j. `on_path` is the product of the realized tokens'
+    # probabilities up to there, and is not yet assigned to a destination.
     while on_path > 0.0:
         e = _looked_up(slots, keys, key, missing)
         if e < 0:
             break
         j += 1
         likely = _likely(is_boundary[e], is_aligned)
+        # No longer student token starts with the stem, or the document has no next prediction.
         if not may_grow[e] or j >= last or starts[j] == starts[j + 1]:
             goes_to[count], part[count] = token_or_row[e], on_path * likely
             count += 1
@@ -357,6 +375,7 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
                 continue
             goes_to[count] = first if is_text[c] or ends_text[c] else -1
             part[count] = on_path * p * likely
+            # Only these candidates can change the student's first token of the stem.
             if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
                 child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
                 grown = _looked_up(slots, keys, child, missing)
@@ -370,6 +389,7 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
         goes_to[count], part[count] = token_or_row[e], on_path * left * likely
         count += 1
         on_path *= p_next
+        # A realized token without bytes ends the path.
         if on_path > 0.0 and not is_text[t]:
             goes_to[count] = first if ends_text[t] else -1
             part[count] = on_path * likely

@@ -170,6 +170,8 @@ class ModelFiles:
             with quiet_hub():
                 yield
         except kinds as cause:
+            # Subclasses first: LocalEntryNotFoundError is also an EntryNotFoundError, and
+            # GatedRepoError is also a RepositoryNotFoundError.
             if isinstance(cause, errors.LocalEntryNotFoundError):
                 is_online, is_tokenizer = self._is_online(), issubclass(self.error, TokenizerError)
                 hub = "the hub cannot be reached" if is_online else "xtok is offline"
@@ -180,7 +182,7 @@ class ModelFiles:
                 hint += " --include 'tokenizer*' --include '*config.json'" * is_tokenizer
                 hint += "; to use only the cache: HF_HUB_OFFLINE=1" * is_online
             elif isinstance(cause, errors.EntryNotFoundError):
-                raise
+                raise  # the repo is available, but has no such file
             elif isinstance(cause, errors.GatedRepoError):
                 problem = f"{repo} is gated, and you have no access"
                 hint = "accept its terms on the hub, then run hf auth login (or set HF_TOKEN)"

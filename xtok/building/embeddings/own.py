@@ -57,13 +57,15 @@ def fitted_embeddings(
         _own_embeddings(tokenizer, ids, offline)
         for tokenizer, ids in zip(pair.tokenizers, (row_ids, column_ids), strict=True)
     )
-    anchors = _anchors(pair, row_ids, column_ids)
+    anchors = _anchors(pair, row_ids, column_ids)  # indices into x and y
     held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
     fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
     x_mean = x[fit[0]].mean(axis=0, dtype=np.float64).astype(np.float32)
     y_mean = y[fit[1]].mean(axis=0, dtype=np.float64).astype(np.float32)
     x, y = x - x_mean, y - y_mean
     with one_thread_each() as pool, progress("fitting", len(fit[0])) as advance:
+        # Solve (XᵀX + penalty) · right = XᵀY for the anchors of the fit. `right` is [d_student,
+        # d_teacher], and converts all student vectors, in blocks.
         xx = _product(x[fit[0]], x[fit[0]], pool)
         xy = _product(x[fit[0]], y[fit[1]], pool)
         penalty = _RIDGE * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()

@@ -69,6 +69,8 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
     if teacher is None:
         if sides.teacher_logprobs is None:
             raise ValueError("teacher_logits or teacher_logprobs are missing")
+        # Treat the stored log-probabilities as logits of width 1, so that `sides.tokens` can check
+        # their shape. They already belong to the targets, so the teacher's ids are not needed.
         logprobs = torch.as_tensor(sides.teacher_logprobs)
         sides, targets = sides._replace(teacher=as_logits(logprobs[..., None])), (targets[0], None)
         stored = logprobs.flatten()
@@ -86,6 +88,8 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
         else:
             logprobs = stored[chunks.teacher.positions].to(dtype)
             teacher_logprob = logprobs.clamp(max=0).masked_fill(_is_wrong(logprobs), torch.nan)
+        # [c], log-probability of each chunk on both sides. The gradient of `a` is also the gradient
+        # of each student token's log-probability in the chunk.
         a, b = chunks.student.sums(student_logprob), chunks.teacher.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()

@@ -95,8 +95,11 @@ class SpellingIndex(NamedTuple):
     def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
         """Find the completions of N ≥ 1 chunks from the prefixes in the text."""
         is_one = student.sizes == 1, teacher.sizes == 1
+        # [N], whether each chunk has one token per side, and whether it contributes to the loss. A
+        # chunk with one token on only one side contributes if it has several completions (below).
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
+        # Transfer all sizes at once, because each transfer waits for the device.
         sizes = [*(kind.sum() for kind in kinds), student.sizes.amax(), teacher.sizes.amax()]
         *counts, student_longest, teacher_longest = torch.stack(sizes).tolist()
         singles, many, one_student, one_teacher = map(true_indices, kinds, counts)
@@ -108,13 +111,14 @@ class SpellingIndex(NamedTuple):
             starts, prefix_sizes = spelled.starts[chunks], spelled.sizes[chunks] - 1
             nodes = trie.nodes(spelled.ids, starts, prefix_sizes, longest)
             several = trie.counts(nodes)
-            several = several * (several > 1)
+            several = several * (several > 1)  # NeMo-RL excludes a single completion
             is_counted[chunks] = several > 0
             prefixed.append((trie, chunks, nodes, several))
         is_other = is_counted & ~is_single
         other_sizes = (is_other, *(tokens.sizes * is_other for tokens in (student, teacher)))
         sums = [x.sum() for x in (*other_sizes, prefixed[0][3], prefixed[1][3])]
         num_others, num_student, num_teacher, *totals = torch.stack(sums).tolist()
+        # If both sides have several tokens, the text's own last tokens are the only completion.
         parts = [(many, student.ids[student.last(many)], teacher.ids[teacher.last(many)])]
         for (trie, chunks, nodes, several), total in zip(prefixed, totals, strict=True):
             index, tokens, pieces = trie.expand(nodes, several, total)
