@@ -1,4 +1,4 @@
-"""Run a projection on a Ray cluster, with one task per shard and byte-identical parts."""
+"""Run a projection on a Ray cluster, one task per shard. The parts equal a local run's parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xtok.teachers.translator import Translator
 from xtok.tokenizers import absolute, load_pair, load_tokenizer
 
 WAITING_PER_CORE = 4
-"""Number of shards per core of the cluster that are submitted at a time."""
+"""Number of shards that are submitted at a time, per core of the cluster."""
 
 MAX_RETRIES = 16
 """Maximum number of retries of a task after the loss of its node or process."""
@@ -31,7 +31,7 @@ CONNECT_TIMEOUT = 10.0
 class Cluster:
     """A Ray cluster, and the tokenizers that its nodes load.
 
-    A tokenizer is a repo id, or a folder or file that exists under this path on all nodes.
+    A tokenizer is a repo id, or the path of a folder or file that exists on all nodes.
     """
 
     student: str
@@ -49,8 +49,8 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     """Make all parts of a job on a cluster; return their summaries.
 
     Raises:
-        XtokError: if Ray or the cluster is missing, a node lacks a file or has different packages
-            or tokenizers, or work is lost; also for errors of the projection.
+        XtokError: if Ray is not installed or the cluster does not respond, if a node lacks a file
+            or has different packages or tokenizers, if a task is lost, or if the projection fails.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
@@ -76,10 +76,11 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 
 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
-    """Return the function for nodes, which calls `_make_part` if the node has the same packages.
+    """Return the function that nodes run. It calls `_make_part` if the packages are the same.
 
-    Ray pickles a nested function by value, so it also runs on a node without xtok. The job is a
-    reference in a list, so that Ray unpickles it only after the versions are compared.
+    Ray pickles a nested function by value, so it also runs on a node without xtok. The job is
+    passed as a reference in a list, so that Ray unpickles the job only after the versions are
+    compared.
     """
 
     def checked_part(shared: list[Any], shard: int) -> Any:
@@ -135,7 +136,7 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def fetch_result(ray: Any, reference: Any) -> Any:
-    """Return the value of a task. Raises errors of the node's system and of the cluster."""
+    """Return the value of a task. Raises an error if a node or the cluster failed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -169,7 +170,7 @@ _translators: dict[tuple[str, Cluster], Translator] = {}
 
 
 def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
-    """Load the tokenizers once per process and job, and check their definitions against the job."""
+    """Load the tokenizers once per process and job, and check that they match the job."""
     key = job.digest, cluster
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core

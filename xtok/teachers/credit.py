@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @np.errstate(all="ignore")  # NaN for tokens without a log-probability
 def chunk_sums(number: NDArray[np.int64], logprobs: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Return the sum of log-probabilities per chunk `[size]`, rounded to float32."""
+    """Return the sum of the log-probabilities in each chunk, `[size]`, rounded to float32."""
     return np.bincount(number, logprobs, size).astype(np.float32).astype(np.float64)
 
 
@@ -32,19 +32,22 @@ def prefix_weights(
     predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Weight the student tokens of each chunk by the teacher's predictions of their bytes.
+    """Compute the student tokens' weights in each chunk from the teacher's predictions of bytes.
 
     Let C(b) be the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
-    2410.09303). Token j of a chunk gets C(s_1…s_j) / C(s_1…s_(j-1)), and the last token gets the
-    remainder of the sum. C adds up the candidates that start with these bytes, and spreads the rest
-    evenly over all other tokens. `scripts/benchmark.py credit` measures the error from ignoring
-    other tokenizations. If a row has no candidates, all weights of its chunk are equal.
+    2410.09303). Token j of a chunk gets the probability C(s_1…s_j) / C(s_1…s_(j-1)), and the last
+    token gets the remainder, so that the log-probabilities add up to the chunk's sum. C(b) is the
+    sum over the candidates that start with b; the probability outside the candidates is spread
+    evenly over all other tokens. This ignores other tokenizations of the same bytes
+    (`scripts/benchmark.py credit` measures the error). If a teacher token of a chunk has no
+    candidates, all weights in the chunk are equal.
 
-    `numbers` are the chunks of the tokens of both sides; the last chunk number stands for no chunk.
-    `sums` `[chunks + 1]` are the log-probabilities of the chunks.
+    `numbers` contains the chunk number of each student token and of each teacher token; the largest
+    number means "no chunk". `sums`, `[chunks + 1]`, contains the log-probability of each chunk.
 
     Returns:
-        float64 `[student tokens]`, negative log-probabilities; 1 for tokens alone in their chunk.
+        float64 `[student tokens]`, negative log-probabilities; 1 for a token that is the only
+        student token of its chunk.
     """
     is_shared = np.bincount(numbers[0], minlength=len(sums)) > 1
     is_shared[-1] = False
@@ -69,15 +72,17 @@ def shares(
     tokens: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float32]:
-    """Divide each chunk's sum among its tokens by weight, or equally if all weights are 0.
+    """Divide the sum of each chunk among the chunk's tokens in proportion to their weights.
 
-    A share is the difference of two rounded cumulative shares, in units of the last bit of the
-    float32 sum. The shares are thus exact in float32 and add up to the sum.
+    If all weights of a chunk are 0, the shares are equal. Cumulative shares are rounded to
+    multiples of the last bit of the float32 sum, and each share is the difference of two of them.
+    So the shares are exact in float32 and add up to the sum.
 
     Args:
         sums: `[chunks + 1]`, float32 values.
-        number: `[all tokens]`, the chunk of each token.
-        tokens: the tokens that get a share, in ascending order; all tokens of a chunk, or none.
+        number: `[all tokens]`, the chunk number of each token.
+        tokens: the indices of the tokens that get a share, ascending. They must include all tokens
+            of a chunk, or no token of it.
         weights: `[all tokens]`, at least 0.
     """
     token_share = np.zeros(len(number), np.float32)

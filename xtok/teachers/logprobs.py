@@ -25,7 +25,10 @@ SHOWN_AROUND = 24
 
 @dataclass(frozen=True, eq=False)
 class StudentCredit:
-    """Credit in proportion to the student's log-probabilities, in the shape of its ids."""
+    """Credit in proportion to the student's log-probabilities.
+
+    The array has the shape of the student's ids.
+    """
 
     logprobs: Any  # None or NaN for tokens without a score, as for the teacher
 
@@ -34,8 +37,8 @@ class StudentCredit:
 class PrefixCredit:
     """Credit according to the teacher's candidates (most accurate); see `prefix_weights`.
 
-    Both arrays have the form of the teacher's ids with a last dimension K. The realized token can
-    be a candidate; −inf and NaN are padding.
+    Both arrays have the shape of the teacher's ids, with an additional last dimension K. The text's
+    own token can be a candidate. A log-probability of −inf or NaN marks padding.
     """
 
     ids: Any
@@ -47,7 +50,7 @@ Credit: TypeAlias = Literal["uniform"] | StudentCredit | PrefixCredit
 
 @dataclass(frozen=True, eq=False)
 class ProjectedLogprobs:
-    """A teacher's log-probabilities of the student's tokens, in the shape of the student's ids."""
+    """A teacher's log-probabilities for the student's tokens, in the shape of the student's ids."""
 
     logprobs: Any  # float32 [S] or [B, S], or a list of [S]; 0 where not valid
     valid: Any  # bool, whether a token has a share of a log-probability
@@ -64,28 +67,30 @@ def project_logprobs(
     response_mask: Any = None,
     partial: bool = False,
 ) -> ProjectedLogprobs:
-    """Divide a teacher's log-probabilities of a text among the student's tokens.
+    """Divide a teacher's log-probabilities for a text among the student's tokens.
 
-    The student tokens of a chunk share the sum of its teacher tokens, and their float32 shares add
-    up to it exactly. Tokens outside chunks of equal bytes (or of one special role) are not valid.
+    In each chunk, the sum of the teacher tokens' log-probabilities is divided among the student
+    tokens. The float32 shares add up to this sum exactly. A student token is valid only if it
+    belongs to a chunk with equal bytes, or with the same special role, on both sides.
 
     Ids are one sequence `[S]`, a padded batch `[B, S]`, or a list of sequences, as NumPy arrays,
-    torch tensors or lists. The result has the form and device of the student's ids.
+    torch tensors or lists. The result has the type, shape and device of the student's ids.
 
     Args:
         aligner: aligner of the two tokenizers.
-        student_ids: the student's text, S tokens.
-        teacher_ids: the same text as scored by the teacher, T tokens.
+        student_ids: a text in S tokens of the student.
+        teacher_ids: the same text in the T tokens that the teacher scored.
         teacher_logprobs: in the shape of `teacher_ids`; entry t is log p(token t | tokens before).
-            None or NaN (not scored) is allowed for the first token and outside `response_mask`.
-            Chunks that contain such tokens or −9999.0 (which servers return for −∞) are not valid.
-        credit: `"uniform"` (equal shares), or a `StudentCredit` or `PrefixCredit` with its values.
+            A value can be None or NaN (not scored) at the first token and outside `response_mask`.
+            A chunk that contains such a token, or −9999.0 (which servers return for −∞), is not
+            valid.
+        credit: `"uniform"` for equal shares, a `StudentCredit`, or a `PrefixCredit`.
         attention_masks: the masks of the student's and the teacher's batch, 0 for padding. By
             default, tokens with the role pad are padding.
-        response_mask: in the shape of `student_ids`, True for tokens that can be valid. A chunk
-            that contains any other token is not valid.
-        partial: skip chunks where the texts differ, instead of raising an error. Even without it, a
-            longer text on one side is not an error, nor is U+FFFD for bytes that are not UTF-8.
+        response_mask: in the shape of `student_ids`, True for tokens that can be valid. A chunk is
+            not valid if the mask excludes one of its student tokens.
+        partial: skip chunks where the texts differ, instead of raising an error. In both cases, one
+            text can be longer than the other, and U+FFFD can replace bytes that are not UTF-8.
 
     Raises:
         XtokError: if the texts differ.
@@ -132,7 +137,10 @@ def _exclude_unscored(
     values: NDArray[np.float64],
     is_unscored: NDArray[np.bool_],
 ) -> None:
-    """Exclude chunks with stand-ins or an unscored first token, in place; require other scores."""
+    """Exclude chunks with placeholder scores or an unscored first token, in place.
+
+    All other tokens must have a score.
+    """
     is_first = np.isin(np.arange(len(values)), document_starts(side.bounds))
     shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
     unscored = np.flatnonzero(is_unscored & shared[number])
@@ -181,7 +189,7 @@ def _require_one_text(
     aligner: TokenAligner,
     is_outside: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> None:
-    """Raise an error if the texts of a row differ. Only rows with unaligned tokens are decoded."""
+    """Raise an error if the texts of a row differ. Only decodes rows with unaligned tokens."""
     tables, rows = (aligner.student.table, aligner.teacher.table), set[int]()
     for side, table, outside in zip(sides, tables, is_outside, strict=True):
         indices = np.flatnonzero(outside & (table.lengths[side.ids] > 0))
@@ -204,9 +212,9 @@ def _require_one_text(
 
 
 def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
-    """Return the common prefix of two texts and both remainders, or None if one is a prefix.
+    """Return two texts' common prefix and remainders, or None if one text is a prefix of the other.
 
-    Bytes that are not UTF-8 are treated as U+FFFD. A truncated character at the end is ignored.
+    Bytes that are not UTF-8 are treated as U+FFFD. An incomplete character at the end is ignored.
     """
     decoder = codecs.getincrementaldecoder("utf-8")
     texts = [decoder("replace").decode(text) for text in (ours, theirs)]

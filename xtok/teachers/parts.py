@@ -1,9 +1,10 @@
-"""Write the parts of a projection, one per shard, which exist until the output is complete.
+"""Write the parts of a projection: one file per shard, deleted when the output is complete.
 
 A part consists of a header, Arrow streams with some rows each, and a digest. The streams can have
-different columns. The last stream contains no rows, but the part's totals. The digest covers the
-job, the shard's number and all bytes, so parts of other jobs and damaged parts are never used.
-Parts are not Parquet, because its first rows determine its columns, and it has no checksum.
+different columns. The last stream contains no rows; its metadata contains the part's totals. The
+digest covers the job, the shard's number and all bytes, so parts of other jobs and damaged parts
+are never used. Parts are not Parquet files, because the columns of a Parquet file are fixed by the
+first rows, and because it has no checksum.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ class Totals:
 
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
-        """Add up totals."""
+        """Add up the totals of several parts."""
         return cls(*map(sum, zip(*(astuple(total) for total in totals), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectJob:
-    """The input of a projection. The same job gives the same parts on all machines."""
+    """The input of a projection. Equal jobs produce equal parts on all machines."""
 
     recipe: Recipe  # all data that determines the parts; see `parts_recipe`
     shards: tuple[tuple[Cache, Shard], ...]
@@ -85,16 +86,16 @@ class ProjectJob:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the recipe."""
+        """The digest of the recipe."""
         return hashlib.sha256(_as_json(self.recipe)).hexdigest()
 
     @property
     def size(self) -> int:
-        """Number of bytes to read."""
+        """The number of bytes to read."""
         return sum(shard.size for _, shard in self.shards)
 
     def part(self, shard: int) -> tuple[Path, str]:
-        """Return the path of a shard's part, and the additional text that its digest covers."""
+        """Return the path of a shard's part, and the additional text that the digest covers."""
         return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
@@ -117,7 +118,7 @@ class ProjectJob:
 def parts_recipe(
     pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
-    """Return all data that determines the parts of a job, as JSON values.
+    """Return everything that determines the bytes of a job's parts, as JSON values.
 
     Raises:
         XtokError: if a file or a template cannot be read.
@@ -161,11 +162,11 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Hold a lock while one run makes the parts of an output, and delete the parts at the end.
+    """Hold a lock on an output while this run makes its parts, and delete the parts at the end.
 
     Raises:
-        XtokError: if another run makes the same output, or if the folder contains parts of a
-            different job or another program's file with the name of a part.
+        XtokError: if another run makes the same output, if the folder contains parts of a different
+            job, or if a file of another program has the name of a part.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -194,7 +195,7 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
 
 
 def _require_own_files(job: ProjectJob) -> Recipe | None:
-    """Check that no file of another program has a name of the job's files; return the recipe."""
+    """Check that existing files with the names of a job's files are xtok's; return the recipe."""
     plan = job.folder / _PLAN
     sealed = read_sealed(plan, _PLAN)
     own_files = {*_parts_in(job.folder), *([plan] if sealed else [])}
@@ -221,7 +222,7 @@ def _remove(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class PartSummary:
-    """The union of the columns of a part's tables, and its totals."""
+    """The columns that occur in any table of a part, and the part's totals."""
 
     schema: Any  # a pyarrow schema
     totals: Totals
@@ -230,7 +231,10 @@ class PartSummary:
 def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
-    """Make the part of a shard, unless it exists; `advance` gets the bytes read and tokens made."""
+    """Make the part of a shard, unless it exists.
+
+    `advance` is called with the number of bytes read and the number of tokens made.
+    """
     if (summary := read_summary(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
         return summary
@@ -280,7 +284,7 @@ def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield the tables of a part, then its summary; nothing if the part cannot be used."""
+    """Yield the tables of a part, then an empty table with the totals. Unusable parts are empty."""
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
         if file is None:
@@ -304,7 +308,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
     """Return a schema with the columns of all schemas.
 
     Raises:
-        XtokError: if a column has different types.
+        XtokError: if a column has different types in two schemas.
     """
     arrow = need("pyarrow", Path("a part"))
     try:
@@ -316,9 +320,10 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 
 
 def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
-    """Count the predictions, and compute the text's bits according to the teacher.
+    """Count the predictions, and compute the bits that the teacher needs for the text.
 
-    The rest bounds the probability of a token that is not a candidate.
+    If the probability of a token is unknown, the total probability outside the candidates is used
+    as an upper bound.
     """
     lengths = table.lengths[teacher.token_ids]
     is_text, own = teacher.valid & (lengths > 0), teacher.realized_logprob

@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from xtok.teachers.cluster import Cluster
 
 _FIRST_LOOK = 1 << 16
-"""Number of candidates of each file that are checked before any work."""
+"""Number of candidates in each file that are checked before the work starts."""
 
 CANDIDATES_PER_GROUP = 1 << 20
-"""Candidates per row group, if rows have a fixed width. Writing a row group takes about 40 MB."""
+"""Number of candidates per row group if rows have a fixed width. Writing one needs about 40 MB."""
 
 MAX_LIST_LENGTH = (1 << 31) - 1
 """Maximum length of an Arrow list."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
-"""Columns with dictionaries. For ids and log-probabilities, dictionaries double the writing time
-without shrinking the file."""
+"""Options of the Parquet writer. Dictionaries for ids and log-probabilities would double the
+writing time without shrinking the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Projected:
 
     @property
     def sentences(self) -> list[str]:
-        """The report as lines of text."""
+        """The report as sentences, one per line."""
         tokens = self.student_tokens - self.first_tokens
         share = percent(self.targets / max(1, tokens))
         rest = "unknown" if self.mean_rest is None else percent(self.mean_rest)
@@ -101,23 +101,26 @@ def project(
 ) -> Projected:
     """Convert a teacher's stored predictions to predictions for a student on the same text.
 
-    Parts are stored in `OUTPUT.checkpoint`. After an interruption, the same call resumes from these
-    parts and writes the same bytes. The required memory does not depend on the size of the files.
+    Finished parts are stored in the folder `OUTPUT.checkpoint`. After an interruption, repeat the
+    call: it reuses these parts, and the output has the same bytes. The required memory does not
+    depend on the size of the files.
 
     Args:
-        teacher_topk: one or more paths or globs of Parquet or JSON lines, also compressed.
-        pair: the student and the teacher (the model of the ids), with their tokenizers.
-        output: path ending in `.parquet`, or in `.jsonl` for the format `vllm`.
+        teacher_topk: one or more paths or globs of Parquet files or JSON lines; JSON lines can be
+            compressed.
+        pair: the student and the teacher, with their tokenizers. The ids in the files belong to the
+            teacher.
+        output: a path that ends in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; None uses the defaults.
-        back_map: a map from the teacher (rows) to the student (columns), or its path. Default: a
-            map with the options `xtok.config.BACK_MAP`, which is built once and cached.
+        back_map: a map from the teacher (rows) to the student (columns), or its path. By default, a
+            map with the options `xtok.config.BACK_MAP` is built once and cached.
         cluster: a Ray cluster that does the work; None uses this process.
-        progress: called for the files, and for the map if it is built.
-        note: called with sentences about assumptions, the map and resumed work.
+        progress: called while files are converted, and while a map is built.
+        note: called with messages about assumptions, the map and resumed work.
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
-            predictions, the map belongs to a different pair, or the output cannot be written.
+            predictions; if the map belongs to a different pair; or if the output cannot be written.
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
@@ -271,7 +274,7 @@ def _is_json(kind: Any) -> bool:
 
 
 def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
-    """Yield the output in pieces: tables, or lines in the format `vllm`."""
+    """Yield the output in pieces: tables, or for the format `vllm` lines."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
     pad_id = meaningless[0] if meaningless else 0
     student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
@@ -321,7 +324,7 @@ def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
 
 
 def _compression_config(target: Path, pair: Pair, config: ProjectConfig) -> tuple[Path, bytes]:
-    """Return DistillKit's config, which all outputs of a folder share.
+    """Return the path and bytes of DistillKit's config, which all outputs in a folder share.
 
     Raises:
         XtokError: if the folder contains the config of other predictions.

@@ -27,11 +27,11 @@ _ROWS_AT_ONCE = 1 << 16
 _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB
 _LEAST_ROOM = 1 << 18
 _MAX_STEMS = 1 << 23
-"""Maximum size of the cache of byte strings (300 MB). A full cache is cleared."""
+"""Maximum number of byte strings in the cache of spellings (300 MB). A full cache is cleared."""
 
 
 class TokenPositions(NamedTuple):
-    """Positions of student tokens in teacher tokens, and the chunks of both sides' tokens."""
+    """The position of each student token in the teacher's tokens, and the chunk of each token."""
 
     position: NDArray[np.int64]  # [S], teacher token at the first byte, −1 if the texts differ
     inside: NDArray[np.int64]  # [S], offset of this byte in the teacher token
@@ -44,37 +44,43 @@ class TokenPositions(NamedTuple):
 class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
-    - If both sides start a token at the same byte, the map converts the teacher's candidates. The
-      realized teacher token is not converted by the map. Instead, the student spells its bytes
-      together with each candidate of the next row, as long as a longer student token can match.
-    - If a student token starts inside a teacher token, only candidates that start with the text's
-      bytes up to this point contribute. The student spells their remaining bytes.
+    - If a student token and a teacher token start at the same byte, the map converts the teacher's
+      candidates, except the teacher token that the text contains. The bytes of this token are
+      combined with each candidate of the teacher's next prediction, and the student spells the
+      result. This continues as long as a longer student token can match.
+    - If a student token starts inside a teacher token, only candidates count that begin with the
+      teacher token's bytes before this point. The student spells the remaining bytes of each such
+      candidate.
 
-    Example, with longer teacher tokens (left) and longer student tokens (right). `position` is the
-    teacher token in which a student token starts, `inside` the offset in bytes:
+    In this example, the teacher's tokens are longer on the left, and the student's tokens are
+    longer on the right. A student token starts in the teacher token with the number `position`,
+    after `inside` bytes of it:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
         position   0 0  1              0    2
         inside     0 1  0              0    0
 
-    On the left, at `01`, the candidate `201` adds `01`, the candidate `20` adds `0`, and the
-    continuation of the candidate `2` is unknown. On the right, at `201`, the map converts the
-    candidate `3`, and `2` is combined with each candidate for `01`.
+    On the left, consider the student token `01`. The candidate `201` predicts `01`, the candidate
+    `20` predicts `0`, and the candidate `2` predicts nothing after the `2`. On the right, consider
+    the student token `201`. The map converts the candidate `3`, and the text's token `2` is
+    combined with each candidate at `01`.
 
-    Cut candidates, unspellable candidates and unknown continuations belong to the rest. A projector
-    caches spellings, so it becomes faster with use. Only one call at a time is allowed.
+    The rest of a row contains the probability of candidates beyond `top_k`, of bytes that the
+    student cannot spell, and of unknown continuations. A projector caches spellings, so it becomes
+    faster with use. Only one call at a time is allowed.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         back_map: a map from the teacher (rows) to the student (columns), without scale slots; see
             `xtok.config.BACK_MAP`.
         num_threads: the number of threads; None uses one per available core. The result does not
-            depend on it.
-        along_path: whether the realized token follows the text. If False, the map also converts it.
+            depend on this number.
+        along_path: whether the teacher token in the text is combined with the next predictions. If
+            False, the map also converts this token.
 
     Raises:
-        ValueError: if the map has other widths than the pair, or scale slots.
+        ValueError: if the widths of the map and the pair differ, or if the map has scale slots.
     """
 
     def __init__(
@@ -114,21 +120,22 @@ class Projector:
     ) -> TopK:
         """Project predictions onto the student's tokens of the same documents.
 
-        A row is valid if the student token starts in a chunk with equal bytes, and the teacher
-        token at its first byte has a prediction.
+        A student token has a prediction if it is in a chunk with equal bytes, and if the teacher
+        token that contains the student token's first byte has a prediction.
 
         Args:
             teacher: checked predictions.
             student_ids: int32 `[tokens]`, the student's tokens of these documents.
-            student_bounds: int64 `[documents + 1]`.
-            top_k: maximum number of candidates per row. Cut candidates belong to the rest.
+            student_bounds: int64 `[documents + 1]`, the start of each document in `student_ids`.
+            top_k: maximum number of candidates per row. The probability of all other candidates is
+                added to the rest.
 
         Returns:
-            the predictions. `realized_logprob` is the token's share of its chunk; see
-            `prefix_weights`.
+            the predictions. `realized_logprob` is the token's share of the log-probability of its
+            chunk; see `prefix_weights`.
 
         Raises:
-            ValueError: if an id is outside its vocabulary, or the numbers of documents differ.
+            ValueError: if an id is outside the vocabulary, or the numbers of documents differ.
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
@@ -163,7 +170,7 @@ class Projector:
         )  # fmt: skip
 
     def positions(self, student: FlatIds, teacher: FlatIds) -> TokenPositions:
-        """Locate the student's tokens in the teacher's tokens of the same documents."""
+        """Find the teacher token in which each student token starts, in the same documents."""
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         is_shared = np.append(alignment.is_correct, False)
@@ -224,9 +231,9 @@ class Projector:
     def learn(self, keys: NDArray[np.int64]) -> None:
         """Add stems to the `StemTable`.
 
-        A token after a stem changes the stem's first student token only if a student token can span
-        both, or if the pre-tokenizer can split the stem differently. Both are spelled only in these
-        cases.
+        A new stem can be a known stem followed by a token. It has the same first student token as
+        the known stem, and is not spelled, except in two cases: a student token can span both
+        parts, or the pre-tokenizer can split the known stem differently.
         """
         size = self._size + len(keys)
         self._make_room(size)
@@ -292,7 +299,7 @@ class Projector:
         kernels.add_stems(self.stems.slots, self.stems.keys[: self._size], 0)
 
     def _stem_bytes(self, stem: int) -> tuple[bytes, bytes]:
-        """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
+        """Return the bytes of the teacher token before a stem, and the bytes of the stem."""
         parts: list[bytes] = []  # collected in reverse order
         while True:
             key = int(self.stems.keys[stem])
@@ -308,15 +315,15 @@ class Projector:
         return bisect_right(self._in_order, prefix, first, key=lambda x: x[: len(prefix)]) - first
 
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
-        r"""Return the student's first token of each text, given the bytes before it.
+        r"""Return the student's first token of each text, if certain bytes precede the text.
 
         The preceding bytes can change the token. For example, many tokenizers have a token `(a`,
-        but split it after a `\`. If no token starts at the text, it is spelled without the
-        preceding bytes.
+        but split `\(a` between `(` and `a`. If no token starts at the beginning of the text, the
+        text is spelled without the preceding bytes.
 
         Returns:
-            token ids (−1: unspellable), and whether a token starts at the text or it is
-            unspellable.
+            token ids (−1 if the student cannot spell the text), and whether a token starts at the
+            beginning of the text (also True if the student cannot spell it).
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
         first = [
@@ -354,7 +361,7 @@ def _spellings(student: TokenTable) -> kernels.StudentTokens:
 
 
 def may_split(stem: bytes) -> bool:
-    """Whether the following bytes can change how a pre-tokenizer splits this stem."""
+    """Whether the bytes after this stem can change how a pre-tokenizer splits it."""
     [text, *more] = utf8_runs(stem)
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
@@ -379,11 +386,11 @@ def _arrays(
 
 
 def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Find the teacher tokens whose student spelling can depend on the next token.
+    """Find teacher tokens that the student can spell differently, depending on the next token.
 
     Returns:
-        a mask of these tokens, bool `[V_teacher]`, and of the pairs of bytes (last, first) across
-        which a student token can continue, bool `[256, 256]`.
+        a mask of these tokens, bool `[V_teacher]`, and a mask of pairs of bytes (the last byte of a
+        token, the first byte of the next) that a student token can span, bool `[256, 256]`.
     """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)

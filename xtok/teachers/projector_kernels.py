@@ -29,17 +29,18 @@ ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
 NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row belong to the rest
 
 RESPLIT_RATE = 0.01
-"""Assumed rate at which a student splits a token of a text at a byte at which it does not split
-the token alone. Measured: in Gemma 3's tokens, SmolLM2, Llama 3 and Qwen split at 0.4 to 3 % of
-these bytes (manual pages in four languages, and Python).
+"""Assumed probability that the student splits a teacher token within a text at a byte where it does
+not split the token alone. Measured: SmolLM2, Llama 3 and Qwen split Gemma 3's tokens at 0.4 to 3 %
+of these bytes (manual pages in four languages, and Python).
 """
 CLOSE_RATIO = 1 + 2.0**-9
-"""Minimum ratio of probabilities that still differ as float32 logarithms, up to 2**13 nats."""
+"""Two probabilities (down to e**-8192) with at least this ratio have different float32
+logarithms."""
 BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all values below 2**-64
 
 
 class TeacherTokens(NamedTuple):
-    """A teacher's tokens, the rows of the map, and the seams where student tokens can continue."""
+    """A teacher's tokens, the map's rows, and the bytes at which a student token can span two."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
@@ -62,11 +63,11 @@ class StudentTokens(NamedTuple):
 
 
 class StemTable(NamedTuple):
-    """Stems: byte strings of one or more teacher tokens, with the student's spelling of each.
+    """Stems: byte strings of one or more teacher tokens, with the student's spelling of each stem.
 
-    The remainder of token t after u bytes has the key `1 << ROOT | u << ID_BITS | t`. Stem e with
-    token t appended has the key `(e + 1) << ID_BITS | t`. With the teacher tokens 7 (`20`), 5
-    (`1`):
+    A key identifies each stem. Token t without its first u bytes has the key
+    `1 << ROOT | u << ID_BITS | t`. Stem e, followed by token t, has the key
+    `(e + 1) << ID_BITS | t`. An example with the teacher tokens 7 (`20`) and 5 (`1`):
 
         stem   bytes   key
         0      20      1 << ROOT | 0 << ID_BITS | 7    token 7
@@ -85,7 +86,7 @@ class StemTable(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """A block of student rows, with their positions and up to `top_k` projected candidates."""
+    """A block of student rows: their positions in teacher tokens, and up to `top_k` candidates."""
 
     position: NDArray[np.int64]  # [rows], teacher token at the first byte of the student token
     inside: NDArray[np.int64]  # [rows], offset of this byte in the teacher token
@@ -100,7 +101,7 @@ class RowBlock(NamedTuple):
 
 
 class ProjectorArrays(NamedTuple):
-    """The input of `project_rows`, and the rows that it fills in."""
+    """The input of `project_rows`, and the rows that `project_rows` fills."""
 
     teacher: TeacherTokens
     predictions: TopK
@@ -109,7 +110,7 @@ class ProjectorArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of a thread: the student tokens of one row, and their order."""
+    """Working memory of one thread: the student tokens of one row, and a sorted order."""
 
     mass: NDArray[np.float64]  # [V_student], probability of each token; zeros before and after
     tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability
@@ -121,7 +122,7 @@ class Scratch(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of a row's probability, in arrays with room for more parts."""
+    """The parts into which a row's probability is divided, in arrays with room for more parts."""
 
     goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t), the rest (-1)
     mass: NDArray[np.float64]
@@ -149,22 +150,24 @@ def _looked_up(slots, keys, key, missing):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
-    """Insert the keys from `start` on, which must be new."""
+    """Insert the keys with the index `start` and higher, which must be new."""
     for e in range(start, len(keys)):
         slots[_slot(slots, keys, keys[e])] = e
 
 
 @kernel
 def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untyped-def]
-    """Find the pairs of a stem and a following token that a student token can span.
+    """Find pairs of a stem and a following token such that a student token can span both.
 
     Args:
         student: see `StudentTokens`.
-        stems: bytes, including the bytes before each stem; offsets; start of each stem within its
-            bytes; the stem of each pair, int64 `[pairs]`.
-        more: the teacher's bytes; start and end of the second part of each pair.
-        joins: bool `[pairs]`, output: a student token spans the seam.
-        may_grow: bool `[pairs]`, output: a student token starts with the pair and is longer.
+        stems: four arrays: the bytes of all stems, each with the preceding bytes; the offsets of
+            these byte strings; the start of each stem within its byte string; the stem of each
+            pair, int64 `[pairs]`.
+        more: three arrays: the teacher's bytes, and the start and end of each pair's token in them.
+        joins: bool `[pairs]`, output: whether a student token contains bytes of both parts.
+        may_grow: bool `[pairs]`, output: whether a longer student token starts with the pair's
+            bytes.
     """
     data, offsets, order = student
     stem_data, stem_offsets, stem_begins, stem_of = stems
@@ -193,7 +196,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
 
 @inner_kernel
 def _has_token(student, text, least):  # type: ignore[no-untyped-def]
-    """Return whether a token of more than `least` bytes is the beginning of a text."""
+    """Return whether a text starts with a token of more than `least` bytes."""
     data, offsets, order = student
     for size in range(least + 1, len(text) + 1):
         n = prefix_bound(data, offsets, order, text[:size], False)
@@ -209,11 +212,12 @@ def _has_token(student, text, least):  # type: ignore[no-untyped-def]
 
 @kernel
 def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-untyped-def]
-    """Project the rows `todo` until `missing` is full. Rows that lack a stem stay unfinished.
+    """Project the rows `todo` until `scratch.missing` is full.
 
-    A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes
-    about as long again (`scripts/benchmark.py serving`). Keys can occur several times in
-    `scratch.missing`.
+    If a row needs a stem that is not in the `StemTable`, the stem's key is added to
+    `scratch.missing`, possibly several times, and the row stays unfinished. A row with K = 64 takes
+    7 to 10 µs, mostly to read rows of the map. Spelling new stems takes as long again
+    (`scripts/benchmark.py serving`).
     """
     _, predictions, _, rows = arrays
     mass, tokens, values, _, _, _, missing = scratch
@@ -253,11 +257,12 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
 
 @inner_kernel
 def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
-    """Assign the candidates of a row, except the realized token, to destinations.
+    """Divide the probability of a row's candidates, except the realized token, into parts.
 
-    A candidate costs an exponential, and inside a token also a comparison and a lookup. The rest is
-    spread evenly over the tokens that are not candidates; inside a token, over those that start
-    like the text.
+    For each candidate, this computes an exponential and, if the student token starts inside the
+    teacher token, a comparison and a lookup. The rest is spread evenly over the tokens that are not
+    candidates. If the student token starts inside the teacher token, only tokens that begin with
+    the same bytes count.
 
     Returns:
         the number of parts, the probability of the realized token, and the rest.
@@ -321,20 +326,20 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return the probability that the student splits before a stem, as in the text."""
+    """Return the probability that the student splits before a stem, as it does in the text."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel
 def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-untyped-def]
-    """Follow the realized tokens, and add the parts of each next row until no token can grow.
+    """Follow the text's own tokens, and add the parts of each row, while a student token can grow.
 
-    A step costs one lookup, and another lookup for each candidate that a student token can extend
+    Each step needs one lookup, and one more for each candidate that a student token can extend
     into.
 
     Returns:
-        the enlarged parts, their number, whether all rests are known, and whether `missing` is
-        full.
+        the enlarged parts, the number of parts, whether the rests of all rows are known, and
+        whether `missing` is full.
     """
     teacher, predictions, stems, rows = arrays
     data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
@@ -401,7 +406,7 @@ def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-un
 
 @inner_kernel
 def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
-    """Add up the parts of each student token; return the number of `tokens`, and the rest."""
+    """Add up the parts for each student token. Returns the number of tokens, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
     goes_to, part = parts
     count = np.uint64(0)  # unsigned, so that Numba generates no code for negative indices
@@ -432,7 +437,7 @@ def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no
 
 @inner_kernel
 def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
-    """Write the first `size` tokens in order; return the rest, which includes all other tokens."""
+    """Write the first `size` tokens in order. Returns the rest, including the remaining tokens."""
     _, tokens, values, _, order, _, _ = scratch
     for n in range(size):
         rows.ids[x, n] = tokens[order[n]]
@@ -445,7 +450,7 @@ def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _room(parts, count, more):  # type: ignore[no-untyped-def]
-    """Return the first `count` parts in arrays with room for `more`."""
+    """Return the first `count` parts, in arrays with room for `more` parts."""
     size = count + more
     if size <= len(parts.mass):
         return parts
@@ -457,7 +462,7 @@ def _room(parts, count, more):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
-    """Copy a prediction. Cut candidates and ids beyond the student's width belong to the rest."""
+    """Copy a prediction. Candidates beyond `top_k` or the student's width are added to the rest."""
     start, end = predictions.starts[j], predictions.starts[j + 1]
     size, cut = np.int64(0), 0.0
     for k in range(start, end):
@@ -475,10 +480,10 @@ def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def
 
 @inner_kernel
 def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
-    """Sort the `top_k` heaviest tokens into `order`, ties by id, and return their number.
+    """Sort the `top_k` most likely tokens into `order`, ties by id, and return their number.
 
-    For the best 64 of 64 to 800 tokens, a bucket sort (16 buckets per octave) takes 1 µs, a heap 3
-    to 11 µs, and a full sort 2 to 38 µs.
+    To find the best 64 of 64 to 800 tokens, a bucket sort (16 buckets per octave) takes 1 µs, a
+    heap takes 3 to 11 µs, and a full sort takes 2 to 38 µs.
     """
     _, tokens, values, kept, order, starts, _ = scratch
     bits = values.view(np.int64)
@@ -508,9 +513,9 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
-    """Return the bucket below the smallest of the `top_k` largest values.
+    """Return the bucket just below the bucket of the `top_k`th largest value.
 
-    After rounding, values in this bucket can equal the smallest value.
+    After rounding, values in the returned bucket can equal the `top_k`th largest value.
     """
     lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
     while above - lowest > 1:
@@ -547,5 +552,5 @@ def _bucket(bits):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _edge(bucket):  # type: ignore[no-untyped-def]
-    """Return the bits of the smallest probability of a bucket, except the lowest bucket."""
+    """Return the bits of the smallest probability in a bucket (not for the lowest bucket)."""
     return (bucket + (1023 << 4) - BUCKETS + 1) << 48

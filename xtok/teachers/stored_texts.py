@@ -28,9 +28,10 @@ _WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
     """Convert checked rows of a teacher to rows of the student.
 
-    The student's template renders `messages`, and the student's library encodes `text`. For a
-    student that reads less, `student_messages` and `student_text` replace them. Rows without
-    messages and text are decoded from their ids, as conversations or as bytes.
+    The student's template renders `messages`, and the student's library encodes `text`. If the
+    student reads less than the teacher, `student_messages` replaces `messages`, and `student_text`
+    replaces `text`. The ids of a row without messages and text are decoded as a conversation or as
+    bytes.
 
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
@@ -76,10 +77,13 @@ def _shared_texts(translator: Translator, rows: Documents) -> list[SharedText]:
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, location: object
 ) -> slice | None:
-    """Return the ids of the text without control tokens around it, or None if it contains some.
+    """Return the slice of ids that spell the text; None if control tokens are inside the text.
+
+    Control tokens before and after the text are not part of the slice.
 
     Raises:
-        XtokError: if the ids do not spell the text, and the teacher's library encodes it otherwise.
+        XtokError: if the ids do not spell the text, and differ from the ids of the teacher's
+            library.
     """
     table, data = translator.teacher.table, text.encode()
     is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]
@@ -105,10 +109,10 @@ def _text_in(
 def _by_text(
     pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, *, is_end: bool
 ) -> SharedText:
-    """Align a text, and add the counterparts of the control tokens around the teacher's text.
+    """Align a text, after adding the teacher's surrounding control tokens to the student's ids.
 
     If the student reads only the end of the text (`is_end`), the alignment starts at the first byte
-    of this end at which tokens of both sides start.
+    of this end where a student token and a teacher token start.
     """
     roles = pair.reversed.equal_roles
     begin, end = (
@@ -150,10 +154,11 @@ def _narrow(
     positions: NDArray[np.int64],
     is_shared: NDArray[np.bool_],
 ) -> None:
-    """Remove student tokens from a mask, in place, if the teacher's mask lacks their token.
+    """Remove student tokens from a mask, in place, if the teacher's mask excludes their position.
 
-    Tokens without a teacher position, such as tokens that only the student's template writes, are
-    treated like the preceding token of their turn.
+    `positions` contains the teacher token in which each student token starts. Student tokens
+    without a teacher token, for example tokens that only the student's template writes, are treated
+    like the preceding token of their turn.
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, stop in pairwise(turns.tolist()):
@@ -164,7 +169,7 @@ def _narrow(
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
-    """Yield notes about the first rows: bos tokens, and notes about rendered conversations."""
+    """Yield notes about the first rows: about bos tokens, and about rendered conversations."""
     teacher, topk = pair.tokenizers[1], rows.topk
     starts = document_starts(topk.bounds)
     firsts = topk.token_ids[starts]
@@ -189,7 +194,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
 
 
 Sides = tuple[ChatRecord, ChatRecord]
-"""A conversation in the student's version and in the teacher's version."""
+"""A conversation as the student reads it, and as the teacher reads it."""
 
 
 def _check_student_text(part: str, text: str | None, location: object) -> None:

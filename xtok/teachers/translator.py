@@ -1,6 +1,6 @@
 """Convert texts to the tokens of both sides, and project the teacher's predictions.
 
-`stored_texts.py` (files) and `serving/` (servers) provide the texts and predictions.
+The texts and predictions come from `stored_texts.py` (files) or `serving/` (servers).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Templates = tuple[str | Path | None, str | Path | None]
 def bind_back_map(
     pair: Pair, back_map: MapLike | None, note: Note, progress: Progress = silent
 ) -> tuple[Pair, ProjectionMap]:
-    """Return the map from teacher to student, and the pair with the map's widths.
+    """Return the pair, with the map's widths, and the map from the teacher to the student.
 
     If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed from
-    the map, because they correspond to no token.
+    the map, because a scale slot does not correspond to a token.
 
     Raises:
         XtokError: if the map belongs to a different pair.
@@ -104,7 +104,10 @@ class SharedText(NamedTuple):
         spans: list[tuple[slice, slice]] | None = None,
         mask: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """Create a text without renamed tokens. Without `spans`, all bytes are equal."""
+        """Create a text in which each student token is spelled as itself.
+
+        If `spans` is None, both sides have equal bytes.
+        """
         array = np.asarray(ids, np.int32)
         whole = slice(0, len(array)), slice(0, len(teacher_ids))
         begins = np.arange(len(array) + 1)
@@ -112,15 +115,16 @@ class SharedText(NamedTuple):
 
 
 class Translator:
-    """Converts texts to the tokens of both sides, and projects the teacher's predictions on them.
+    """Converts texts to the tokens of both sides, and projects the teacher's predictions.
 
-    Like `Projector`, it caches spellings and allows only one call of `project` at a time.
+    Like `Projector`, a translator caches spellings and allows only one call of `project` at a time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         back_map: a map from the teacher (rows) to the student (columns), as in `Projector`.
-        templates: chat templates of both sides.
-        chat: whether to recover conversations from ids, if both sides have a chat template.
+        templates: the chat templates of the student and the teacher.
+        chat: whether conversations are recovered from ids. This requires a chat template on both
+            sides.
         num_threads: the number of threads; None uses one per available core.
     """
 
@@ -157,7 +161,7 @@ class Translator:
 
     @functools.cached_property
     def pieces_per_token(self) -> float:
-        """Average number of teacher tokens per student token in the student's vocabulary."""
+        """Teacher tokens per student token, averaged over the student's vocabulary."""
         tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
         sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
         return max(1.0, sum(sizes) / max(1, len(sizes)))
@@ -165,9 +169,10 @@ class Translator:
     # Texts
 
     def from_teacher_ids(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
-        """Return the texts of sequences of teacher ids, decoded as conversations or as bytes.
+        """Decode sequences of teacher ids, as conversations or as bytes.
 
-        The student's conversation ends with the last text that both templates write.
+        If the teacher's conversation is truncated, the student's conversation ends with the last
+        text that both templates write.
         """
         chats = [self._conversation(ids.tolist(), 1) for ids in sequences]
         rest = [ids for ids, chat in zip(sequences, chats, strict=True) if chat is None]
@@ -175,15 +180,16 @@ class Translator:
         return [chat or next(spelled) for chat in chats]
 
     def from_student_ids(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
-        """Return the text of student ids in the form that the teacher reads.
+        """Decode student ids, and convert the text to the teacher's tokens.
 
-        If the ids are certainly a conversation, the teacher's chat template renders it. Otherwise,
-        the ids are spelled byte for byte, or kept if the tokenizers are equal.
+        If the ids are certainly a conversation, the teacher's chat template renders the
+        conversation. Otherwise, the teacher's tokens spell the same bytes; if the tokenizers are
+        equal, the ids stay the same.
 
         Args:
             ids: the student's ids.
-            teacher_system: a system text for the teacher only. It replaces the system text of a
-                conversation, and precedes other texts.
+            teacher_system: a system text that only the teacher reads. In a conversation, it
+                replaces the system text. Before any other text, it is inserted.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
@@ -197,11 +203,11 @@ class Translator:
     def _conversation(
         self, ids: Sequence[int], source: Literal[0, 1], system: str = ""
     ) -> SharedText | None:
-        """Return the conversation that the ids of one side encode, in both sides' templates.
+        """Recover the conversation that ids of one side encode, and render it for the other side.
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
-        omits or changes words of the assistant (or, for student ids, the ends of its turns). Also
-        returns None for student ids that the teacher's template would not change.
+        omits or changes words of the assistant. For student ids, also returns None if the template
+        changes the end of an assistant's turn, or if both templates write the same text.
         """
         if not self._reads_chats or (source == 0 and self._writes_alike and not system):
             return None
@@ -234,10 +240,10 @@ class Translator:
     def _shared_spans(
         self, sides: tuple[Conversation, Conversation], source: Literal[0, 1]
     ) -> list[tuple[slice, slice]]:
-        """Return the spans that are equal on both sides.
+        """Return the spans of tokens that both sides write with equal text.
 
-        The result is empty if the bytes of a span differ, or if the source has an answer outside
-        the spans.
+        The list is empty if the bytes of a span differ, or if answer tokens of the source are
+        outside the spans.
         """
         spans = written_alike(*sides, self._roles)
         is_target = sides[source].assistant_mask.copy()
@@ -254,9 +260,9 @@ class Translator:
         return [] if is_target.any() else spans
 
     def _other_side(self, chat: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
-        """Render a recovered conversation with the other side's template and system text.
+        """Render a recovered conversation with the template of one side and a system text.
 
-        Also returns the tokens of the system text.
+        Also returns the slice of the system text's tokens.
         """
         tokenizer, template = self.pair.tokenizers[side], self.templates[side]
         if not system:
@@ -270,11 +276,12 @@ class Translator:
         return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
-        """Spell student ids byte for byte, after a context for the teacher only.
+        """Spell the bytes of student ids in teacher tokens, after a text for the teacher only.
 
-        If the teacher has a bos token, its sequence starts with it. Otherwise, its end-of-document
-        token replaces the student's bos token, or the first student token is spelled separately, so
-        that all later tokens are predicted.
+        If the teacher has a bos token, the teacher's ids start with it. Otherwise, the teacher's
+        end-of-document token replaces the student's bos token. If the student's ids have no bos
+        token either, the first student token is spelled separately, so that all later tokens are
+        predicted.
         """
         parts = [self._as_text(i) for i in ids]
         begin: list[int] = []
@@ -308,7 +315,7 @@ class Translator:
     def teacher_positions(
         self, texts: Sequence[SharedText], predictions: TopK
     ) -> NDArray[np.int64]:
-        """Return the teacher token at the first byte of each token of `spelled`; −1 if unknown."""
+        """Return the teacher token in which each token of `spelled` starts; −1 if unknown."""
         spelled = _spelled_ids(texts)
         ours, student = _in_spans(texts, 0, spelled)
         theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
@@ -318,14 +325,14 @@ class Translator:
         return positions
 
     def project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
-        """Return predictions for the tokens of `spelled`, one document per text.
+        """Return predictions for the tokens in `spelled`, with one document per text.
 
-        The first row of each document is empty, because a student has no logits before its first
+        The first row of each document is empty, because a student has no logits before the first
         token.
 
         Args:
             texts: texts in the tokens of both sides.
-            predictions: the teacher's checked predictions of the `teacher_ids` of each text.
+            predictions: the teacher's checked predictions for the `teacher_ids` of each text.
             top_k: maximum number of candidates per row.
         """
         topk = self._project(texts, predictions, top_k)
@@ -334,10 +341,10 @@ class Translator:
         return take_rows(topk, rows, topk.token_ids, topk.bounds)
 
     def project_whole(self, text: SharedText, predictions: TopK, top_k: int) -> TopK:
-        """Return predictions for a text, with a log-probability for each token.
+        """Return predictions for a text, with a log-probability for each token except the first.
 
-        Unlike `project`, this includes tokens that only one side's template writes, so the sum over
-        a whole text equals the teacher's sum. Only the first token has no value.
+        Unlike `project`, this includes the log-probabilities of tokens that only one side's
+        template writes, so the sum over the whole text equals the teacher's sum.
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
@@ -370,7 +377,7 @@ def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
 def _in_spans(
     texts: Sequence[SharedText], side: Literal[0, 1], flat: FlatIds
 ) -> tuple[NDArray[np.int64], FlatIds]:
-    """Return the positions of one side's tokens in spans, and the spans as documents."""
+    """Return the positions of the tokens that are in spans, and the spans as documents."""
     ranges = [
         np.arange(begin + span[side].start, begin + span[side].stop)
         for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
@@ -385,10 +392,10 @@ def _concat(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[A
 
 
 def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: TopK) -> None:
-    """Divide the log-probability of teacher tokens between the spans equally, in place.
+    """Between spans, divide the teacher's log-probability equally among student tokens, in place.
 
-    `logprobs` contains a value for each token of `spelled`. Tokens that only the student's template
-    writes get 0.
+    `logprobs` contains a value for each token in `spelled`. Where only the student's template
+    writes tokens, these tokens get 0.
     """
     theirs = predictions.realized_logprob.copy()
     theirs[text.alone] = np.nan
@@ -400,7 +407,7 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
 
 
 def _at_most_one(topk: TopK) -> TopK:
-    """Scale the other candidates so that each row, with its own token, sums to at most 1."""
+    """Scale the candidates so that each row, including its own token, sums to at most 1."""
     row_ids = segment_ids(topk.starts)
     p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_ids])
     others = 1 - np.bincount(row_ids, p, len(topk.token_ids))

@@ -238,7 +238,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
 
 
 def why_whole_logits(model: Any) -> str | None:
-    """Return the reason why a model must compute whole logits; None if there is no such reason."""
+    """Return the reason why a model must compute whole logits; None if it can avoid them."""
     inner, name = unwrap(model), type(_base(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"

@@ -121,8 +121,8 @@ def transplant(
         folder: the output folder. It must be missing, empty, or an unchanged result of
             `transplant`.
         init: initial row of a token that the model lacks: `pieces` (the mean of the rows of the old
-            tokens that spell the new token), `mean` (the mean of all rows), or a map from the new
-            tokenizer (rows) to the old tokenizer (columns), whose weights are used.
+            tokens that spell the new token), `mean` (the mean of all rows), or the weights of a map
+            from the new tokenizer (rows) to the old tokenizer (columns).
         shrink: from 0 to 1; moves these rows towards the mean of all rows by this share. If the
             model's head is separate from its input embeddings, only rows of the head are moved.
         pad_to_multiple_of: round the number of rows up to a multiple.
@@ -467,7 +467,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
-    """Load a model, and return its bits per byte on the documents; None if there are none."""
+    """Load a model, and return its bits per byte on some documents; None without documents."""
     if not documents:
         return None
     from transformers import AutoModelForCausalLM

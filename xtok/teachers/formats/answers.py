@@ -1,4 +1,4 @@
-"""Read stored responses of vLLM and SGLang: JSON lines with one response or a list each."""
+"""Read stored responses of vLLM and SGLang: JSON lines, each with one response or a list."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FIELDS = (
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
     *("meta_info", "output_ids", *PER_TOKEN),
 )
-"""Fields of a response that are not copied as columns."""
+"""Fields of a response that do not become columns."""
 
 FORMATS = (
     "use Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
     "(input_ids, token_ids, top_values), or JSON lines with responses of vLLM (prompt_logprobs) or "
     "SGLang (meta_info)"
 )
-"""Hint that lists the supported formats."""
+"""A hint that lists the supported formats."""
 
 _RETRY_HINT = "request this text from the server again, or delete the line"
 
@@ -60,7 +60,7 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
 def read_answers(
     shard: Shard, kind: CacheKind, candidates: int, *, is_projected: bool
 ) -> Iterator[tuple[Documents, int]]:
-    """Read a shard in the same way as `read_cache`.
+    """Read a shard of stored responses for `read_cache`.
 
     `is_projected` is true if `project` wrote the first line.
 
@@ -68,7 +68,8 @@ def read_answers(
         documents, and their approximate size on disk in bytes.
 
     Raises:
-        XtokError: if a line is not a response, or not from the same source as the first line.
+        XtokError: if a line is not a response, or if its source (a server or `project`) differs
+            from the source of the first line.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[Documents] = []
@@ -108,9 +109,9 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
 
 
 def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
-    """Return one choice per prompt: vLLM repeats the predictions of a prompt for `n` completions.
+    """Return one choice per prompt, because vLLM repeats a prompt's predictions in `n` choices.
 
-    Its usage counts the tokens of each prompt once.
+    `n` is inferred from `usage`, which counts the tokens of each prompt only once.
     """
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     sizes = [len(choice["prompt_logprobs"]) for choice in choices]
@@ -123,7 +124,7 @@ def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict
 def _choice_answer(
     value: Mapping[str, Any], choice: Mapping[str, Any], number: int, *, is_only: bool
 ) -> dict[str, Any]:
-    """Merge a choice with the common fields of its response."""
+    """Merge a choice with the fields of the response that apply to all choices."""
     answer = {name: v for name, v in value.items() if name != "choices"}
     answer |= {name: v for name, v in choice.items() if name in FIELDS}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
@@ -151,7 +152,7 @@ def _require_no_error(value: Mapping[str, Any], location: LineOffset) -> None:
 def _columns(
     answer: Mapping[str, Any], kind: CacheKind, location: LineOffset
 ) -> dict[str, str | None]:
-    """Return the other fields as strings, so that all rows have the same schema."""
+    """Return all fields outside `FIELDS` as strings, so that all rows have the same schema."""
     other_fields = {name: value for name, value in answer.items() if name not in FIELDS}
     if kind == "sglang":  # `text` is the generated text
         other_fields.pop("text", None)
@@ -169,7 +170,7 @@ def _columns(
 def _mask(
     answer: Mapping[str, Any], num_tokens: int, location: LineOffset
 ) -> NDArray[np.bool_] | None:
-    """Return the training targets from `loss_mask` or `labels`, if present."""
+    """Return a mask of the training targets from `loss_mask` or `labels`, or None."""
     name = "labels" if answer.get("loss_mask") is None else "loss_mask"
     stored = answer.get(name)
     if stored is None:
@@ -185,7 +186,7 @@ def _mask(
 
 
 def _join(answers: Sequence[Documents]) -> Documents:
-    """Concatenate documents. Their columns are strings, and become arrays."""
+    """Concatenate documents. The strings of each column become a pyarrow array."""
     locations = [name for answer in answers for name in answer.locations]
     arrow = need("pyarrow", locations[0])
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))

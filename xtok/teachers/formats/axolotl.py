@@ -1,4 +1,4 @@
-"""Write axolotl's prepared columns, with row i for token i + 1."""
+"""Write axolotl's prepared columns, where row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from xtok.teachers.formats.documents import Documents
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
-    Values are renormalized over the candidates. Rows are padded with an id that has a negligible
-    probability, because axolotl's loss includes padding in the student's normalizer.
+    In each row, the candidates are renormalized to sum to 1. Rows are padded with an id that has a
+    negligible probability in the student, because axolotl's loss also normalizes the student over
+    padding ids.
     """
     import pyarrow
 

@@ -102,10 +102,10 @@ class Cache:
         return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Validate documents of this cache, also against its metadata.
+        """Validate documents of this cache, including the declarations in the cache's metadata.
 
         Raises:
-            XtokError: as in `check_predictions`; also if the footer or DistillKit's config
+            XtokError: as in `check_predictions`. Also raised if the footer or DistillKit's config
                 contradicts the rows or the vocabulary.
         """
         rows = check_predictions(
@@ -161,7 +161,7 @@ def _require(
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
-    """Open a cache, and detect its format from its contents unless it is given.
+    """Open a cache. If `kind` is None, the format is detected from the contents.
 
     Raises:
         XtokError: if the file is unreadable, has no known format, or declares an unsupported
@@ -215,7 +215,8 @@ def read_cache(
     The blocks depend only on the file and the number of candidates.
 
     Yields:
-        rows with about `candidates` candidates, and their approximate size on disk in bytes.
+        blocks of documents with about `candidates` candidates, and the approximate size of each
+        block on disk in bytes.
 
     Raises:
         XtokError: if the file is damaged, or does not match its format.
@@ -240,4 +241,4 @@ WRITERS: Mapping[CacheFormat, Callable[[Documents, StudentSide], Any]] = {
     "distillkit": distillkit.table,
     "vllm": lambda documents, target: vllm.lines(documents, target.model),
 }
-"""Functions that convert documents to a table or to lines."""
+"""For each output format, the function that converts documents to a table or to lines."""

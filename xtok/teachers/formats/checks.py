@@ -12,21 +12,21 @@ from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _MIN_ROWS = 32
-"""Minimum number of rows with a sum of 1 for detecting renormalized values."""
+"""Minimum number of rows for detecting renormalized values."""
 
 _DECIMALS = 1e-4
-"""Maximum distance of a sum from 1 after rounding to four decimals."""
+"""Tolerance for a row's sum of 1: probabilities can be rounded to four decimals."""
 
 
 def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """Return a mask of rows that list the whole vocabulary, so that their rest is 0, bool `[N]`."""
+    """Return a mask `[N]` of rows that list the whole vocabulary, so no probability is left."""
     return np.diff(topk.starts) >= (vocabulary.tokenizer_vocab_size or vocabulary.vocab_size)
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Whether rows look renormalized, because their sums equal 1 within rounding.
+    """Whether candidates look renormalized, because in each row they sum to 1 within rounding.
 
-    Rows with the whole vocabulary and rows with a rest are ignored.
+    Rows that list the whole vocabulary, and rows with a known `rest_logprob`, are ignored.
     """
     has_rest = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     topk = without_padding(topk)
@@ -65,7 +65,8 @@ def check_predictions(
     """Validate predictions with `checked`, after removing padding at the ends of documents.
 
     If the pad token is also the bos or an end-of-text token, the pad token next to the text is
-    kept. With `renormalized`, the rest is unknown, except in rows with the whole vocabulary.
+    kept. If `renormalized` is True, the probability outside the candidates is unknown, except in
+    rows that list the whole vocabulary.
 
     Raises:
         XtokError: if an id is outside the vocabulary, or `checked` finds a violation.

@@ -14,21 +14,23 @@ from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, l
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
-"""Padding value for readers that require rows of fixed width and convert −inf to NaN."""
+"""Padding value for programs that require rows of fixed width and convert −inf to NaN."""
 
 CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
     *PER_TOKEN,
 )
-"""Columns that are computed for the student, and never copied from the teacher."""
+"""Columns that `project` computes for the student and never copies from the teacher's file."""
 
 
 class CacheColumns:
-    """A record batch of documents with list columns. Only types and lengths are checked.
+    """A record batch with one document per row, and list columns.
+
+    Only types and lengths are checked.
 
     Attributes:
-        bounds: int64 `[documents + 1]`.
-        token_ids: int32 `[tokens]`, of all documents.
+        bounds: int64 `[documents + 1]`, the start of each document in `token_ids`.
+        token_ids: int32 `[tokens]`, the ids of all documents.
 
     Args:
         batch: a pyarrow record batch.
@@ -46,12 +48,13 @@ class CacheColumns:
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
     ) -> tuple[list[Bounds], NDArray[Any]]:
-        """Return the bounds of a column's nested lists, the outermost first, and their flat values.
+        """Return the bounds of a column's nested lists, outermost first, and the flat values.
 
         The depth is 1 for one value per token, and 2 for one list per token.
 
         Raises:
-            XtokError: if the column has a different type or depth, and as in `flat_numbers`.
+            XtokError: as in `flat_numbers`. Also raised if the column has a different type or
+                depth.
         """
         import pyarrow.compute
 
@@ -67,9 +70,9 @@ class CacheColumns:
         return levels, flat_numbers(array, name, dtype, self.locations, levels, optional=optional)
 
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
-        """Return an optional column with one value per token, or None.
+        """Return a column with one value per token, or None if the column is missing.
 
-        With `absent`, documents in which the column is null get this value.
+        If `absent` is given, documents in which the column is null get this value.
         """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
@@ -87,7 +90,7 @@ class CacheColumns:
     def candidates(
         self, ids_name: str, logprobs_name: str
     ) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
-        """Return the bounds of documents and of rows, candidates, and their log-probabilities."""
+        """Return the bounds of documents and rows, the candidates, and their log-probabilities."""
         [rows, starts], ids = self.flat_lists(ids_name, 2, np.int32)
         others, logprobs = self.flat_lists(logprobs_name, 2, np.float32)
         self.check_lengths([rows, starts], others, (ids_name, logprobs_name))
@@ -96,7 +99,7 @@ class CacheColumns:
     def check_lengths(
         self, ours: Sequence[Bounds], others: Sequence[Bounds], names: tuple[str, str]
     ) -> None:
-        """Raise an error if the lists of two columns have different lengths."""
+        """Raise an error if the lists in two columns have different lengths."""
         for depth, (a, b) in enumerate(zip(ours, others, strict=True)):
             sizes = np.stack([np.diff(a), np.diff(b)])
             differs = np.flatnonzero(sizes[0] != sizes[1])
@@ -110,7 +113,7 @@ class CacheColumns:
                 raise cache_error(location, problem)
 
     def documents(self, topk: TopK) -> Documents:
-        """Return predictions with the loss mask and the columns to copy."""
+        """Add the loss mask and the columns to copy to predictions."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
             mask = labels != -100
@@ -140,7 +143,7 @@ class CacheColumns:
 
 
 class StudentSide(NamedTuple):
-    """Properties of the student that output formats need."""
+    """The properties of the student that output formats require."""
 
     model: str
     width: int  # K
@@ -150,7 +153,10 @@ class StudentSide(NamedTuple):
 def next_tokens(
     topk: TopK, target: StudentSide
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
+    """Return ids, log-probabilities and a mask (False at padding), `[N, K]`, shifted by one token.
+
+    Row i predicts token i + 1.
+    """
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[np.isin(rows, topk.bounds)] = -1  # last tokens
     starts, indices = candidate_indices(topk.starts, rows)

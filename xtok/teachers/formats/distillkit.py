@@ -1,4 +1,4 @@
-"""Read and write DistillKit's Parquet (commit a61c2e7), with row i for token i + 1."""
+"""Read and write DistillKit's Parquet (commit a61c2e7), where row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
     ("input_ids", "token_ids", "top_values"),
 )
-"""Columns that identify compressed rows and plain rows."""
+"""Two sets of columns: the first identifies compressed rows, and the second plain rows."""
 
 CONFIG = "compression_config.yaml"
 
@@ -32,7 +32,7 @@ _MAX_POWER = 16
 _AGAIN_HINT = "create or download the cache again, with its compression_config.yaml"
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
-"""Bounds of byte rows, and their bytes."""
+"""The bounds of rows of bytes, and the bytes of all rows."""
 
 
 def read(
@@ -40,12 +40,12 @@ def read(
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 
-    All rows have the same width, padded with −inf or large negative values. Labels that `table`
-    wrote refer to rows, not to tokens.
+    All rows have the same number of candidates, padded with −inf or large negative values. In files
+    that `table` wrote, a label belongs to a row, not to a token.
 
     Raises:
-        XtokError: if a document with N tokens does not have N − 1 rows, or their width differs from
-            the config.
+        XtokError: if a document with N tokens does not have N − 1 rows, or if the width of a row
+            differs from the config.
     """
     columns = CacheColumns(batch, locations)
     if is_plain(batch.schema.names):
@@ -81,7 +81,7 @@ def read(
 
 
 def table(documents: Documents, target: StudentSide) -> Any:
-    """Return plain columns, with one row less than there are tokens.
+    """Return plain columns. A document with N tokens gets N − 1 rows.
 
     `labels[i]` masks row i, not token i, because DistillKit's trainer uses it this way.
     """
@@ -103,7 +103,7 @@ def table(documents: Documents, target: StudentSide) -> Any:
 
 
 class Bin(NamedTuple):
-    """Residuals of some candidates, stored as a scale and multiples of it in a few bits."""
+    """Residuals of some candidates, stored as a scale and small integer multiples of the scale."""
 
     scale_dtype: str
     element_bits: int
@@ -111,7 +111,7 @@ class Bin(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """Compression of a row: DistillKit's `DistributionQuantizationConfig`."""
+    """The compression of a row, as in DistillKit's `DistributionQuantizationConfig`."""
 
     d: int
     k: int
@@ -131,7 +131,7 @@ def is_plain(names: Sequence[str]) -> bool:
 
 
 def read_compression(path: Path, names: Sequence[str]) -> Compression | None:
-    """Read the config next to a file. It is optional for plain rows.
+    """Read the config next to a file. For plain rows, the config is optional.
 
     Raises:
         XtokError: if the config is missing or invalid.
@@ -161,7 +161,7 @@ def _compression(**fields: Any) -> Compression:
 
 
 def _rules(config: Compression) -> list[tuple[object, str]]:
-    """Yield conditions for a config, each with the problem if it does not hold."""
+    """Return conditions that a config must meet, and a description of each violation."""
     d, k, exact_k, exact_dtype, terms, term_dtype, bins, *flags = config
     powers = [term for term in terms if not isinstance(term, str)]
     dtypes = {exact_dtype, term_dtype, *(bin_.scale_dtype for bin_ in bins)}
@@ -190,14 +190,15 @@ def config_for(vocab_size: int, width: int) -> str:
 def decompressed_rows(
     ids: Packed, logprobs: Packed, config: Compression, location: object
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the decompressed ids and log-probabilities `[rows, k]`, like `LogprobCompressor`.
+    """Decompress ids and log-probabilities to `[rows, k]`, like DistillKit's `LogprobCompressor`.
 
     A row contains `exact_k` exact values, the coefficients of a polynomial for the other values,
-    and their residuals in a few bits. If the approximate probabilities sum to more than 1, they are
-    divided by the sum.
+    and the residuals of these values in a few bits. If the resulting probabilities sum to more than
+    1, they are divided by their sum.
 
     Raises:
-        XtokError: if the length of rows does not match the config, at `location`.
+        XtokError: if the length of a row does not match the config. The message starts with
+            `location`.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1

@@ -17,10 +17,11 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns with one value per token, which are computed for the student, and never copied."""
+"""Columns with one value per token. `project` computes them for the student, and never copies
+them."""
 
 PROJECTED = "xtok project"
-"""Value that marks predictions from `project`."""
+"""Value in the metadata that marks predictions from `project`."""
 
 AGAIN_HINT = "create or download the cache again"
 
@@ -44,10 +45,9 @@ class Documents(NamedTuple):
         return locate(index, self.locations, [self.topk.bounds])
 
     def at_tokens(self, is_token: NDArray[np.bool_]) -> Documents:
-        """Keep only the tokens of a mask, bool `[N]`; the other tokens are padding.
+        """Keep only the tokens in a mask, bool `[N]`; the other tokens are padding.
 
-        A prediction that is based only on padding is also removed, because its token becomes the
-        first token.
+        The first remaining token of a document loses its prediction, which depends only on padding.
         """
         if is_token.all():
             return self
@@ -59,16 +59,16 @@ class Documents(NamedTuple):
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:
-        """Return a column as a list, with None in each row if it is missing."""
+        """Return a column as a list; if the column is missing, one None per document."""
         if name not in self.columns:
             return [None] * len(self.locations)
         return python_values(self.columns[name], self.locations)
 
 
 def locate(index: int, locations: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
-    """Return the document and the token of a flat value, for errors.
+    """Return the document and the token that a flat value belongs to, for errors.
 
-    `bounds` contains the bounds of the documents, then of the lists within.
+    `bounds` contains the bounds of the documents, then the bounds of the lists in documents.
     """
     document, *inner = bounds
     for level in reversed(inner):
@@ -78,5 +78,5 @@ def locate(index: int, locations: Sequence[object], bounds: Sequence[NDArray[np.
 
 
 def cache_error(location: object, problem: str, hint: str = AGAIN_HINT) -> XtokError:
-    """Return an error with its location in the cache."""
+    """Return an error that names a location in the cache."""
     return XtokError(f"{location}: {problem}", hint=hint)

@@ -17,7 +17,7 @@ from xtok.teachers.formats.documents import cache_error, locate
 from xtok.tokenizers.display import shorten
 
 Bounds = NDArray[np.int64]
-"""Start of each list in the flat values, and the end of the last list."""
+"""The start of each list in the flat values, then the end of the last list."""
 
 JsonRow = Sequence[tuple[Any, Any]]
 """Candidates of a token in JSON: pairs of id and log-probability."""
@@ -29,13 +29,15 @@ _JSON_TYPES = {np.float32: {int, float}, np.bool_: {int, bool}}
 def json_document(
     token_ids: Any, rows: Sequence[JsonRow], location: object, hint: str, own: Sequence[Any] = ()
 ) -> TopK:
-    """Convert the rows of a response to a document's predictions. In the rows, null means −∞.
+    """Convert the rows of a response to the predictions of one document.
+
+    In the rows, null means −∞.
 
     `own` contains the realized log-probabilities if the format stores them separately.
 
     Raises:
-        XtokError: as in `json_numbers`; also if the numbers of ids and rows differ. `hint` is the
-            hint if ids are missing.
+        XtokError: as in `json_numbers`. Also raised if the numbers of ids and rows differ, or with
+            `hint` if ids are missing.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -59,7 +61,7 @@ def json_document(
 def json_numbers(
     values: Sequence[Any], name: str, dtype: type, location: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
-    """Convert a flat JSON list to a NumPy type without loss, like `flat_numbers`."""
+    """Convert a flat JSON list to a NumPy array without loss, like `flat_numbers`."""
     types = {*map(type, values)} - _JSON_TYPES.get(dtype, {int})
     if types:
         index = next(n for n, value in enumerate(values) if type(value) in types)
@@ -81,11 +83,11 @@ def flat_numbers(
     *,
     optional: bool = False,
 ) -> NDArray[Any]:
-    """Convert a pyarrow array to a NumPy type without loss.
+    """Convert a pyarrow array to a NumPy array without loss.
 
-    The types are int32, int64, uint8, float32 and bool, which also accepts 0 and 1. `bounds`
-    contains the bounds of the documents, then of the nested lists, for locating errors. With
-    `optional`, null becomes NaN.
+    `dtype` is int32, int64, uint8, float32 or bool; 0 and 1 can be converted to bool. For errors,
+    `bounds` contains the bounds of the documents, then the bounds of the nested lists. If
+    `optional` is True, null becomes NaN.
 
     Raises:
         XtokError: if the type is different, or a value is null or out of range.

@@ -1,6 +1,6 @@
-"""Read and write the neutral Parquet format, with row i for token i.
+"""Read and write the neutral Parquet format, where row i predicts token i.
 
-Row 0 is empty.
+Row 0 is empty, because the first token of a document has no prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xtok.teachers.formats.columns import CacheColumns, list_array
 from xtok.teachers.formats.documents import Documents
 
 FORMAT_VERSION = 1
-"""Version of the format. It is optional in the footer, and other versions are errors."""
+"""Version of the format. The footer of a file may omit the version; other versions are errors."""
 
 COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
 """Columns that identify the format."""

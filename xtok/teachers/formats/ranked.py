@@ -1,4 +1,4 @@
-"""Predictions of one sequence from a server, with the ranks of its realized tokens."""
+"""Predictions for one sequence from a server, with the ranks of the realized tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from xtok.predictions.topk import TopK, segment_ids
 from xtok.teachers.formats.flat_values import JsonRow, json_document
 
 MIN_REST = 2.0**-24
-"""Minimum total probability of the tokens that are not candidates, so that none is impossible."""
+"""Minimum total probability of the tokens outside the candidates, so that each of them is
+possible."""
 
 
 class RankedTopK(NamedTuple):
-    """Predictions of one sequence, and the rank of each realized token. Row 0 is empty."""
+    """Predictions for one sequence, and the rank of each realized token. Row 0 is empty."""
 
     topk: TopK  # one document; `realized_logprob` is finite except for the first token
     ranks: NDArray[np.int64]  # [S]
@@ -45,9 +46,10 @@ def ranked_topk(
 
 
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
-    """Fill in missing log-probabilities of realized tokens, which trainers do not support.
+    """Fill in missing log-probabilities of realized tokens, because trainers require all values.
 
-    If a token's value is missing (such as −9999), it gets an equal part of the rest.
+    A token without a value (or with a placeholder such as −9999) gets an equal part of the
+    probability outside the candidates.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -70,11 +72,12 @@ def ranked_entries(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return candidates in the layout of servers: the realized token, then the `top_k` best.
 
-    Short rows are filled with the lowest other ids, each with an equal part of the rest.
+    If a row has fewer candidates, other ids are added in ascending order, each with an equal part
+    of the probability outside the candidates.
 
     Returns:
-        Ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries per row, `[S]`: 0
-        for the first token, K if the realized token is one of the best, otherwise K + 1.
+        ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries in each row,
+        `[S]`: 0 for the first token, K if the realized token is one of the K best, otherwise K + 1.
     """
     topk, requested = scores.topk, top_k
     top_k = min(requested, vocab_size - 1)  # in addition to the realized token
@@ -125,7 +128,7 @@ def _fill_short_rows(
 def lookup_logprobs(
     scores: RankedTopK, chosen: Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[float]]:
-    """Return the log-probabilities of the chosen ids of each row."""
+    """Return the log-probabilities of the chosen ids in each row."""
     topk, other_logprobs = scores.topk, _other_logprobs(scores.topk, vocab_size).tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     ids, logprobs = topk.ids.tolist(), topk.logprobs.tolist()

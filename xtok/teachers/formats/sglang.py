@@ -1,4 +1,4 @@
-"""Read and write SGLang's format (0.5), with entries `[logprob, id, text]`."""
+"""Read and write SGLang's format (version 0.5), with entries `[logprob, id, text]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
 MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
-"""Fix for a server that returns too few candidates."""
+"""Advice for a server that returns too few candidates."""
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
 
@@ -28,7 +28,7 @@ _HINT = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K fr
 def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
-    Also reads flat lists, as JSON or base64 (`return_flat_raw_top_logprobs`).
+    Flat lists, in JSON or base64 (`return_flat_raw_top_logprobs`), are also supported.
 
     Raises:
         XtokError: if the response has a different format.
@@ -51,7 +51,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
 
 
 def _row(entry: Any, top: Any) -> JsonRow:
-    """Return the candidates of a token. If the token is not a candidate, it is appended."""
+    """Return the candidates at a token. If the token itself is not a candidate, it is appended."""
     row = [(i, logprob) for logprob, i, *_ in top or ()]
     return [*row, (entry[1], entry[0])] if row and entry[1] not in dict(row) else row
 
@@ -60,7 +60,7 @@ _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
 
 
 def _unflatten(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
-    """Convert flat lists to rows of (log-probability, id). Leading rows can be empty."""
+    """Convert flat lists to rows of pairs (log-probability, id). The first rows can be empty."""
     flat = {name.replace("_flat", "").replace("_b64", ""): value for name, value in meta.items()}
     values = _as_list(flat["input_top_logprobs_val"], "<f4")
     entries = [*zip(values, _as_list(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
@@ -88,7 +88,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the response for these ids. Only types are checked.
+    """Read the server's response for these ids. Of the values, only the types are checked.
 
     Raises:
         ValueError: if the response has a different format or different ids.
@@ -113,7 +113,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
-    """Return the texts of the tokens after the first, from a valid response."""
+    """Return the texts of all tokens except the first, from a valid response."""
     return [text for _, _, text in value["meta_info"]["input_token_logprobs"][1:]]
 
 

@@ -1,4 +1,7 @@
-"""Read and write vLLM's format (0.33): null, then `{"<id>": {"logprob": …, "rank": …}}`."""
+"""Read and write vLLM's format (version 0.33).
+
+The first token has null, and each later token has `{"<id>": {"logprob": …, "rank": …}, …}`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
-"""Fix for a server that returns too few candidates."""
+"""Advice for a server that returns too few candidates."""
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 
@@ -29,7 +32,8 @@ _HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 fr
 def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
-    Also reads plain numbers by id (from older servers) and flat lists (`FlatLogprobs`).
+    Numbers instead of objects (from older servers) and flat lists (`FlatLogprobs`) are also
+    supported.
 
     Raises:
         XtokError: if the response has a different format.
@@ -68,8 +72,8 @@ def _id(key: str) -> int:
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """Yield one JSON line per document, in the format of `/v1/completions`.
 
-    The candidates and the text's own token are sorted by rank. The entry of the first token is
-    null, and other tokens without a prediction have an empty entry. The mask is `loss_mask`. NaN
+    The candidates and the text's own token are sorted by rank. The first token has null, and other
+    tokens without a prediction have an empty object. The field `loss_mask` contains the mask. NaN
     and infinity in other columns become null.
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
@@ -99,7 +103,7 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
 
 
 def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
-    """Return entries sorted by rank, including the text's own token unless its value is NaN."""
+    """Return entries sorted by rank. The text's own token is included unless its value is NaN."""
     if row and realized == realized and token not in row:
         row[token] = realized
         row = dict(sorted(row.items(), key=lambda entry: -entry[1]))  # last among equal values
@@ -121,7 +125,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the response for these ids. Only types are checked.
+    """Read the server's response for these ids. Of the values, only the types are checked.
 
     Raises:
         ValueError: if the response has a different format or different ids.
@@ -141,7 +145,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
-    """Return the texts of the tokens after the first, from a valid response."""
+    """Return the texts of all tokens except the first, from a valid response."""
     rows = value["choices"][0]["prompt_logprobs"]
     entries = [row.get(str(i), {}) for i, row in zip(ids, rows, strict=True) if row]
     return [entry.get("decoded_token") for entry in entries]

@@ -38,7 +38,7 @@ class ServerReport:
 
     @property
     def failed(self) -> bool:
-        """Whether `serve` would refuse this server."""
+        """Whether `serve` would refuse to use this server."""
         return any(finding.is_fatal for finding in self.findings)
 
 

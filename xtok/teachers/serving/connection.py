@@ -15,16 +15,18 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts, because a server that restarts behind a load balancer needs time."""
+"""Seconds between attempts. A server that restarts behind a load balancer needs this time."""
 
 SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
-"""Time limits for a whole response. Scores include the time in the server's queue."""
+"""Time limits in seconds for a whole response. For scores, this includes waiting in the server's
+queue."""
 
 NOTE_INTERVAL = 30.0
 """Seconds between two notes while waiting for the server to start."""
 
 _LONGEST_PAUSE = 60.0
-"""Upper limit for the seconds in Retry-After, because trainers have their own time limits."""
+"""Maximum pause in seconds, even if Retry-After is longer, because trainers have their own time
+limits."""
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
@@ -117,7 +119,7 @@ class Connection:
         return httpx.Response(response.status_code, headers=wait, content=bytes(content))
 
     async def first_response(self, route: str, wait: float, note: Note) -> httpx.Response:
-        """Send a request until the server responds.
+        """Repeat a request until the server responds.
 
         Raises:
             TeacherError: if the server does not respond within `wait` seconds, or is still busy.
@@ -143,7 +145,7 @@ class Connection:
     async def post(
         self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
     ) -> bytes:
-        """Post JSON, and return the body of the response. Retries while the server is away or busy.
+        """Post JSON, and return the body of the response. Retries if the server is away or busy.
 
         Raises:
             TeacherError: if the server refuses the request, or does not respond after the last
@@ -192,7 +194,7 @@ class Connection:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host is a loopback address, which only this machine can reach."""
     return host in ("", "::1", "localhost") or host.startswith("127.")
 
 
@@ -246,7 +248,10 @@ def _without_password(url: httpx.URL | str) -> str:
 
 
 def _proxy_for(url: httpx.URL) -> str | None:
-    """Return the environment's proxy for an address. `NO_PROXY` can contain networks."""
+    """Return the proxy that the environment declares for an address.
+
+    `NO_PROXY` can contain networks.
+    """
     proxies = getproxies()
     excluded = map(str.strip, proxies.get("no", "").split(","))
     if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):

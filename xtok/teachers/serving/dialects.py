@@ -28,7 +28,7 @@ class BadRequest(Exception):
 
 
 class UnknownModel(BadRequest):
-    """Error for a request that names a different model."""
+    """Error for a request that names an unknown model."""
 
     status = 404
 
@@ -85,10 +85,10 @@ _REFUSED: Mapping[str, str] = {
 
 
 def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = "") -> list[str]:
-    """Return the ignored fields of a request.
+    """Return the names of the fields of a request that have no effect.
 
     Raises:
-        BadRequest: if a field is not supported and would change the response.
+        BadRequest: if an unsupported field would change the response.
     """
     names: list[str] = []
     for name, value in fields.items():
@@ -186,7 +186,7 @@ def inference(body: bytes) -> ScoringRequest:
 
 
 def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
-    """Return the chosen ids of each token, empty for tokens before the start."""
+    """Return the ids that the request chose for each token; [] for tokens before the start."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
     if not 0 <= start < max(count, 1):
@@ -200,9 +200,9 @@ def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
 
 
 def _npy(ranked: RankedTopK, chosen: list[list[int]], student: Vocabulary, first: int) -> str:
-    """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`.
+    """Return the chosen ids' log-probabilities, float32 `[rows, K]`, as a base64 `.npy` file.
 
-    The first row belongs to the token `first`.
+    Row 0 belongs to the token with the index `first`.
     """
     rows = _chosen_logprobs(ranked, chosen, student, lowest=-1)[first:]  # -1 is padding
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
@@ -275,7 +275,7 @@ def generate_request(body: bytes) -> ScoringRequest:
 def _chosen_ids(
     request: _GenerateRequest, sequences: list[list[int]]
 ) -> list[list[list[int]] | None]:
-    """Return the chosen ids of each token in each sequence, or None if none are chosen."""
+    """For each sequence, return the ids that the request chose for each token, or None."""
     rows = request.token_ids_logprob_positions
     if rows is not None:
         if len(sequences) > 1:
@@ -320,7 +320,10 @@ def _triples(logprobs: Sequence[float], ids: Sequence[int]) -> list[list[Any]]:
 
 
 def _demo(body: bytes) -> ScoringRequest:
-    """Read a request for vLLM's demo server, such as from atropos. Its rows are plain numbers."""
+    """Read a request for vLLM's demo server (for example from atropos).
+
+    The rows of the response contain numbers, not objects.
+    """
     request, unread = _read_body(body, _PromptRequest)
     if not isinstance(request.prompt, _DemoPrompt):
         raise BadRequest("prompt: expected {'prompt_token_ids': [...]}")
@@ -353,7 +356,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
-    """Parse a request, and return it with its ignored fields. Repeated keys are refused."""
+    """Return a parsed request, and the names of ignored fields. Repeated keys are an error."""
     request = _decode(body, kind)
     try:
         fields = parse_json(body)

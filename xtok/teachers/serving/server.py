@@ -41,16 +41,16 @@ MAX_NOTES = 100
 """Maximum number of notes about requests, because clients can invent field names."""
 
 BODY_SECONDS = 60.0
-"""Time limit for the body of a request."""
+"""Time limit in seconds for the body of a request."""
 
 ANSWER_SECONDS = 60
-"""Time limit after which the connection of a client that does not read its response is closed."""
+"""Seconds after which a connection is closed if the client does not read the response."""
 
 STOP_SECONDS = 20
-"""Time limit for requests in progress after SIGTERM. Kubernetes kills processes after 30 s."""
+"""Seconds to finish requests in progress after SIGTERM. Kubernetes kills processes after 30 s."""
 
 _BACKLOG = 2048
-"""Maximum number of connections that wait to be accepted, which is uvicorn's default."""
+"""Maximum number of connections that wait to be accepted. This is uvicorn's default."""
 
 Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
@@ -77,10 +77,10 @@ class Metrics:
 
 
 def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
-    """Project a teacher's scores of a text onto the student's tokens.
+    """Convert a teacher's scores for a text to scores for the student's tokens.
 
-    Each token after the first gets a value. If both tokenizers are equal and read the same text,
-    the scores are unchanged, except that ids beyond the student's width are removed.
+    Each token after the first gets a value. If the tokenizers are equal and both sides read the
+    same text, only ids beyond the student's width are removed from the scores.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
         topk = cut_to_width(answer.topk, translator.pair.student.vocab_size)
@@ -96,7 +96,7 @@ class Proxy:
         teacher: the connected server.
         api_key: the Bearer token that clients must send, if any.
         teacher_system: the default system text for the teacher only.
-        note: called once for each ignored field and temperature.
+        note: called once for each ignored field, and once for each temperature.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Proxy:
         return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
-        """Score a text, so that the kernels are compiled before the first request.
+        """Score a text, so that Numba compiles the kernels before the first request.
 
         Raises:
             XtokError: if the teacher's server does not score the text.
@@ -157,7 +157,7 @@ class Proxy:
         return JSONResponse(cards)
 
     async def _respond(self, request: Request, parse: Parser) -> Response:
-        """Respond to a request for log-probabilities. If the client disconnects, cancel it."""
+        """Respond to a request for log-probabilities. Cancel the work if the client disconnects."""
         response = self._refuse(request)
         if response is None:
             try:
@@ -214,14 +214,14 @@ class Proxy:
             self._note(text)
 
     def _check_model(self, name: str | None) -> None:
-        """Check that a request names the student or the teacher, if it names a model."""
+        """Check that a model name in a request is the name of the student or the teacher."""
         served = self.student.model_id
         names = served, self.teacher.model, self.translator.pair.teacher.model_id
         if name and name.rpartition("/")[2] not in {n.rpartition("/")[2] for n in names}:
             raise dialects.UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
     def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
-        """Check sequences, and convert them to the teacher's tokens."""
+        """Check sequences of student ids, and convert the sequences to the teacher's tokens."""
         texts = []
         for ids in sequences:
             self._check_ids(ids)
@@ -268,7 +268,7 @@ class Proxy:
         return scores
 
     def _max_model_len(self) -> int | None:
-        """Return the number of student tokens that fit into the context, in typical text."""
+        """Estimate the number of student tokens that fit into the teacher's context."""
         length = self.teacher.max_model_len
         if length is None:
             return None
@@ -293,7 +293,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:
-    """Await work, and cancel it if the client disconnects."""
+    """Wait for the work to finish; cancel the work if the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_disconnected(request))
     try:
@@ -320,7 +320,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that clients that connect early wait.
+    """Return a listening socket. Clients that connect before the server is ready wait.
 
     Raises:
         XtokError: if the address is in use, or does not belong to this machine.

@@ -34,16 +34,17 @@ def serve(
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
-    """Run a server that makes a teacher usable as if it had the student's tokenizer.
+    """Run a server that scores the student's ids with a teacher that has a different tokenizer.
 
-    It runs until SIGTERM or Ctrl-C. It spells the bytes of the student's ids in the teacher's
-    tokens, requests their log-probabilities from the teacher's server, and projects them onto the
-    student's tokens. It responds like vLLM (`/v1/completions`, `/inference/v1/generate`, and
-    `/generate` of its demo server) and like SGLang (`/generate`).
+    The server runs until SIGTERM or Ctrl-C. It spells the bytes of the student's ids in the
+    teacher's tokens, requests the log-probabilities of these tokens from the teacher's server, and
+    projects the log-probabilities onto the student's tokens. It responds like vLLM
+    (`/v1/completions`, `/inference/v1/generate`, and `/generate` of its demo server) and like
+    SGLang (`/generate`).
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        teacher_url: the address of a vLLM or SGLang server of the teacher.
+        teacher_url: the address of a vLLM or SGLang server that runs the teacher.
         config: the options; None uses the defaults.
         back_map: as in `project`.
         progress: called while the map is built.
@@ -52,7 +53,7 @@ def serve(
 
     Raises:
         XtokError: if the teacher's server does not respond, has a different tokenizer or allows too
-            few candidates, if the address is in use, if a package is missing, or if the teacher's
+            few candidates; if the address is in use; if a package is missing; or if the teacher's
             chat template does not accept a system text.
     """
     with _needed_packages():
@@ -92,15 +93,15 @@ def serve(
 
 
 def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:
-    """Check whether a vLLM or SGLang server can score text for a teacher.
+    """Check whether a vLLM or SGLang server that runs the teacher can score text.
 
-    This sends a few short requests, reads the options that the server publishes, and measures
-    others.
+    The check sends a few short requests, reads the options that the server publishes, and measures
+    the effect of options that the server does not publish.
 
     Args:
         url: the server's address.
-        teacher: the teacher's tokenizer, which is compared with the server's tokenizer.
-        api_key: sent as a Bearer token. Default: the value of XTOK_TEACHER_API_KEY.
+        teacher: the teacher's tokenizer, to be compared with the server's tokenizer.
+        api_key: sent as a Bearer token. By default, the value of XTOK_TEACHER_API_KEY.
 
     Returns:
         facts about the server, and a fix for each problem.
@@ -137,7 +138,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(key: str | None, parameter: str) -> str | None:
-    """Return the key, or the key in the environment if it is None."""
+    """Return the key, or if it is None the key in the environment."""
     key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"

@@ -29,13 +29,15 @@ _FORMATS: dict[ServerKind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
 DEFAULT_CANDIDATES = 64
 MIN_CANDIDATES = 20
-"""Candidates per token that values inside a chunk require. vLLM's default limit is the same."""
+"""Number of candidates per token that are required to score tokens inside a chunk. Also vLLM's
+default limit."""
 
 CHECK_INTERVAL = 60.0
-"""Seconds after which the server's tokenizer is checked again before the next score is used."""
+"""If the last check of the server's tokenizer is older (in seconds), it is checked again before a
+score is used."""
 
 ENTRY_BYTES = 512
-"""Upper limit for the average bytes per candidate in a response. vLLM needs 80, SGLang fewer."""
+"""Maximum average number of bytes per candidate in a response. vLLM needs 80, and SGLang fewer."""
 
 PROBE = (
     "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
@@ -45,7 +47,7 @@ PROBE = (
 
 
 class InvalidScores(TeacherError):
-    """Error if the values in a response are not log-probabilities."""
+    """Error for a response that contains values that are not log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class ServerFinding:
 
 
 class TeacherServer:
-    """The teacher's server, with the arguments of `Connection`.
+    """A client for the teacher's server. The arguments are those of `Connection`.
 
     Raises:
         XtokError: if the address or the proxy is not usable.
@@ -94,7 +96,7 @@ class TeacherServer:
 
         Args:
             candidates: the number of candidates per token to request; None uses 64, or the server's
-                limit.
+                limit if it is lower.
             wait: seconds to wait for a server that does not respond yet.
             note: called with notes for the user.
             student: the student's tokenizer, for recognizing swapped sides.
@@ -177,7 +179,7 @@ class TeacherServer:
         return f"it splits a text into {len(value['tokens'])} other tokens, not these {len(ids)}"
 
     async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-        """Compare the token texts in a response, for a server without /tokenize."""
+        """Compare the tokens' texts in a response with a local tokenizer, without /tokenize."""
         request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
 
         async def response(**options: Any) -> bytes:
@@ -210,7 +212,7 @@ class TeacherServer:
     def findings(
         self, allowed: int, difference: str | None, wanted: int | None = None
     ) -> Iterator[ServerFinding]:
-        """Yield problems of the candidates that the server allows, and of its tokenizer."""
+        """Yield problems: too few candidates allowed, or a wrong or missing tokenizer."""
         teacher, form = self.tokenizer.vocabulary.model_id, self.format
         expected = DEFAULT_CANDIDATES if wanted is None else wanted
         if allowed < min(expected, len(self.tokenizer.table)):
@@ -233,11 +235,11 @@ class TeacherServer:
             )
 
     async def _check_again(self) -> None:
-        """Check the tokenizer before a score is used, if another server could have sent the score.
+        """Check the tokenizer again if a different server could have sent the last score.
 
-        A server can be replaced between two requests, and an idle connection is then reopened
-        without an error. Behind a load balancer, connections do not reveal this, so checks also
-        expire.
+        A server can be replaced between two requests. In this case, an idle connection is opened
+        again without an error, so each new connection leads to a check. Behind a load balancer, the
+        connection stays open, so a check also expires.
         """
         async with self._checking:
             before, at = self.last_check
@@ -258,8 +260,9 @@ class TeacherServer:
         """Detect the kind of the server, and return the number of candidates that it allows.
 
         Raises:
-            TeacherError: if it does not return log-probabilities of a prompt in either format.
-            InvalidScores: if it returns values that are not log-probabilities.
+            TeacherError: if the server does not return log-probabilities of a prompt in either
+                format.
+            InvalidScores: if the server returns values that are not log-probabilities.
         """
         ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
         problem = ""
@@ -284,15 +287,15 @@ class TeacherServer:
 
     @property
     def format(self) -> ModuleType:
-        """The module of the server's format."""
+        """The module that reads and writes the server's format."""
         return _FORMATS[self.kind]
 
     async def score(self, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> RankedTopK:
-        """Return the log-probabilities of ids, and of the `top_k` best candidates at each.
+        """Return the log-probability of each id, and the `top_k` best candidates at its position.
 
         Raises:
             TeacherError: if the server refuses the request, does not respond, or does not return
-                log-probabilities of these ids.
+                log-probabilities for these ids.
         """
         body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))
         max_bytes = len(ids) * (top_k + 2) * ENTRY_BYTES
@@ -324,6 +327,6 @@ class TeacherServer:
 
 
 def _widest(scores: RankedTopK) -> int:
-    """Return the largest number of candidates, without the token itself."""
+    """Return the largest number of candidates of a token, not counting the token itself."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
