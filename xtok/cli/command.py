@@ -265,7 +265,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON. It is no error if the pipe is closed."""
+    """Print a result on stdout, as a table or as JSON. Closed pipes raise no error."""
     try:
         if json:
             print_result(console.to_json(result))

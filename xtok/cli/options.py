@@ -52,7 +52,7 @@ MODEL = "a repo, folder or file (xtok help models)."
 def map_files(incomplete: str) -> list[str]:
     """Return map files and folders for shell completion.
 
-    The result is empty if there is no map, or if a name needs quotes. In these cases, the shell
+    The result is empty without a map, or if a name needs quotes. In these cases, the shell
     completes the names of all files.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))
