@@ -310,7 +310,7 @@ class MultitokenConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that affect the result, for a map's history; rare options only if changed."""
+        """Options that affect the result, for a map's history, without unchanged rare options."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
@@ -374,7 +374,7 @@ class BuildConfig(MultitokenConfig):
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     def for_text(self) -> BuildConfig:
-        """Return the options of a map counted on text, which has no slots."""
+        """Return the options for a map that is counted on text. Such a map has no slots."""
         return replace(self, weights="synthetic", scale_trick=False)
 
     @property

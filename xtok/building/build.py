@@ -188,8 +188,8 @@ def get_map(
         student_model: as in `build`.
         teacher_model: as in `build`.
         config: as in `build`.
-        path: the map's file. If it contains a different map, this map is replaced. Default: a file
-            in xtok's cache folder.
+        path: the map's file. If the file contains a different map, this map is replaced. Default: a
+            file in xtok's cache folder.
         rebuild: build the map even if the file contains it, and do not wait for other processes.
         strict: raise an error and save nothing if a token cannot be decoded or spelled. If the file
             already contains the map, the map is built again for this check.

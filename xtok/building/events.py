@@ -67,7 +67,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
 
 
 def find_components(s_link: Ids, t_link: Ids) -> Ids:
-    """Return the first token of each token's connected component; student tokens come first."""
+    """For each token, return the first token (students first) of the connected component."""
     links = np.concatenate([np.where(s_link >= 0, s_link + len(s_link), -1), t_link])
     tokens = np.flatnonzero(links >= 0)
     lowest, before = np.arange(len(links)), np.zeros(0, np.int64)

@@ -30,7 +30,7 @@ _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalizati
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return the matching options in a map's history."""
+    """Return the options for token matching that a map's history records."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -50,7 +50,7 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
 
 
 def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
-    """Replace matching options that have their default values with the map's options."""
+    """Take the options for token matching from the map, unless `config` changes the defaults."""
     used = used_options(projection)
     defaults = [n for n in _MATCHING if getattr(config, n) == getattr(MultitokenConfig, n)]
     return replace(config, **{name: getattr(used, name) for name in defaults})

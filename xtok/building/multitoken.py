@@ -40,7 +40,8 @@ def multitoken(
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    `initial` is a map of the same pair, or its path. Its weights, except on slots, are added.
+    `initial` is a map of the same pair, or its path. The weights of this map, except slots, are
+    added to the new weights.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)

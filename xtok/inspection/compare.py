@@ -90,8 +90,8 @@ def compare_maps(
 ) -> Comparison:
     """Compare two maps as `compare` does, but with token counts instead of a text.
 
-    The distance of two rows is half the sum of the absolute differences of their weights. An empty
-    row has distance 1 from a row with entries.
+    The distance of two rows is half the sum of the absolute differences of their weights. The
+    distance of an empty row from a row with entries is 1.
 
     Args:
         first: a map.

@@ -160,7 +160,7 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
-    """Coverage of one token class on both sides."""
+    """The rows of a map for one class of student tokens, and the teacher ids in this class."""
 
     token_class: str  # the name of a `TokenClass`, in lower case
     rows: int

@@ -20,7 +20,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event, with the number of tokens on each side and the first tokens, escaped."""
+    """An event: the number of student tokens and of teacher tokens, and the first tokens."""
 
     number: int
     is_rest: bool  # whether this is the event of all tokens without a link

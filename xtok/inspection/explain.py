@@ -156,8 +156,8 @@ def explain(
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
     'no teacher token has these bytes; spelled in pieces'
 
-    The worst rows have the lowest maximum weight, without slots. Empty rows come first. Unused ids
-    are included only if their class is requested.
+    The worst rows are the rows with the lowest maximum weight. Slots do not count. Empty rows come
+    first. Unused ids are included only if their class is requested.
 
     Args:
         projection: a map, or its path.

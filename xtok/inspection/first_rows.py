@@ -324,7 +324,7 @@ def _aligned_rows(
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return rows padded with 0, `[B, T]`, and a mask of their values."""
+    """Return rows padded with 0, `[B, T]`, and a mask that is False for the padding."""
     lengths = np.array([*map(len, rows)])
     mask = np.arange(lengths.max()) < lengths[:, None]
     return filled(mask, np.concatenate(rows).astype(np.int64), 0), mask

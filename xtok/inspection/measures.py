@@ -118,7 +118,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
 
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
-    """Grade an event map by its leak on all text (tokens of different events at boundaries)."""
+    """Grade an event map by its leak (see `EventMap`) on all text."""
     grade: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is normal, more than {percent(MOST_LEAK, 0)} is too much"

@@ -49,8 +49,8 @@ def verify(
 
     Args:
         any_map: a map of any kind, or the path of its file.
-        student_model: the student, or the pair of both models; None skips the comparison.
-        teacher_model: the teacher; None skips its comparison.
+        student_model: the student, or a pair. If None, the student is not compared.
+        teacher_model: the teacher. If None, the teacher is not compared.
         student_vocab_size: the expected number of rows, which a `.pt` file may not record.
         teacher_vocab_size: the expected number of columns.
 

@@ -59,7 +59,8 @@ class VocabTable:
 
         Raises:
             OutputError: if the file cannot be written.
-            ValueError: if `.npz` is requested for a part of a vocabulary or unsorted ids.
+            ValueError: if the suffix is `.npz`, and the tokens are not a whole vocabulary in the
+                order of ids.
         """
         target = check_output(path, VOCAB_SUFFIXES)
         if target.suffix == ".jsonl":

@@ -37,7 +37,7 @@ class Edges(NamedTuple):
 
 
 def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask of neighbours in the wrong order, bool `[nnz - 1]`; see `map_order`.
+    """Return a mask of adjacent edges in the wrong order, bool `[nnz - 1]`; see `map_order`.
 
     Student ids must be sorted.
     """
@@ -171,7 +171,7 @@ def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> 
 def add_slots(
     edges: Edges, candidates: Iterable[int], num_rows: int
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Add a scale slot to each non-empty row: the first candidate id that the row lacks."""
+    """Add a scale slot to each non-empty row: the first candidate id that is not in the row."""
     row_slots = np.full(num_rows, -1)
     waiting = np.zeros(num_rows, np.bool_)
     waiting[edges.student_ids] = True

@@ -145,7 +145,8 @@ class StoredMap:
                 layout of NeMo-RL.
             student_vocab_size: the student's vocabulary width, if the file does not record it.
             teacher_vocab_size: the teacher's vocabulary width, if the file does not record it.
-            preserve_last: whether the last column contains scale slots; overrides the file.
+            preserve_last: whether the last column contains scale slots. Overrides the value in the
+                file.
             normalize: normalize trained weights; the weights of a `.pt` are always normalized.
 
         Raises:
@@ -233,7 +234,7 @@ def check_map_output(
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that a file at the path of the teacher's table contains the table of the same pair."""
+    """Check that an existing file of the teacher's table belongs to the same pair."""
     reverse = nemo_tables.reverse_path(path)
     if not reverse.exists():
         return

@@ -184,7 +184,7 @@ def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return notes about models that the map names differently, if it has no tokens to compare."""
+    """Return a note if the map names another model, and contains no tokens for a comparison."""
     notes = []
     for side in SIDES if any_map else ():
         map_side, pair_side = getattr(any_map, side), getattr(pair, side)

@@ -107,7 +107,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
-    """Return the part of a map's file name for the texts it was counted on, or ""."""
+    """Return the part of a file name for the texts that were counted, or "" without texts."""
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""

@@ -107,7 +107,7 @@ class PtEntries(NamedTuple):
 
 
 def read_pt(loaded: Any, size: int) -> PtEntries:
-    """Read the contents of a `.pt` of `size` bytes that xtok or NeMo-RL's tools wrote."""
+    """Read the contents of a `.pt` (`size` bytes) that xtok or NeMo-RL's tools wrote."""
     entries = _read_entries(loaded, size)
     own = entries.stated.get("xtok")
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries

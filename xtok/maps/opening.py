@@ -191,7 +191,7 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
 
 
 def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
-    """Return the tensors and the JSON text that xtok stored in a `.pt` of `size` bytes."""
+    """Return the tensors and the JSON text that xtok stored in a `.pt` (`size` bytes)."""
     arrays, metadata = stored["tensors"], stored["metadata"]
     require_valid(isinstance(metadata, str), "the metadata")
     require_valid(

@@ -30,7 +30,7 @@ TextChange = tuple[str, str]
 
 
 class Backend(ABC):
-    """Interface of a tokenizer library. `Tokenizer` checks that its results are exact."""
+    """Interface of a tokenizer library. `Tokenizer` checks that the library's results are exact."""
 
     name: str
     notes: tuple[str, ...] = ()  # notes for the user about loading

@@ -316,7 +316,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
 
 
 def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
-    """Return the string that a component replaces in each token, and its replacement, or ""."""
+    """If a component replaces a string in tokens, return the old and new string, else two ""."""
     old = new = ""
     if component["type"] == "Metaspace" and (
         not is_joined or component.get("prepend_scheme") == "never"

@@ -395,7 +395,7 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the ids that the tokenizer emits for repeated bytes, except canonical ids."""
+        """Return the ids that the tokenizer emits for bytes with several ids, if not canonical."""
         canonical = self.table.canonical_ids()
         if len(self.table.text_ids) == len(canonical):
             return ()

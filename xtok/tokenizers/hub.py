@@ -213,7 +213,7 @@ def quiet_hub() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def is_reachable(minute: int) -> bool:
-    """Whether the hub responds to a request. Its own library would retry for 20 seconds.
+    """Whether the hub responds to a request. The hub's own library would retry for 20 seconds.
 
     The result is cached for one minute, so that many files cost one request.
     """

@@ -116,8 +116,8 @@ def _path(location: str) -> Path:
 def is_path(location: str, *, sure: bool = False) -> bool:
     """Whether a model's name is a path.
 
-    A name that is not a valid repo id is a path. Unless `sure` is set, so is a name with an
-    existing first folder.
+    A name that is not a valid repo id is a path. Unless `sure` is set, a name is also a path if its
+    first folder exists.
     """
     first, slash, _ = location.partition("/")
     return (

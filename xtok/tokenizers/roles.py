@@ -81,10 +81,10 @@ def find_roles(
 def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
-    Within a role, tokens with equal names are matched first, then the other tokens in order, one to
-    one. For the roles bos, eos, pad and unk, all remaining student tokens are paired with the first
-    teacher id of the role. If the teacher has no end-of-turn token, the teacher's eos is used
-    instead. Tokens without a role are paired by name.
+    Within a role, tokens with equal names are paired first, then the other tokens in the order of
+    ids, one to one. For the roles bos, eos, pad and unk, all remaining student tokens are paired
+    with the first teacher id of the role. If the teacher has no end-of-turn token, the teacher's
+    eos is used instead. Tokens without a role are paired by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:

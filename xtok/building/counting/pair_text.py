@@ -76,7 +76,7 @@ class LeftOut:
 
     @property
     def sentence(self) -> str:
-        """The note that all commands that read text print."""
+        """The note that every command prints after reading text."""
         return f"{self.num_bytes:,} {self.reason}"
 
 
@@ -241,7 +241,7 @@ class TextCounter:
         self._documents = DocumentCounter() if plan.per_document else None
 
     def add(self, batch: TextBatch, sides: Sequence[FlatIds]) -> None:
-        """Count documents, given as each tokenizer's ids."""
+        """Count documents, which are given as the ids of each tokenizer."""
         for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
         if self._aligner is None:

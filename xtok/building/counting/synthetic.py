@@ -181,7 +181,7 @@ def _pieces(pair: Pair) -> Edges:
 
 
 def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
-    """Pair tokens if the bytes of one token start with the other token; weight by Zipf's law.
+    """Pair tokens if one token is a prefix of the other; the weights follow Zipf's law.
 
     Prefixes of the row's token come first, in order of length.
     """

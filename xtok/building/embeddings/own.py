@@ -46,7 +46,7 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
 def fitted_embeddings(
     pair: Pair, row_ids: Ids, column_ids: Ids, *, offline: bool, progress: Progress
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
-    """Return the vectors of both models in the teacher's space, and counts with the fit's error.
+    """Return the vectors of both models in the teacher's space, and counts and error of the fit.
 
     The fit is a ridge regression on the centred vectors of equal tokens (anchors). Every tenth
     anchor is held out to measure the error.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    """Print the measures by group of text, classes, worst rows and verdicts."""
+    """Print measures for each group of text and each token class, worst rows and verdicts."""
     numbers = {verdict.name: str(n) for n, verdict in enumerate(evaluation.verdicts, start=1)}
     with printing() as console:
         console.print(_measures(evaluation, numbers, wraps=console.width < 78))
