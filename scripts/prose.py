@@ -78,7 +78,8 @@ def texts() -> Iterator[tuple[str, Path, str]]:
     for path in sorted({path.resolve() for path in guides}):
         yield from (("guides", path, one) for one in sentences(path.read_text(encoding="utf-8")))
     for folder, prefix in (("xtok", ""), ("tests", "test ")):
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        modules = (p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".pyi"))
+        for path in sorted(modules):
             for part, text in texts_of_module(path):
                 if prefix + part in LIMITS and (part != "messages" or len(text.split()) >= 4):
                     yield from ((prefix + part, path, sentence) for sentence in sentences(text))

@@ -1,4 +1,4 @@
-"""What `import xtok` offers: `__init__.py` imports each name when it is first asked for."""
+"""Public names of xtok. `__init__.py` imports each name at its first use."""
 
 from . import alignment as alignment
 from . import building as building

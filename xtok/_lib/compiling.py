@@ -42,10 +42,9 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that only other kernels call; omit the wrapper for Python, which is slow.
+    """Compile a kernel that only other kernels call, without the slow wrapper for Python.
 
-    In calls, write `np.int64(0)` instead of `0`, because Numba compiles a kernel again for a
-    literal integer.
+    Pass integers as `np.int64(0)`. For the literal `0`, Numba compiles the kernel a second time.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool with as many threads as PyTorch uses; each thread computes on one core.
+    """Yield a pool with PyTorch's number of threads, in which each thread computes alone.
 
-    PyTorch also uses one thread in the calling thread, so results do not depend on the number of
-    threads.
+    The calling thread also uses one thread for computation, so results do not depend on the number.
     """
     import torch
 

@@ -287,7 +287,8 @@ def _request(
     return _Request(pair, ProjectionMap, build_map, recipe)
 
 
-_request.__qualname__ = get_map.__name__  # for errors about unknown options
+# Workaround: Python's error for an unknown option contains this name, but users call `get_map`.
+_request.__qualname__ = get_map.__name__
 
 
 def _save(any_map: AnyMap, path: Path, strict: bool) -> AnyMap:

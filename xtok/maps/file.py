@@ -79,6 +79,7 @@ class StoredMap:
                 check(self)
             except ValueError as error:
                 raise InvariantError(name, str(error)) from error
+        # Workaround: the dataclass is frozen, so assigning an attribute would raise an error.
         vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
@@ -313,7 +314,7 @@ def _file_contents(
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
     """Return the `table_sha256` of student and teacher from a table file for NeMo-RL's draft.
 
-    The list is empty if another program wrote the table. For all other files, None is returned.
+    The list is empty if another program wrote the table. The result is None for all other files.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):

@@ -179,6 +179,7 @@ def _require(
 
 
 def _check_candidates(topk: TopK, width: int, within: str) -> None:
+    """Check the candidates' ids, all log-probabilities, and that no candidate is repeated."""
     row_ids, own, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),

@@ -1,4 +1,4 @@
-"""Names that `xtok.training` exports; `__init__.py` imports each at its first use."""
+"""Public names of xtok.training. `__init__.py` imports each name at its first use."""
 
 from . import audit as audit
 from . import losses as losses

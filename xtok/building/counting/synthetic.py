@@ -67,7 +67,11 @@ _UNSPACED = np.array(
         [0.078, 0.308, 0.194, 0.087, 0.147, 0.186],
     ]
 )
-_SHARE_UNSPACED = 0.33
+
+# Chosen by hand: this share, `_SINGLE_SHARE`, `_LOOK_UP`, `_SERVES`, and the numbers in
+# `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights` and `_STANDARDS`. No script
+# measures the effect of a single number. `scripts/benchmark.py chunks` measures the resulting maps.
+_SHARE_UNSPACED = 0.33  # share of texts in scripts without spaces
 
 # Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. This is a
 # little flatter than the fit of `scripts/benchmark.py synthetic`, so that rare tokens are counted
@@ -371,6 +375,11 @@ class SyntheticSource:
     def _draw_tokens(
         self, kind: Integers, script: Integers, last: Integers
     ) -> tuple[Integers, Integers]:
+        """Draw a token of the given kind for each text; return its start and end in the data.
+
+        A token of the kind `UNSPACED` has the script of its text; in Japanese texts, kana or
+        Chinese characters. `last` is the start of each text's previous token in the data.
+        """
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)

@@ -223,7 +223,13 @@ def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
 
 
 def _share_mass(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
-    """Return log t, `[n, V_student]`: the teacher's log q, distributed over student tokens."""
+    """Divide the teacher's probability of each event among the event's student tokens.
+
+    The shares are proportional to the student's probabilities.
+
+    Returns:
+        the logarithms of the shares, `[n, V_student]`.
+    """
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):
         student_log, teacher_log = (

@@ -80,7 +80,8 @@ class XTokTrainer(DistillationTrainer):
         if len(models) != len(pairs):
             raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
         super().__init__(model, args, data_collator, **kwargs)
-        # transformers before 5.19 uses this attribute instead of `loss_is_scaled_for_ga`.
+        # Workaround: Transformers before 5.19 ignores `loss_is_scaled_for_ga`. It divides the loss
+        # by the number of batches unless this attribute is True.
         self.model_accepts_loss_kwargs = True
         self.teachers = [teacher and self._load(teacher) for teacher in models]
         self.objective = make_objective(

@@ -119,8 +119,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
             student, teacher, teacher_templates=[teacher_template]
         )
         self.teachers = [self.teacher_model]
-        # If the teacher is in this list, an evaluation before training does not prepare the
-        # student.
+        # Workaround: Transformers (5.24) prepares the student for an evaluation before training
+        # only if this private list is empty. GOLDTrainer (TRL 1.14 to 1.16) adds the teacher to it.
         prepared = self.accelerator._models
         prepared[:] = [model for model in prepared if model is not self.teacher_model]
         combine = CombineConfig(
@@ -155,6 +155,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         batch = self._buffered_inputs[index]["_xtok"]
         share = float(batch["count"][0] / batch["totals"][0].clamp(min=1))
         change = share * self.accelerator.num_processes - 1 / number
+        # Workaround: GOLDTrainer (TRL 1.14 to 1.16) adds 1 / number to this private counter, in a
+        # long method that cannot be overridden in part.
         name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
         setattr(self, name, getattr(self, name) + change)
         return loss
