@@ -42,9 +42,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that only other kernels call, without the slow wrapper for Python.
+    """Compile a kernel that only other kernels call; omit the wrapper for Python, which is slow.
 
-    Pass integers as `np.int64(0)`. For the literal `0`, Numba compiles the kernel a second time.
+    In calls, write `np.int64(0)` instead of `0`, because Numba compiles a kernel again for a
+    literal integer.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 

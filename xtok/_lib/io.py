@@ -33,10 +33,10 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check that a file can be written, and return its path. Call it before any long work.
+    """Check that a file can be written, and return its path. Call this before any long work.
 
-    The file's folder may be missing. `suffixes` are the valid suffixes, the usual one first. Errors
-    call the file `noun`. If `or_folder` is set, the hint also suggests a folder.
+    The file's folder may be missing. `suffixes` are the valid suffixes, the usual one first. Error
+    messages refer to the file as `noun`. If `or_folder` is set, the hint also suggests a folder.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"
@@ -67,8 +67,8 @@ def check_output(
 def check_folder(path: str | PathLike[str], record: str) -> Path:
     """Check that an output folder is missing, empty, or unchanged since xtok wrote it.
 
-    `record` is the JSON file that xtok writes last. It contains the sizes of the other `files`, by
-    name.
+    `record` is the JSON file that xtok writes last. Its entry `files` contains the size of each
+    other file by name.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
     if target.exists() and not target.is_dir():
@@ -153,7 +153,8 @@ def write_all(contents: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
 def atomic_output(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    The new file gets the mode and owner of the old file. After an error, no temporary file is left.
+    If the target exists, the new file gets the same mode and owner. After an error, the temporary
+    file is deleted.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
@@ -230,7 +231,7 @@ def _writing(target: Path) -> Iterator[None]:
 
 @contextmanager
 def parents_of(target: Path) -> Iterator[None]:
-    """Create the target's folder. At the end, remove those created folders that are still empty."""
+    """Create the target's folder. At the end, remove the new folders that are still empty."""
     created = [folder for folder in target.parents if not folder.exists()]
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -247,9 +248,10 @@ def locked(
 ) -> Iterator[None]:
     """Hold a lock for the block that writes `target`, so that one process at a time runs it.
 
-    After `timeout` seconds, and on file systems without locks, the block runs without the lock. The
-    block must therefore write the file atomically and deterministically. The lock is released when
-    its process dies. If `busy` is given, it is raised instead of waiting.
+    After `timeout` seconds of waiting, and on file systems without locks, the block runs without a
+    lock. The block must therefore write the file atomically and deterministically. The lock is
+    released if the process dies. If `busy` is given and another process holds the lock, this error
+    is raised immediately.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, expected a number of seconds")
@@ -286,7 +288,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str) -> None:
-    """Write a file that ends with a digest of its contents and of the key `context`."""
+    """Write a file, and at its end a digest of the contents and of the string `context`."""
     digest = hashlib.sha256(context.encode())
 
     def sealed() -> Iterator[bytes | memoryview]:
@@ -300,7 +302,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str
 
 @contextmanager
 def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
-    """Open a file of `write_sealed`. Returns None if it is missing or its digest differs."""
+    """Open a file that `write_sealed` wrote; yield None if it is missing or damaged."""
     try:
         file = path.open("rb")
     except OSError:
@@ -318,7 +320,7 @@ def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, context: str) -> bytes | None:
-    """Return the contents of a file of `write_sealed`, or None if it is missing or damaged."""
+    """Return the contents of a file that `write_sealed` wrote, or None if missing or damaged."""
     with opened_sealed(path, context) as file:
         return None if file is None else file.read()[:-_DIGEST]
 

@@ -1,4 +1,4 @@
-"""Kernels: functions on flat arrays. Numba compiles them; for small inputs, Python runs them."""
+"""Kernels: functions on flat arrays, compiled by Numba, or run by Python for small inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 class Kernel:
     """A kernel that is compiled at its first call, because importing Numba takes 0.4 s.
 
-    It has the attributes of the compiled function, so that other kernels can call it.
+    The object has the attributes of the compiled function, so that other kernels can call it.
     """
 
     def __init__(self, function: Callable[..., Any], *, is_inner: bool = False) -> None:
@@ -38,7 +38,7 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
-    """Return a kernel, and the kernels that it calls, as Python functions for small inputs."""
+    """Return a kernel, with the kernels that it calls, as plain Python for small inputs."""
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
     names |= {name: in_python(other) for name, other in called.items()}

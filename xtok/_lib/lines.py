@@ -22,7 +22,7 @@ _ZEROS = 4  # more than one zero byte in 4 indicates UTF-16 (ASCII: one in 2)
 
 
 class LineOffset(NamedTuple):
-    """A line of a file by byte offset; its number is computed only for an error."""
+    """The byte offset of a line in a file. Only error messages compute the line number."""
 
     path: Path
     offset: int  # offset in bytes of the decompressed file
@@ -70,7 +70,7 @@ def json_lines(
 ) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
-    If a line is not JSON, the error has this `hint` and `parameter`. `strict` rejects unpaired
+    The error about a line that is not JSON gets `hint` and `parameter`. `strict` rejects unpaired
     surrogates.
     """
     with shard.path.open("rb", BLOCK_BYTES) as raw:
@@ -99,12 +99,12 @@ def too_long(location: object) -> XtokError:
 
 
 def read_text(path: Path, noun: str) -> str:
-    """Return the text of a small UTF-8 file. Errors call the file `noun`."""
+    """Return the text of a small UTF-8 file. Error messages refer to the file as `noun`."""
     return decode(LineOffset(path, 0), read_small(path, noun))
 
 
 def read_small(path: Path, noun: str) -> bytes:
-    """Return the decompressed contents of a small file. Errors call the file `noun`."""
+    """Return the contents of a small file, decompressed. Errors refer to it as `noun`."""
     with reading(path, noun), path.open("rb") as raw:
         data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:

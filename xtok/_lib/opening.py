@@ -78,7 +78,7 @@ def need(module: str, path: object) -> Any:
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
-    """Detect the compression of a file from its first bytes. Raises if it is unsupported."""
+    """Detect the compression from a file's first bytes; an `XtokError` if it is unsupported."""
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     for magic, (kind, fix) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):

@@ -1,9 +1,9 @@
 """Read Parquet files of other programs, with few types and limited memory.
 
-28 kB of Parquet can expand to 7 GB. The sizes of pages are therefore checked before they are
-decompressed, and strings within lists stay dictionary-encoded until the size of a row is known.
-This module does not use pyarrow's column metadata: in pyarrow 26, a damaged footer makes it abort
-the process.
+28 kB of Parquet can expand to 7 GB. Therefore, this module checks the size of each page before it
+decompresses the page. Strings within lists stay dictionary-encoded until the size of the row is
+known. pyarrow's column metadata is not used, because pyarrow 26 aborts the process if the footer is
+damaged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be
 class ParquetTable:
     """An open Parquet file.
 
-    All string types are cast to `string`, and all lists except fixed-size lists to `list`.
+    All string types are cast to `string`, and all list types to `list`, except fixed-size lists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,10 +84,10 @@ class ParquetTable:
         *,
         max_values: int | None = None,
     ) -> Iterator[tuple[list[str], Any]]:
-        """Yield record batches, each with the names of its rows for errors, such as `FILE, row 3`.
+        """Yield record batches, each with names of rows for error messages, such as `FILE, row 3`.
 
-        A batch has up to 256 rows. `max_values` limits it to about this many values in its longest
-        column. A row of more than `MAX_ROW_BYTES` is an error.
+        A batch has up to 256 rows. `max_values` limits the number of values in the longest column
+        of a batch, approximately. A row of more than `MAX_ROW_BYTES` is an error.
         """
         number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
@@ -196,7 +196,7 @@ class ParquetTable:
 def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
     """Return an array as a list. Maps become dicts, and null fields of structs are omitted.
 
-    Every value of an Arrow struct type has all fields, so null means that the field is missing.
+    In Arrow, every struct of a type has the same fields, so a missing field is stored as null.
     """
     try:
         return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
@@ -257,7 +257,7 @@ _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # sizes of values to skip: booleans, a byte, 
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Decode the value at an offset (by default a struct), and return it with its end offset."""
+    """Decode the value at an offset (by default a struct); return the value and its end offset."""
     if kind in _SIZES:
         return None, at + _SIZES[kind]
     if kind in (4, 5, 6):

@@ -11,7 +11,8 @@ from xtok.errors import XtokError
 def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
     """Parse JSON, but reject documents that `json.loads` would silently change.
 
-    `allow_nan` accepts NaN and Infinity, which `json.dumps` writes. Bytes must be UTF-8.
+    If `allow_nan` is set, NaN and Infinity are accepted, because `json.dumps` writes these values.
+    Bytes must be UTF-8.
 
     Raises:
         ValueError: if the text is not JSON, is nested too deeply, or repeats a key in an object.
@@ -29,7 +30,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
 
 
 def parse_json_field(text: str, field: str, hint: str) -> Any:
-    """Parse a field that contains JSON as a string. Errors name the field and have the hint."""
+    """Parse a field that contains JSON as a string. Errors name the field and contain `hint`."""
     try:
         return parse_json(text)
     except ValueError as error:

@@ -23,8 +23,8 @@ def read_rows(
     """Yield the rows of a shard. The same data gives the same rows in all formats.
 
     A `json` shard contains JSON lines, one row, or an array of rows. A list of messages is one row.
-    If the text is not JSON, the error has this `hint` and `parameter`. Only `columns` are read from
-    Parquet; every other column is True.
+    The error about text that is not JSON gets `hint` and `parameter`. From Parquet, only the
+    columns in `columns` are read; all other values are replaced by True.
     """
     with reading(shard.path):
         if shard.format == "parquet":

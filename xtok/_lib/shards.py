@@ -34,9 +34,9 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
 class Shard(NamedTuple):
-    """The lines or rows that begin in a range of a file (bytes, or Parquet row groups).
+    """A part of a file: the lines that begin in a range of bytes, or Parquet row groups.
 
-    Without `stop`, the range extends to the end.
+    Without `stop`, the part extends to the end of the file.
     """
 
     path: Path
@@ -86,7 +86,7 @@ def source_of(path: Path) -> SourceFile:
 
 
 def format_of(path: Path) -> Format:
-    """Return a file's format by its suffix, ignoring a suffix such as .gz."""
+    """Return the format of a file from its suffix, after removing a suffix such as .gz."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool with PyTorch's number of threads, in which each thread computes alone.
+    """Yield a pool with as many threads as PyTorch uses; each thread computes on one core.
 
-    The calling thread also uses one thread for computation, so results do not depend on the number.
+    PyTorch also uses one thread in the calling thread, so results do not depend on the number of
+    threads.
     """
     import torch
 

@@ -26,9 +26,8 @@ def events(
     """Build an event map for event KL.
 
     Each token is linked to one token of the other model and belongs to the same event. The linked
-    token has the same bytes or role; if there is no such token, it is the first piece of the
-    token's spelling. Tokens without a link, such as special tokens without a counterpart, form the
-    event `rest`.
+    token has the same bytes or role, or otherwise is the first piece of the token's spelling.
+    Tokens without a link, such as special tokens without a counterpart, form the event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)

@@ -21,7 +21,7 @@ from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the Typer app with these commands, or only with their descriptions."""
+    """Return the Typer app with these commands, or only with the commands' descriptions."""
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build byte-exact event maps and "

@@ -1,4 +1,4 @@
-"""Convert a function to a command, with options, --quiet, errors and exit codes.
+"""Convert a function to a command: add options and --quiet, print errors, set exit codes.
 
 An option is a parameter `name: type = option(...)` of the function, or a field of a config
 dataclass. If a parameter's type is a config dataclass, each field becomes an option, and the
@@ -41,9 +41,9 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function that Typer calls, with --quiet added to its options.
+    """Return the function that Typer calls; it has the additional option --quiet.
 
-    In addition to options and configs, the function can have a parameter `context: typer.Context`.
+    The function's parameters are options and configs, and optionally `context: typer.Context`.
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
@@ -147,7 +147,7 @@ class Option:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The parameter that Typer reads."""
+        """The parameter in the signature that Typer reads."""
         container, item = _container_and_item(self.type)
         kind, default = self.type, self.field.default
         if container is tuple:  # written as 1,2,3
@@ -193,7 +193,7 @@ class Option:
         return checked_value(self.name, value, self.type, self.details)
 
     def as_typed(self, value: Any) -> str:
-        """Format the option and a value in the form that a user types."""
+        """Format the option with a value as a user would type it."""
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value}"
@@ -209,7 +209,7 @@ def _container_and_item(kind: Any) -> tuple[Any, Any]:
 
 
 def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]) -> Any:
-    """Create a config. With `--for LOSS`, only the typed options override the preset."""
+    """Create a config; with `--for LOSS`, from the loss's preset and the typed options."""
     names = [f.name for f in fields(config)]
     if values.get("for_loss") is None or not hasattr(config, "for_loss"):
         return config(**{name: values[name] for name in names})
@@ -237,7 +237,7 @@ def _preset_notes(
 def _effect_notes(
     options: Mapping[str, Option], typed_names: Collection[str], values: Mapping[str, Any]
 ) -> list[str]:
-    """Return a note for each typed option without effect.
+    """Return a note for each option that the user typed, but that has no effect.
 
     Raises:
         typer.BadParameter: if an option requires another option that is missing.
@@ -265,7 +265,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON. A closed pipe is ignored."""
+    """Print a result on stdout, as a table or as JSON. Closed pipes raise no error."""
     try:
         if json:
             print_result(console.to_json(result))
@@ -281,7 +281,7 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    """Return an error's hint, with the options of this command that set the error's parameter."""
+    """Return an error's hint, which names the options that set the error's parameter."""
     parameter = "output" if error.parameter == "path" else error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]

@@ -45,9 +45,9 @@ def evaluate(
 ) -> None:
     """Measure maps on text, and print a verdict for each: good, usable or bad.
 
-    Use text on which no map was counted. For projection maps, the command prints cross-entropy and
-    coverage. For event maps, it prints the leak: the share of shared token boundaries at which the
-    two tokens belong to different events.
+    Use text that was not used to build the maps. For projection maps, the command prints
+    cross-entropy and coverage. For event maps, it prints the leak: the share of shared token
+    boundaries at which the student's and the teacher's token belong to different events.
 
     Example: xtok evaluate map.safetensors STUDENT TEACHER --text 'corpus/*.txt'
     """

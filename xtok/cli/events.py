@@ -42,8 +42,9 @@ def events(
 ) -> None:
     """Build an event map (default), or a spelling map (--for csd).
 
-    An event map groups the tokens of both vocabularies for training with event KL. A spelling map
-    contains the spelling of each side's tokens in the other side's tokens, for CSD.
+    An event map groups the tokens of both vocabularies for training with event KL. A spelling map,
+    for CSD, contains student tokens spelled in teacher tokens, and teacher tokens spelled in
+    student tokens.
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """

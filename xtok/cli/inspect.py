@@ -52,8 +52,9 @@ def inspect(
 ) -> None:
     """Show an overview of a map, some of its rows, or its differences from another map.
 
-    If the models are given, tokens are also spelled in the other side's tokens. For an event map,
-    the command shows the tokens that share an event; for a spelling map, the spellings of tokens.
+    If the models are given, tokens are also spelled in the tokens of the other model. For an event
+    map, the command shows the tokens that share an event. For a spelling map, it shows the
+    spellings of tokens.
 
     Example: xtok inspect map.safetensors 201 ' the'
     """

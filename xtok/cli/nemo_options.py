@@ -1,8 +1,9 @@
 """Support NeMo-RL's command lines: translate its options, and use its file names.
 
 NeMo-RL's `tools/x_token` (commit 7ea279a) mixes snake case and kebab case, and has its own option
-names. A table adds these names as hidden options. NeMo-RL's scripts guess the output name of the
-preceding step, so a command line with NeMo-RL's options also gets NeMo-RL's file names.
+names. xtok accepts these names as hidden options, which a table lists. NeMo-RL's scripts guess the
+file name that the preceding step wrote. If a command line contains NeMo-RL's options, xtok
+therefore uses NeMo-RL's file names.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _TYPICAL = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield a command's NeMo-RL options, each with the xtok option that receives the value."""
+    """Yield the NeMo-RL options of a command, with the xtok options that get the values."""
     is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
@@ -121,7 +122,7 @@ class Command(TyperCommand):
         super().__init__(*args, **{**kwargs, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, then set xtok's options from hidden NeMo-RL options."""
+        """Parse the arguments, then copy the values of NeMo-RL's options to xtok's options."""
         words = ctx.meta[__name__] = NemoWords()
         if help.ALL in args:
             ctx.meta[help.ALL], args = True, ["--help"]
@@ -152,7 +153,7 @@ class Command(TyperCommand):
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
-        """Set model arguments from options, and shift the remaining models."""
+        """Set model arguments from NeMo-RL's options; other models fill the remaining arguments."""
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
@@ -208,7 +209,7 @@ def _flag(name: str) -> str:
 
 
 def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
-    """Return NeMo-RL's name for the output, or None without NeMo-RL options."""
+    """Return NeMo-RL's name for the output, or None if no NeMo-RL option was used."""
     name, command = nemo_words(context).stem, str(context.info_name)
     if name is None:
         return None
@@ -235,7 +236,7 @@ def clean_name(model: str) -> str:
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
-    """Return the file name of a refined map. A `.pt` gets NeMo-RL's name ending."""
+    """Return the file name of a refined map. The names of `.pt` files end as in NeMo-RL."""
     if source.suffix != ".pt":
         return map_name(projection, stage)
     if stage == "reapply-exact":

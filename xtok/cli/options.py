@@ -52,8 +52,8 @@ MODEL = "a repo, folder or file (xtok help models)."
 def map_files(incomplete: str) -> list[str]:
     """Return map files and folders for shell completion.
 
-    Returns nothing without a map, or if a name needs quotes. The shell then completes files
-    itself.
+    The result is empty without a map, or if a name needs quotes. In these cases, the shell
+    completes the names of all files.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))
     names = [f"{path}/" if os.path.isdir(path) else path for path in paths]
@@ -105,7 +105,7 @@ def text_option(help: str, *, required: bool = False, **extra: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
-    """Widths of the models' logits, which are also the widths of a map."""
+    """Widths of the models' logits. They are also the numbers of rows and columns of a map."""
 
     panel = RARE
     student_vocab_size: int | None = option(
@@ -167,11 +167,11 @@ class Models(Loading):
     teacher: str | None = option(None, "The teacher (columns of the map).", argument="TEACHER")
 
     def names(self) -> dict[str, Any]:
-        """Return the models that were given, by side."""
+        """Return the names of the given models, as a dict by side (`student`, `teacher`)."""
         return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
     def both(self) -> tuple[str, str]:
-        """Return both models. A missing model is a usage error."""
+        """Return the names of student and teacher; a missing model is a usage error."""
         if self.student is None or self.teacher is None:
             raise typer.BadParameter("name two models: STUDENT TEACHER")
         return self.student, self.teacher
@@ -182,7 +182,7 @@ class Models(Loading):
         return xtok.load_pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
-        """Load the tokenizers of the models that were given, by side."""
+        """Load the tokenizers of the given models, as a dict by side (`student`, `teacher`)."""
         return {
             side: self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
             for side, model in self.names().items()
@@ -191,7 +191,7 @@ class Models(Loading):
     def with_initial(
         self, path: Path | None, options: MapOptions
     ) -> tuple[ProjectionMap | None, Pair]:
-        """Load both tokenizers and an optional map, all with the same widths."""
+        """Load both tokenizers, and a map if given, with the same widths for all three."""
         if path is None:
             return None, self.pair(options)
         self.both()
@@ -200,10 +200,11 @@ class Models(Loading):
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
-        """Load the tokenizers of the models that were given, with the map's widths.
+        """Load the tokenizers of the given models, with the map's widths.
 
         Returns:
-            the map, with any tokens that its file lacks, and its pair.
+            the map and the pair. If the map contains no tokens, it gets the tokens of the
+            tokenizers.
         """
         bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
@@ -212,7 +213,7 @@ class Models(Loading):
 
 @dataclass(frozen=True, kw_only=True)
 class OptionalModels(Models):
-    """The models of a map, for a command that does not require them."""
+    """The models of a map as optional arguments."""
 
     student: str | None = option(None, f"The map's student: {MODEL}", argument="[STUDENT]")
     teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
@@ -220,7 +221,7 @@ class OptionalModels(Models):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Models):
-    """The models of a map as options, for a command that takes tokens as arguments."""
+    """The models of a map as options, for commands with other arguments, such as tokens."""
 
     student: str | None = option(
         None, f"The map's student: {MODEL}", name="student-model", metavar="MODEL", short="-s",
@@ -232,14 +233,14 @@ class ModelOptions(Models):
 
 
 def check_tokens(tokens: Sequence[str], hint: str, table: TokenTable | None) -> None:
-    """Raise a usage error if a token is a file name. `hint` is the option for the file."""
+    """Raise a usage error if a token is an existing file. `hint` names the option for files."""
     for token in tokens:
         if os.path.exists(token) and not (table and table.ids_of(token)):
             raise typer.BadParameter(f"{token} is not a token; {hint.format(token)}")
 
 
 def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Path], Models]:
-    """Split MAP... STUDENT TEACHER: after the last map, up to two arguments are models."""
+    """Split MAP... STUDENT TEACHER: up to two arguments after the last map are models."""
     end = len(arguments)
     while len(arguments) - end < 2 and end > 1:
         if arguments[end - 1].endswith((".safetensors", ".pt")):
@@ -256,7 +257,7 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
 
 
 def read_loss(text: str, choices: Any = BuildLoss) -> Any:
-    """Return the name of a loss. Raises an `XtokError` for a loss that needs another command."""
+    """Return the name of a loss; an `XtokError` if this loss needs a map from another command."""
     losses = get_args(choices)
     loss = with_hyphens(text)
     if loss in losses:
@@ -295,10 +296,10 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
 
 
 def output_path(output: str | None, name: str, refined: Path | None = None) -> Path:
-    """Return the path of the output. If it is a folder, append `name`.
+    """Return the path of the output file. If `output` is a folder, the file is called `name`.
 
-    A path is a folder if this folder exists, if the path ends in a slash, or if it has no suffix
-    and is not a file. The default is the folder of the refined file `refined`, or the current
+    `output` is a folder if this folder exists, if the path ends in a slash, or if the path has no
+    suffix and no such file exists. The default is the folder of the input `refined`, or the current
     folder.
     """
     if output is None:
@@ -311,7 +312,7 @@ def output_path(output: str | None, name: str, refined: Path | None = None) -> P
 
 
 def is_named(output: str | None, path: Path) -> bool:
-    """Whether the user named the output. Only then, an existing file may be replaced."""
+    """Whether the user named the output file, and so permits that an existing file is replaced."""
     return output is not None and Path(output) == path
 
 
@@ -334,14 +335,14 @@ class Output(Config):
         mapfile.check_map_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map to the output, or under this name. Report and return the path."""
+        """Write the map to the output file (default: `name`); print and return the path."""
         path = self.path(name)
         projection.save(path, overwrite=is_named(self.output, path))
         print_written(projection.reports, path, json=self.json)
         return path
 
     def write_stage(self, projection: ProjectionMap, name: str) -> None:
-        """Write the map of a NeMo-RL stage, and recommend a better map for training."""
+        """Write the map that a stage made, and print recommendations for training."""
         from xtok.maps.provenance import is_counted
 
         path = self.write(projection, name)
@@ -356,7 +357,7 @@ class Output(Config):
 
 
 def note_one_vocabulary(pair: Pair) -> None:
-    """Print a note if both models have the same vocabulary, so that no map is needed."""
+    """Print a note if student and teacher have the same vocabulary and therefore need no map."""
     if pair.is_same:
         from xtok.inspection.advice import USE_PLAIN_KL
 
@@ -364,7 +365,7 @@ def note_one_vocabulary(pair: Pair) -> None:
 
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
-    """Print the reports of the stages on stderr, and the paths of their results on stdout."""
+    """Print the reports of the stages on stderr, and the paths of the written files on stdout."""
     console.print_reports(reports)
     if json:
         print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
@@ -406,7 +407,7 @@ class RefinedMap(Output):
     output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
-        """Return the path of the input. A missing or second input is a usage error."""
+        """Return the path of the input; it is a usage error to name no input, or two."""
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"
@@ -414,7 +415,7 @@ class RefinedMap(Output):
         return paths[0]
 
     def path(self, name: str) -> Path:
-        """Return the path of the output. By default, it is next to the input."""
+        """Return the path of the output, which is next to the input by default."""
         return output_path(self.output, name, self.source())
 
 
@@ -427,7 +428,7 @@ class StrictOutput(Output):
     )
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map. With --strict, only if all tokens were decoded and spelled."""
+        """Write the map, unless --strict is set and a token was not decoded or spelled."""
         from xtok.maps.records import require_complete
 
         if self.strict:

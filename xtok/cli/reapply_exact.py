@@ -20,7 +20,7 @@ def reapply_exact(
 ) -> None:
     """Give each shared token a single entry with weight 1 (NeMo-RL's third stage).
 
-    Maps from NeMo-RL's tools contain no tokens, so both models are required for them.
+    Maps from NeMo-RL's tools contain no tokens. For such a map, name both models.
 
     Example: xtok reapply-exact first.pt -o exact.pt
     """

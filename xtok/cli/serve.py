@@ -26,9 +26,9 @@ def serve(
 ) -> None:
     """Run a server that makes a teacher usable as if it had the student's tokenizer.
 
-    Trainers send student ids in the protocol of vLLM or SGLang. The teacher's own server scores the
-    same bytes in the teacher's tokens. The command prints its address when it is ready. SIGTERM
-    stops it.
+    Trainers send student ids in the protocol of vLLM or SGLang. xtok asks the teacher's own server
+    for the scores of the same text in teacher tokens. The command prints its address when it is
+    ready. SIGTERM stops it.
 
     Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """

@@ -13,7 +13,7 @@ def sort_cut(
 ) -> None:
     """Keep the heaviest entries of each row, and normalize the row (NeMo-RL's last stage).
 
-    A scale slot stays last.
+    A scale slot stays the last entry of its row.
 
     Example: xtok sort-cut exact.pt --top-k 4 -o map.pt
     """

@@ -23,12 +23,12 @@ def result_stream() -> TextIO:
 
 
 def print_result(text: str, end: str = "\n") -> None:
-    """Print a result or a part of it."""
+    """Print a result, or a part of a result, on stdout."""
     print(text, end=end, file=result_stream())
 
 
 def print_path(path: Path) -> None:
-    """Print the path of a written file, as exact bytes, or escaped on a terminal."""
+    """Print the path of a file: escaped on a terminal, otherwise as exact bytes."""
     stream = result_stream()
     if stream.isatty():
         print_result(printable(os.fspath(path)))
@@ -40,7 +40,7 @@ def print_path(path: Path) -> None:
 
 @contextmanager
 def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
-    """Redirect a stream to a file, including output of C and Rust code.
+    """Redirect a stream to a file, together with the output of C and Rust code.
 
     Yields a copy of the stream's descriptor.
     """
@@ -57,10 +57,10 @@ def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Reserve stdout for `result_stream`. Other output to stdout is printed on stderr at the end.
+    """Reserve stdout for `result_stream`; print all other output to stdout on stderr at the end.
 
-    For example, the tokenizers library prints unknown keys from Rust, and a model's custom code can
-    print. Log messages of libraries are escaped.
+    Such output comes from the tokenizers library, which prints unknown keys from Rust, and from a
+    model's custom code. Log messages of libraries are escaped.
     """
     global _result
     try:

@@ -54,8 +54,8 @@ def convert(
 def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -> list[str]:
     """Return notes with the NeMo-RL options for training with a map.
 
-    If `loss` is None and the map is counted, the options are for gold if the map has exact rows,
-    otherwise for P-KL.
+    Without `loss`, the options for a counted map are for gold if the map has exact rows, otherwise
+    for P-KL.
     """
     if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)

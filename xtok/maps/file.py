@@ -314,7 +314,7 @@ def _file_contents(
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
     """Return the `table_sha256` of student and teacher from a table file for NeMo-RL's draft.
 
-    The list is empty if another program wrote the table. The result is None for all other files.
+    The list is empty if another program wrote the table. For all other files, None is returned.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):

@@ -57,7 +57,7 @@ def bind_map(
     """Check that a map belongs to a pair, then give the map and the pair equal widths and tokens.
 
     Args:
-        any_map: a map of any kind. If it is None, the pair is returned unchanged.
+        any_map: a map of any kind, or None to return the pair unchanged.
         pair: a pair, or a dict of tokenizers with the keys `student` and `teacher`. Default: a pair
             of the map's vocabularies.
         name: name of the map in errors.

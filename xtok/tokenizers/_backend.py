@@ -150,7 +150,7 @@ _WIDTHS = ("padded_vocab_size", "vocab_size")
 
 
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
-    """Return the width of a model's logits and its source; None if there is no config.json.
+    """Return the width of a model's logits and its source; None without a config.json.
 
     The width in `config.json` is used if present, so a custom model type needs no code. Otherwise,
     the default of the model type is used.

@@ -137,8 +137,8 @@ class Tokenizer:
         """Load the same folder with a second library; return the library's name and the tokenizer.
 
         If Transformers loaded the folder, the second library reads only the tokenizer file.
-        Otherwise, the second library is Transformers (AutoTokenizer). The result is None if no
-        second library can read the folder.
+        Otherwise, the second library is Transformers (AutoTokenizer). Returns None if no second
+        library can read the folder.
         """
         if (other := self._backend.other) is None:
             return None

@@ -431,7 +431,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Set a tokenizer's width to the number of its ids, rounded up to a multiple.
+    """Return a tokenizer as wide as its largest id + 1, rounded up to a multiple.
 
     Raises:
         TokenizerError: if Transformers cannot load the tokenizer.

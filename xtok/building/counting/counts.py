@@ -31,7 +31,7 @@ _ONE = np.ones(1, np.int64)
 
 
 def count_unit(target: Target) -> int:
-    """Return the integer by which one occurrence of a pair increases the count."""
+    """Return the number that one occurrence of a pair adds to the pair's count."""
     return 1 if target == "start" else UNIT
 
 

@@ -69,7 +69,8 @@ def report(
         output: the path of the page, which must end in `.html`.
         data: also write the contents as JSON next to the page.
         texts: paths and globs of text for measuring the maps, as in `evaluate`.
-        pair: the maps' pair. Its tokenizers are required for pieces, sentences and text.
+        pair: the maps' pair. Pieces, sentences and results on `texts` require the pair's
+            tokenizers.
         names: names of the maps on the page.
         field: the field or column with the text.
         progress: called for each pass over a vocabulary or the text.

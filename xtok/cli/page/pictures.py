@@ -35,7 +35,7 @@ def overlap(shared: SharedCounts, label: str) -> Markup:
 
 
 def _distance(a: float, b: float, area: float) -> float:
-    """Return the distance between two circles that overlap by this area."""
+    """Return the distance between the centres of two circles that overlap by this area."""
     low, high = abs(a - b), a + b
     if area <= 0:
         return high

@@ -1,7 +1,8 @@
 """Pack the rows of maps for the page's search: columns of bytes, deflated, in base64.
 
-Each column is deflated separately, with its bytes sorted by significance. `page.js` unpacks them.
-Tokens are cut to their first bytes, and weights are rounded to three digits.
+Each column is deflated separately: first the lowest bytes of all numbers, then the next bytes.
+`page.js` unpacks the columns. Long tokens are cut after the first bytes, and weights are rounded to
+three digits.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def pack(examined: PageData) -> PageColumns:
 
 
 def cut_sizes(table: TokenTable) -> dict[int, int]:
-    """Return the full size of each token that is cut, by id."""
+    """Return a dict with the full size of each token that is cut."""
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
@@ -79,7 +80,7 @@ def _tokens(
 
 
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
-    """Pack the pieces of tokens without a partner: the numbers of pieces, then the ids."""
+    """Pack the numbers of pieces, and the pieces' ids, for all tokens without a partner."""
     columns: PageColumns = {}
     for side, side_pair, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
         if side_pair.teacher_tokenizer is None:
@@ -110,7 +111,7 @@ def _entries(m: ProjectionMap, partner: NDArray[np.int64]) -> dict[str, NDArray[
 
 
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
-    """Encode weights with three digits as integers: 900 * exponent + digits - 100.
+    """Round weights to three digits, and encode them as 900 * exponent + digits - 100.
 
     A weight is digits * 10 ** -(exponent + 2), and 1.0 is encoded as 0.
     """
@@ -123,7 +124,7 @@ def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Encode ids ≥ −1 as non-negative differences from the preceding id ≥ 0; −1 becomes 0.
+    """Encode each id ≥ 0 by its difference d from the preceding id ≥ 0; encode −1 as 0.
 
     A difference d ≥ 0 becomes 2 * d + 1, and d < 0 becomes -2 * d.
     """

@@ -53,7 +53,7 @@ def new_table(
     right: Collection[int] = (),
     caption: str | None = None,
 ) -> Table:
-    """Return an empty table. `right` lists the columns with numbers."""
+    """Return a table with these rows. The columns in `right` (with numbers) are right-aligned."""
     shown = caption and Text(printable_lines(caption), "table.caption")
     table = Table(caption=shown, caption_justify="left")
     for number, header in enumerate(map(cell, headers)):

@@ -27,7 +27,7 @@ _KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
 
 
 class Chunk(NamedTuple):
-    """The ids and escaped tokens of a chunk, or a single token outside all chunks."""
+    """A chunk with ids and escaped tokens, or a single token outside all chunks."""
 
     kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
     student: Sequence[tuple[int, str]]
@@ -44,7 +44,7 @@ class _ChunkBlock(NamedTuple):
 
 
 def print_alignment(alignment: TextAlignment) -> None:
-    """Print both rows of tokens, wrapped to the terminal, and the statistics.
+    """Print the student's and the teacher's tokens in two rows, wrapped, then the statistics.
 
     A third line marks incorrect chunks: `≠` if the sides differ, `-` if a token has no counterpart.
     `¦` divides the tokens of a chunk; `␣` is a space.
@@ -78,7 +78,7 @@ def _statistics(alignment: TextAlignment) -> list[str]:
 
 
 def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
-    """Yield the chunks of an alignment and the tokens outside chunks, in order."""
+    """Yield chunks of an alignment, and tokens outside chunks, in the order of the text."""
     student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
     teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
     s_done = t_done = 0

@@ -52,7 +52,7 @@ def _events(d: EventDescription) -> Iterator[Table]:
 
 
 def _token_events(rows: Sequence[EventOfToken]) -> Iterator[Table]:
-    """Print the event of each token, the token's link, and the other tokens of the event."""
+    """For each token, print the event, the linked token, and the other tokens in the event."""
     limit = 10 if len(rows) == 1 else 3
     lines = []
     for row in rows:
@@ -83,7 +83,7 @@ def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 
 
 def _spellings(d: SpellingDescription) -> Iterator[Table]:
-    """Print the numbers of shared, spelled and omitted tokens on each side."""
+    """Print how many tokens of each vocabulary are shared, spelled and omitted."""
     rows = [[label, show(d.student), show(d.teacher)] for label, show in maps.SIDE_ROWS.items()]
     rows += [[label, *(f"{n:,}" for n in counts)] for label, counts in _spelling_counts(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)

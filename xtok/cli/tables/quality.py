@@ -114,7 +114,7 @@ def _measured_place(evaluation: Evaluation) -> str:
 
 
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
-    """Return the table by token class, with one column per map (at most four)."""
+    """Return a table with a row for each token class and a column for each map (at most four)."""
     if evaluation.event_measures:
         show: Callable[[float], str] = partial(percent, digits=2)
         measure, reference = "leak", "shared"

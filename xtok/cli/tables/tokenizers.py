@@ -100,7 +100,7 @@ def _on_text(text: TextFacts) -> Table:
 
 
 def print_server(report: ServerReport) -> None:
-    """Print the facts about a server, and a fix for each problem."""
+    """Print the facts about a server, and how to fix each problem."""
     tokenizer = {"": "equal", None: "not compared"}.get(report.tokenizer_difference, "different")
     facts = [
         ("server", f"{_SERVERS[report.kind]} {report.version or ''}".strip()),
@@ -120,7 +120,7 @@ def print_server(report: ServerReport) -> None:
 
 
 def print_transplant(result: Transplant) -> None:
-    """Print the number of new rows by origin, and both models' bits per byte."""
+    """Print the number of new rows of each origin, and bits per byte of the old and new model."""
     counts = {
         "copied, tokens of both tokenizers": result.copied,
         "copied, special tokens by role": result.roles,
@@ -137,7 +137,7 @@ def print_transplant(result: Transplant) -> None:
 
 
 def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
-    """Print tokens. `names` returns the name of a teacher token by id."""
+    """Print tokens. The function `names` converts a teacher id to the token's name."""
     counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in table.types.items())
     heads = ["id", "bytes", "length", "type", "name", "roles"]
     rows = []
