@@ -1,4 +1,4 @@
-"""User-facing errors: a message that names the cause, a hint with the fix."""
+"""Errors for users: each has a message with the cause, and a hint with the fix."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 
 class XtokError(Exception):
-    """A problem that the user can fix: bad input, a missing file, a missing package.
+    """A problem that the user can fix, such as invalid input or a missing file or package.
 
     The command line prints an `error:` line and a `hint:` line, and exits with 1. Incorrect use of
     the Python API raises `ValueError` or `TypeError` instead.
 
     Messages and hints can contain a command, such as `xtok events STUDENT TEACHER --for csd`, but
-    no option without its command. In a hint, `{option}` is replaced by the parameter's name:
-    `vocab_size=` in Python, and `--student-vocab-size or --teacher-vocab-size` on the command line.
+    never an option alone. In a hint, the parameter's name replaces `{option}`: `vocab_size=` in
+    Python, and `--student-vocab-size or --teacher-vocab-size` on the command line.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'
 
     Attributes:
-        message: the file, token or parameter, and the problem.
-        hint: the fix, worded for Python.
-        parameter: the parameter of the `xtok` function that fixes the problem, or "".
+        message: the problem, with the name of the file, token or parameter.
+        hint: the fix, with parameter names of Python.
+        parameter: the name of the function's parameter that fixes the problem, or "".
     """
 
     def __init__(self, message: str, *, hint: str, parameter: str = "") -> None:
@@ -36,14 +36,14 @@ class XtokError(Exception):
         self.hint = self.hint_with(f"{parameter}=")
 
     def hint_with(self, option: str) -> str:
-        """Return the hint with the parameter named `option`."""
+        """Return the hint, with `option` as the parameter's name."""
         return self._hint.replace("{option}", option) if self.parameter else self._hint
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, which `DataLoader` workers and Ray nodes require."""
+        """Support pickling: `DataLoader` workers and Ray nodes send errors to other processes."""
         return partial(type(self), hint=self._hint, parameter=self.parameter), (self.message,)
 
 
@@ -53,7 +53,7 @@ def _on_one_line(text: str) -> str:
 
 @contextmanager
 def at_location(location: object) -> Iterator[None]:
-    """Prefix error messages with a location, such as a file and a line."""
+    """Start error messages inside the context with a location, such as a file and a line."""
     try:
         yield
     except XtokError as error:
@@ -70,7 +70,7 @@ class ChatTemplateError(XtokError):
 
 @contextmanager
 def naming_template(parameter: str) -> Iterator[None]:
-    """Give chat-template errors the parameter name of the calling function."""
+    """Name the calling function's parameter in chat-template errors inside the context."""
     try:
         yield
     except ChatTemplateError as error:
@@ -83,7 +83,7 @@ class TokenizerError(XtokError):
 
 
 class EmbeddingError(XtokError):
-    """Embeddings, or a model's checkpoint, that are missing or unusable."""
+    """Embeddings or a model's checkpoint that are missing or unusable."""
 
 
 class MapFileError(XtokError):
@@ -97,12 +97,12 @@ MALFORMED = (
 
 
 def describe_damage(error: Exception) -> str:
-    """Describe an exception of a parser; a bare `KeyError` names only the missing part."""
+    """Describe an exception of a parser. The text of a `KeyError` is only the missing key."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 MAP_HINT = "build the map again, or give another file"
-"""Hint for an invalid map file."""
+"""A hint for an invalid map file."""
 
 
 _EXTRAS = {

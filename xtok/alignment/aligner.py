@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     BoundedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 PYTHON_TOKENS = 600
-"""Number of tokens to align in Python first, because loading or compiling kernels takes seconds."""
+"""Number of tokens that are first aligned in Python, because loading the kernels takes seconds."""
 
 
 @dataclass(eq=False)
 class AlignmentBatch:
     """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
-    A chunk is the text between two neighboring shared token boundaries. Pair k of a row is its
-    chunk k. The fields are NumPy arrays, or torch tensors if the ids were tensors.
+    A chunk is the text between two neighboring byte positions at which a token ends on both sides.
+    In the fields, pair k of a row is the row's chunk k. The fields are NumPy arrays, or torch
+    tensors if the ids are tensors.
     """
 
     pair_valid: Array  # bool [B, max_pairs], whether the chunk exists
@@ -52,7 +53,7 @@ class AlignmentBatch:
 
 @dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
-    """An alignment with masks of the padding. Padding predicts nothing."""
+    """An alignment with masks that are False at padding, because padding predicts no token."""
 
     student_kept: Array  # bool [B, T_s]
     teacher_kept: Array  # bool [B, T_t]
@@ -60,14 +61,14 @@ class PaddedAlignment(AlignmentBatch):
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
-    """An alignment of the predicting positions, which losses require."""
+    """An alignment of positions by the tokens that they predict. Losses require this form."""
 
     has_start: Array  # bool [B, max_pairs], whether both sides predict the chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
 class FlatAlignment:
-    """The alignment of many documents as flat arrays; chunks are numbered per document."""
+    """The alignment of many documents as flat arrays. Chunk numbers start at 0 in each document."""
 
     # int32 [student tokens], [teacher tokens]: the chunk of each token, or −1
     student_chunk_id: NDArray[np.int32]
@@ -84,7 +85,10 @@ class FlatAlignment:
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Number each side's chunks through all documents, and tokens outside chunks after them."""
+        """Return the chunk of each token, numbered through all documents, on both sides.
+
+        For tokens outside chunks, this is the total number of chunks.
+        """
         first = np.cumsum(self.num_chunks) - self.num_chunks
         return [
             np.where(chunk < 0, len(self.is_correct), np.repeat(first, lengths) + chunk)
@@ -119,7 +123,7 @@ class FlatAlignment:
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """One chunk, for display and checks."""
+    """One chunk with ids and spans, for display and checks."""
 
     student_ids: tuple[int, ...]
     teacher_ids: tuple[int, ...]
@@ -133,10 +137,10 @@ class AlignedPair:
 def _symbols(
     roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return a symbol for each control token; counterparts share a symbol.
+    """Return a symbol for each control token. A token and its counterpart have the same symbol.
 
-    The first bos tokens of both sides share a symbol, and so do the first eos tokens, even if an
-    eos that also ends turns has a different counterpart.
+    The first bos token of the student and of the teacher have the same symbol. The first eos tokens
+    also have the same symbol, even if an eos that also ends turns has a different counterpart.
     """
     theirs = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
     if len(theirs) > FIRST_UNKNOWN - CONTROL:
@@ -157,10 +161,11 @@ def _symbols(
 class TokenAligner:
     """Aligns token ids of a student and a teacher without decoding them.
 
-    A chunk ends where a token ends on both sides. Where the bytes differ (normalizers, prefix
-    spaces, special tokens without a counterpart), a banded Needleman-Wunsch algorithm aligns the
-    tokens between the nearest shared boundaries. Tokens without a counterpart belong to no chunk.
-    An aligner can be pickled, and works in forked and spawned workers.
+    A chunk ends where a student token and a teacher token end at the same byte, called a shared
+    boundary. If the bytes differ (because of normalizers, prefix spaces, or special tokens without
+    a counterpart), a banded Needleman-Wunsch algorithm aligns the tokens between the nearest shared
+    boundaries. Tokens without a counterpart are in no chunk. An aligner can be pickled, and works
+    in forked and spawned workers.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
@@ -168,10 +173,11 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: maximum number of tokens per group where the bytes differ, 1 to 64.
+        max_comb_len: where the bytes differ, the maximum number of tokens in a chunk on each side,
+            1 to 64.
 
     Raises:
-        XtokError: if the pair has no tokens on one side.
+        XtokError: if one of the two token tables is missing.
         ValueError: if `max_comb_len` is out of range.
     """
 
@@ -209,8 +215,8 @@ class TokenAligner:
         Args:
             student_ids: integers `[B, T_s]`, NumPy or torch.
             teacher_ids: integers `[B, T_t]`.
-            student_attention_mask: `[B, T_s]`, 0 at padding; by default inferred from the pad
-                token. If the pad token is also the eos, the first trailing eos does not count as
+            student_attention_mask: `[B, T_s]`, 0 at padding. By default, pad tokens are padding. If
+                the pad token is also the eos token, the first eos token at the end of a row is not
                 padding.
             teacher_attention_mask: `[B, T_t]`.
 
@@ -229,7 +235,7 @@ class TokenAligner:
     def align_sequences(
         self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
     ) -> FlatAlignment:
-        """Align checked sequences. Raises a `ValueError` if their numbers differ."""
+        """Align checked sequences. Raises a `ValueError` if the numbers of sequences differ."""
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
             raise ValueError(
@@ -257,7 +263,7 @@ class TokenAligner:
         )
 
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether `align_spans` can locate the unknown tokens of these ids."""
+        """Whether these ids contain unknown tokens that `align_spans` can locate."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
         has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
         return has_unknown and not self.is_lossy
@@ -265,8 +271,9 @@ class TokenAligner:
     def align_spans(self, student: BoundedIds, teacher: BoundedIds) -> FlatAlignment:
         """Align one document that contains unknown tokens, by byte offsets in its text.
 
-        A chunk lies between shared token boundaries, if both sides have the same bytes there. Each
-        side is a pair of its ids and their byte offsets, int64 `[T + 1]`.
+        A chunk lies between two offsets at which a token ends on both sides, if both sides have the
+        same bytes between them. Each argument is a pair: ids, and byte offsets in the text, int64
+        `[T + 1]`.
         """
         shared = np.intersect1d(student[1], teacher[1])
         s_parts, s_index = _segments(self.student, *student, shared)
@@ -289,7 +296,7 @@ class TokenAligner:
         Document d is `student_ids[student_offsets[d]:student_offsets[d + 1]]`, without padding.
 
         Raises:
-            ValueError: as in `align`, and for invalid offsets.
+            ValueError: as in `align`. Also raised if offsets are invalid.
         """
         return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
@@ -297,7 +304,7 @@ class TokenAligner:
         )
 
     def align_document(self, student_ids: IdsLike, teacher_ids: IdsLike) -> FlatAlignment:
-        """Align one document, with the exceptions of `align`."""
+        """Align one document. Raises the same exceptions as `align`."""
         return self.align_ids(
             student_ids, [0, len(student_ids)], teacher_ids, [0, len(teacher_ids)]
         )
@@ -305,9 +312,9 @@ class TokenAligner:
     def pairs(
         self, student_ids: IdsLike, teacher_ids: IdsLike, alignment: FlatAlignment | None = None
     ) -> list[AlignedPair]:
-        """Return the chunks of one document with token and byte spans.
+        """Return the chunks of one document, with spans of tokens and bytes.
 
-        Raises the exceptions of `align`.
+        Raises the same exceptions as `align`.
         """
         alignment = alignment or self.align_document(student_ids, teacher_ids)
         count = len(alignment.is_correct)
@@ -324,9 +331,10 @@ class TokenAligner:
 def _segments(
     side: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the symbols between the shared boundaries, and the segment of each token.
+    """Return the symbols between neighboring shared boundaries, and the segment of each token.
 
-    The segment is −1 for tokens without symbols and for tokens outside the shared boundaries.
+    The segment is −1 for tokens without symbols, and for tokens before the first or after the last
+    shared boundary.
     """
     starts, stops = side.offsets[ids], side.offsets[ids + 1]
     symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, stops, strict=True)]
@@ -376,7 +384,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids. Without `alignment`, align them first."""
+    """Describe the alignment of two rows of ids. If `alignment` is None, the rows are aligned."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
@@ -397,9 +405,9 @@ def describe_alignment(
 def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     """Shift an alignment from the tokens to the positions that predict them, as losses require.
 
-    Position i receives the chunk of token i + 1. The last position, the position before a row's
-    first token, and padding predict nothing. A chunk that keeps no position on one side becomes
-    invalid.
+    Position i receives the chunk of token i + 1. The last position, padding, and the position
+    before the first token of a row that is padded on the left predict no token. A chunk becomes
+    invalid if no position predicts its tokens on one side.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))

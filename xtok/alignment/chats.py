@@ -22,7 +22,8 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
 
 ChatLike = str | PathLike[str] | list[Any] | dict[str, Any]
-"""A conversation: the path of its file, a list of messages, or a row with `messages`."""
+"""A conversation: the path of a file that contains it, a list of messages, or a row with
+`messages`."""
 
 
 class ChatAlignment(NamedTuple):
@@ -34,7 +35,7 @@ class ChatAlignment(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """The tokens [start, end) of one string in a message."""
+    """The tokens from `start` to `end` (exclusive) of one string in a message."""
 
     key: tuple[Any, ...]
     start: int
@@ -52,17 +53,19 @@ def align_chat(
     """Render a conversation with both templates and align the results.
 
     The strings of a message (content, reasoning, tool calls) are aligned separately, so template
-    text cannot shift them. Control tokens with the same role between the same strings form chunks;
-    other template text does not. If `teacher_messages` differ, only the answers are aligned.
+    text cannot shift them. A control token of the student and a control token of the teacher form a
+    chunk if they have the same role and are between the same strings. All other template text is in
+    no chunk. If the row has different `teacher_messages`, only the answers are aligned.
 
     Args:
         aligner: an aligner for `pair`.
         pair: the student and the teacher, with their tokenizers.
-        chat: as in `align`, or a record of a file.
+        chat: as in `align`, or a `ChatRecord`.
         templates: as in `align`.
 
     Raises:
-        XtokError: if a template is missing or fails, or the teacher has different answers.
+        XtokError: if a template is missing or fails, or if the teacher's answers differ from the
+            student's.
     """
     student = chat if isinstance(chat, ChatRecord) else _only_chat(chat)
     [teacher] = teacher_chats(student, 1)
@@ -91,7 +94,7 @@ def align_rendered(
     def align(
         positions: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
     ) -> None:
-        """Align the tokens at these positions; `strings` contains their strings of the messages."""
+        """Align the tokens at these positions. `strings` locates their string in the messages."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
@@ -127,11 +130,12 @@ def _positions_between(
 def written_alike(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
-    """Return, for each string of a message in order, its tokens on both sides.
+    """For each string in the messages, in order, return the student's and the teacher's tokens.
 
-    The tokens lie between shared token boundaries, or cover the whole string if a template changed
-    it. A control token that ends the turn on both sides is included. `roles` maps the student's
-    special tokens to the teacher's.
+    The tokens lie between bytes at which a token starts or ends on both sides. If a template
+    changed the string, the tokens cover the whole string. If a control token ends the turn on both
+    sides, it is included. `roles` maps the student's special tokens to the teacher's special
+    tokens.
     """
     alike = []
     sides = (student, teacher)
@@ -177,7 +181,7 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
 
 
 def _stretches(conversation: Conversation) -> list[_Stretch]:
-    """Return the token spans of the messages' strings in text order, without repetitions."""
+    """Return the token spans of all strings in messages, in text order, without repetitions."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
     # The offset of a token is 4 × character + byte within the character, because rendered runs have
     # only character offsets.

@@ -23,11 +23,11 @@ SMALL = 512  # maximum number of tokens per side in a final stretch without a sh
 
 
 class Side(NamedTuple):
-    """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
+    """The student's or the teacher's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
-    The symbols of id i are `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes. Higher
-    symbols are control tokens with a counterpart, which has the same symbol, or unknown tokens,
-    which can be any text. Tokens without symbols are skipped.
+    The symbols of id i are `symbols[offsets[i]:offsets[i + 1]]`. Symbols from 0 to 255 are bytes. A
+    higher symbol is either a control token or an unknown token. A control token and its counterpart
+    have the same symbol. An unknown token can be any text. Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens]
@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Output arrays of the kernels; chunks are numbered per document."""
+    """Output arrays of the kernels. Chunk numbers start at 0 in each document."""
 
     student: NDArray[np.int32]  # [student tokens], the chunk of each token, or −1
     teacher: NDArray[np.int32]  # [teacher tokens]
@@ -60,7 +60,8 @@ class TokenSpans(NamedTuple):
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align documents up to the first symbol that differs, where `align_rest` continues.
 
-    `exact[student id]` is the teacher id with the same symbols, or −1. It aligns most tokens.
+    `exact[student id]` is the teacher id with the same symbols, or −1. Most tokens are aligned by
+    this array.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -95,9 +96,10 @@ def _num_symbols(side, i):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
-    """Find the shortest groups from i and j with equal symbols; return their ends and False.
+    """Find the shortest groups of tokens, from i and j on, that have equal symbols.
 
-    Without such groups, return −1, −1, and whether the symbols differ.
+    Returns the ends of both groups and False. If there are no such groups, returns −1, −1, and
+    whether a symbol differs.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:
@@ -119,13 +121,13 @@ def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
 
 @kernel
 def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
-    """Continue after the first difference of each document.
+    """Continue the alignment after the first difference in each document.
 
     Both sides skip to the nearest position where their symbols agree again. `_align_stretch` then
-    aligns the tokens between the shared boundaries around the difference. After an unknown token,
-    both sides resume at a run of symbols that is unique on each side. If a side drops text
-    (`is_lossy`), equal runs may be far apart, so nothing after a difference is aligned, except
-    leading control tokens such as <bos>.
+    aligns the skipped tokens, from the last shared boundary before the difference to the first one
+    after it. After an unknown token, both sides continue at a sequence of symbols that occurs once
+    on each side. If a tokenizer drops text (`is_lossy`), equal sequences may be far apart, so
+    nothing after a difference is aligned, except control tokens at the start, such as <bos>.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -197,7 +199,7 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(side, start, stop):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens, and the token that starts at each symbol, or −1."""
+    """Return the symbols of tokens, and for each symbol the token that starts there, or −1."""
     total = 0
     for i in range(start, stop):
         total += _num_symbols(side, i)
@@ -217,7 +219,7 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Whether the next RUN symbols (or all remaining symbols, if fewer) agree."""
+    """Whether the next RUN symbols agree (or all remaining symbols, if there are fewer)."""
     left = min(len(x) - p, len(y) - q)
     if left < RUN and len(x) - p != len(y) - q:
         return False
@@ -237,7 +239,7 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return how far both sides must skip until their symbols agree again, or −1."""
+    """Return the number of symbols to skip on each side until the symbols agree again, or −1."""
     if p == q == 0 and len(x) > 1 and x[0] == SPACE and x[1] == y[0]:
         return np.int64(1), np.int64(0)  # a dummy prefix space on one side
     if p == q == 0 and len(y) > 1 and y[0] == SPACE and y[1] == x[0]:
@@ -250,7 +252,7 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the smallest skips on both sides after which symbols agree, or −1."""
+    """Return the smallest numbers of symbols to skip until the symbols agree, or −1."""
     for total in range(1, NEAR + 1):
         for a in range(total + 1):
             b = total - a
@@ -269,9 +271,9 @@ def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
-    """Return the smallest skips to a run in the windows of both sides, or −1.
+    """Return the smallest skips to RUN equal symbols in the windows of both sides, or −1.
 
-    If `is_single`, a run must be unique on both sides.
+    If `is_single` is True, the RUN symbols must occur only once on each side.
     """
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
@@ -297,7 +299,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
-    """Remove runs that occur several times in a window from a hash table."""
+    """Remove sequences of RUN symbols that occur several times in a window from a hash table."""
     seen = np.zeros(len(table), np.bool_)
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)
@@ -313,9 +315,9 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the skips to the first run that is unique on both sides, or −1.
+    """Return the skips to the first RUN symbols that occur once on each side, or −1.
 
-    If text may be missing, a repeated run such as "the" could match a later copy.
+    If text may be missing, repeated symbols such as "the" could match a later copy.
     """
     longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
     window = 1
@@ -333,7 +335,7 @@ def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
-    """Strip control tokens from both ends of a range; return an empty range if one is inside."""
+    """Remove control tokens at both ends of a range; if one is inside, return an empty range."""
     while start < end and x[starts[start]] >= CONTROL:
         start += 1
     while start < end and x[starts[end - 1]] >= CONTROL:
@@ -348,9 +350,10 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
     """Align a stretch with different symbols by a banded Needleman-Wunsch over token groups.
 
-    Groups of up to `max_comb_len` tokens on each side match if their symbols are equal. The score
-    is the number of matched symbols, then of groups. The tokens between two matches form an
-    incorrect chunk if each side has 1 to `max_comb_len` of them. (J. Mol. Biol. 48, 1970.)
+    A group of up to `max_comb_len` student tokens matches such a group of teacher tokens if their
+    symbols are equal. The algorithm (J. Mol. Biol. 48, 1970) maximizes the number of matched
+    symbols, then the number of matches. The tokens between two matches form an incorrect chunk if
+    each side has 1 to `max_comb_len` tokens there.
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
@@ -377,14 +380,15 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
 
 @inner_kernel
 def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
-    """Compute the best last step for each pair of prefixes: i student and j teacher tokens.
+    """For the first i student tokens and the first j teacher tokens, compute the best last step.
 
-    A row costs `width * max_comb_len**2` table lookups. Symbols are compared only if a match would
+    Each i needs `width * max_comb_len**2` table lookups. Symbols are compared only if a match would
     improve the score.
 
     Returns:
-        int32 `[n + 1, width]`, where 0 skips a student token, 1 skips a teacher token, and higher
-        values are groups; and int64 `[n + 1]`, the first column of the band in each row.
+        the steps, int32 `[n + 1, width]`: 0 skips a student token, 1 skips a teacher token, and
+        higher values match groups; and the first column j of the band in each row i, int64 `[n +
+        1]`.
     """
     n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
@@ -417,9 +421,9 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Backtrack, and return the bounds of the matching groups, int64 `[matches + 1, 4]`.
+    """Follow the steps back from the end, and return matches as bounds, int64 `[matches + 1, 4]`.
 
-    The last groups come first, after an empty match of both ends.
+    The first entry is an empty match of both ends. After it, the last match comes first.
     """
     n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)

@@ -1,4 +1,4 @@
-"""Conversion of a student's token ids into the teacher's ids of the same bytes."""
+"""Convert a student's token ids to the teacher's ids for the same bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from xtok.tokenizers.table import TokenType, utf8_runs
 
 
 class Retokenizer:
-    """Converts student ids to teacher ids of the same text.
+    """Converts student ids to teacher ids for the same text.
 
-    Unlike decoding and encoding again, it keeps a SentencePiece model's first space and partial
-    characters. Text is encoded like the middle of a longer text, with the teacher's normalizer.
-    Control tokens become the teacher's tokens with the same role, or are dropped. If both
-    tokenizers are equal, ids are unchanged.
+    Unlike decoding and encoding again, this keeps incomplete characters and the first space of a
+    SentencePiece model. Text is encoded with the teacher's normalizer, like text in the middle of a
+    longer text. A control token becomes the teacher's token with the same role, or is dropped. If
+    the tokenizers are equal, the ids do not change.
 
     >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
@@ -36,16 +36,16 @@ class Retokenizer:
     def __call__(
         self, rows: Sequence[Sequence[int]], *, begins: Sequence[bool] | None = None
     ) -> list[list[int]]:
-        """Return the teacher's ids of each row.
+        """Return the teacher's ids for each row.
 
         Args:
-            rows: ids of the student.
-            begins: whether each row begins a sequence (default: all). At the beginning, a token
-                that is both bos and eos, such as GPT-2's, counts as a bos.
+            rows: lists of the student's ids.
+            begins: for each row, whether it begins a sequence. By default, all rows do. At the
+                beginning, a token that is both bos and eos, as in GPT-2, counts as a bos.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
-            ValueError: for an invalid student id.
+            ValueError: if a student id is invalid.
         """
         width = len(self.student.table)
         for token_id in chain.from_iterable(rows):
@@ -59,11 +59,11 @@ class Retokenizer:
         return [[token_id for part in parts for token_id in by_part[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
-        """Return the teacher's sequence of text parts, after its bos if it has one.
+        """Return the teacher's ids for parts of one text, after the teacher's bos token, if any.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a part.
-            ValueError: for an invalid student id.
+            ValueError: if a student id is invalid.
         """
         begins = [not index for index in range(len(parts))]
         ids = [token_id for part in self(parts, begins=begins) for token_id in part]

@@ -23,10 +23,10 @@ class FlatIds(NamedTuple):
 
 
 class SymbolTable:
-    """One side's vocabulary in the form that kernels require; also checks ids.
+    """The vocabulary of one side, in the form that kernels require. Also checks ids.
 
-    `control` maps control ids with a counterpart to symbols. `unknown` is the symbol of unknown
-    tokens.
+    `control` contains the symbol of each control id that has a counterpart. `unknown` is the symbol
+    of unknown tokens.
     """
 
     def __init__(self, side: str, table: TokenTable, control: dict[int, int], unknown: int) -> None:
@@ -51,18 +51,18 @@ class SymbolTable:
 
     @functools.cached_property
     def by_bytes(self) -> NDArray[np.int64]:
-        """The ids of text tokens, int64, sorted by their bytes."""
+        """The ids of all text tokens, int64, sorted by the tokens' bytes."""
         tokens = self.table.tokens()
         return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
 
     def with_ids(self, rows: FlatIds | Sequences) -> Side:
-        """Return checked sequences of this side for the kernels."""
+        """Combine checked sequences with this vocabulary, as kernels require."""
         return Side(rows.ids, rows.bounds, self.symbols, self.offsets)
 
     def check(
         self, ids: NDArray[Any], original_index: Callable[[int], list[int]]
     ) -> NDArray[np.int32]:
-        """Return flat ids as int32. An id outside the table or without text is a `ValueError`."""
+        """Return flat ids as int32. Raises a `ValueError` for unknown ids and ids without bytes."""
         is_wrong = (ids < 0) | (ids >= len(self.table))
         problem = f"is outside 0..{len(self.table) - 1}"
         if not is_wrong.any():
@@ -105,14 +105,14 @@ class SymbolTable:
 class Sequences:
     """Sequences of one side as flat arrays, together with their original shape.
 
-    `ids` is int32 `[tokens]`, and `bounds` is int64 `[sequences + 1]`. `kept` is `[T]` or `[B, T]`,
-    and False at padding.
+    `ids` is int32 `[tokens]`, and `bounds` is int64 `[sequences + 1]`. `kept` is a mask `[T]` or
+    `[B, T]`, False at padding.
 
     Args:
         symbols: the symbol table of the side.
         ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
             torch tensors or lists.
-        mask: the mask of a padded batch, 0 at padding; None infers it from the pad tokens.
+        mask: the mask of a padded batch, 0 at padding; if None, pad tokens are padding.
 
     Raises:
         ValueError: if the shape or type is wrong, or an id is invalid.
@@ -147,7 +147,7 @@ class Sequences:
         self.ids = symbols.check(flat, self.original_index)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
-        """Return values per token as a flat array, `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
+        """Return values of tokens as a flat array, `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
@@ -174,7 +174,7 @@ class Sequences:
         return like(filled(self.kept, flat, fill), self._like)
 
     def original_index(self, index: int) -> list[int]:
-        """Return a flat token's indices in the original ids: `[t]` or `[row, t]`."""
+        """Return the indices of a flat token in the original ids: `[t]` or `[row, t]`."""
         indices: list[int] = np.argwhere(self.kept)[index].tolist()
         return indices
 
@@ -196,7 +196,7 @@ def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[An
 
 
 def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
-    """Return a tensor, list or array as an array; None becomes NaN in floats."""
+    """Convert a tensor, list or array to an array; in arrays of floats, None becomes NaN."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16

@@ -31,21 +31,22 @@ def align(
     ('n', '\\xc3', '\\xa9')
 
     Args:
-        student_model: the student, or the pair.
+        student_model: the student, or a `Pair` with both models.
         teacher_model: the teacher.
-        text: the text. Invalid UTF-8 is tokenized byte by byte, as in the middle of a longer text.
-        chat: a conversation, instead of a text: its messages, a row with `messages`, or the path of
-            a file with one conversation, as in `render_file`. Each side renders it with its own
-            chat template.
-        templates: chat templates to use instead of the tokenizers' own.
+        text: a text. Bytes that are not UTF-8 are tokenized byte by byte, as in the middle of a
+            longer text.
+        chat: a conversation, instead of a text: a list of messages, a row with `messages`, or the
+            path of a file with one conversation, as in `render_file`. It is rendered with the
+            student's and with the teacher's chat template.
+        templates: chat templates that replace the templates of the tokenizers.
         max_comb_len: as in `TokenAligner`.
         note: called with each note about the conversation.
 
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
         XtokError: if the conversation cannot be read or rendered.
-        ValueError: if both a text and a conversation are given, or neither, or templates with a
-            text.
+        ValueError: if neither a text nor a conversation is given, or both, or if templates are
+            given with a text.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)

@@ -17,14 +17,14 @@ from xtok.conversation.templates import Message, Rendering
 from xtok.tokenizers.table import byte_offsets
 
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
-"""Tags, words and other single characters. A header ends after a whole piece."""
+"""The pieces of a text: tags, words and single characters. A header ends at the end of a piece."""
 
 _TAG = re.compile(r"<[^<>]+>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a rendered conversation in three units, each `(start, end)`."""
+    """A part of a rendered conversation, as `(start, end)` in characters, bytes and tokens."""
 
     chars: tuple[int, int]
     bytes: tuple[int, int]  # of UTF-8
@@ -35,8 +35,8 @@ class Span:
 class MessageSpan:
     """The position of one message in a rendered conversation.
 
-    `source` is the part of `message["content"]` that the template wrote. It is shorter than the
-    content if the template strips white space.
+    `source` is the range of `message["content"]` that the template wrote. If the template strips
+    white space, this range is shorter than the content.
     """
 
     role: str
@@ -83,7 +83,7 @@ class Spans:
     def _content_chars(
         self, index: int, content: object, turn: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the characters of a message's content in the text, and its written part."""
+        """Return the range of a message's content in the text, and the range that was written."""
         if runs := self._content_runs(index):
             chars = runs[0].start, runs[-1].end
             is_text = isinstance(content, str) and runs[0].offset >= 0
@@ -107,8 +107,8 @@ class Spans:
     def targets(self, index: int, header: str, own_text: str) -> Iterator[tuple[int, int]]:
         """Yield the target characters of an answer, from its header to the end of its turn.
 
-        Gemma 4 writes tool results into the turn of the call, so the answer has two parts. The
-        first ends where the text differs from `own_text`, the answer without tool results.
+        Gemma 4 writes tool results into the turn of the call, between two parts of the answer. The
+        first part ends where the text differs from `own_text`, the answer rendered without results.
         """
         turn = self.whole(index)
         if turn is None:
@@ -126,7 +126,10 @@ class Spans:
             yield from self._target(tail[0].start, tail, turn[1])
 
     def turn_runs(self, index: int) -> tuple[list[Run], list[Run]]:
-        """Return the runs of a message in its turn, without its role, and of later messages."""
+        """Return two lists of runs in a message's turn: its own runs, and later messages' runs.
+
+        The runs of roles are not included in the first list.
+        """
         turn = self.whole(index) or (0, 0)
         first, stop = (bisect_left(self._runs, (position,)) for position in turn)
         turn_runs = self._runs[first:stop]
@@ -143,9 +146,9 @@ class Spans:
         return first if tag and self._text.find(tag[0], turn[0], first) >= 0 else turn[0]
 
     def _common_end(self, start: int, end: int, text: str) -> int:
-        """Return the first difference between characters `start` to `end` and a text.
+        """Return the first position from `start` to `end` where the characters differ from a text.
 
-        Tags are equal or different as a whole.
+        A tag is either equal or different as a whole.
         """
         limit = start + num_common(self._text[start:end], text)
         tag = self._text.rfind("<", start, limit)
@@ -167,14 +170,14 @@ class Spans:
             yield start, end
 
     def skip_header(self, index: int, offset: int, header: str) -> int:
-        """Move an offset in an answer's turn past the header."""
+        """Return the end of the header if an offset is in the header of an answer's turn."""
         turn = self.whole(index)
         if turn is None or not turn[0] <= offset < turn[1]:
             return offset
         return max(offset, self._header_end(turn[0], self._content_start(index, turn), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
-        """Return the last part of a generation prompt if it has tags and the answer lacks it."""
+        """Return the end of a generation prompt, if it contains tags that the answer lacks."""
         turn = self.whole(index)
         if turn is None:
             return ""
@@ -194,9 +197,9 @@ class Spans:
     def _header_end(self, start: int, first: int, header: str) -> int:
         """Return the end of a turn's header, or -1.
 
-        The header starts before `first`, the first character of the message. It can end later if
-        the prompt opens a `<think>` block and the message contains the same tag. White space before
-        a header can belong to the previous turn.
+        The header starts before `first`, the position of the message's first character. The header
+        can end after `first` if it opens a `<think>` block and the message contains the same tag.
+        White space before a header can belong to the previous turn.
         """
         header = header.lstrip() or header
         pieces = _PIECES.findall(header)
@@ -210,9 +213,10 @@ class Spans:
         return -1
 
     def whole(self, index: int) -> tuple[int, int] | None:
-        """Return a message's turn; outside the loop, the extent of its characters.
+        """Return a message's turn, or if it has no turn the range of its characters in the text.
 
-        A message before the first turn, such as a system message, owns all text before that turn.
+        Messages outside the template's loop have no turn. If such a message is written before the
+        first turn, as a system message often is, its range is all text before the first turn.
         """
         runs = self._message_runs.get(index)
         if self._turns[index] is not None or not runs:
@@ -224,10 +228,11 @@ class Spans:
 
 
 def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
-    r"""Return the header of the last answer, by comparison with the header of another role.
+    r"""Return the header of the last answer, found by comparison with the header of another role.
 
-    `<|im_start|>assistant\n` corresponds to `<|im_start|>user\n`; a `<think>` after it is not part
-    of the header. The result depends on the text only, so equal texts have equal masks.
+    For example, `<|im_start|>assistant\n` corresponds to `<|im_start|>user\n`, so a `<think>` after
+    it is not part of the header. The result depends only on the text, so equal texts have equal
+    masks.
     """
     header: list[str] = []
     for index, message in reversed([*enumerate(messages)]):
@@ -245,7 +250,7 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
-    """Count the header pieces that match another header except for the role; all if none match."""
+    """Count the header pieces that match another header, except for the role; all if none match."""
     role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])

@@ -1,4 +1,4 @@
-"""Strings, lists and objects that track the message from which they come."""
+"""Strings, lists and objects that record the message from which they come."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Path = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
-    """A range of characters in a text that comes from one string of one message.
+    """A range of characters in a text that come from one string in a message.
 
     `path` locates the string in the message, for example `("content", 0, "text")`. `message` is -1
-    for tools and documents. `offset` is the position in the string, or -1 for derived text such as
-    JSON.
+    for strings in tools and documents. `offset` is the position of the first character in the
+    string, or -1 for derived text such as JSON.
     """
 
     start: int
@@ -27,10 +27,10 @@ class Run(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A zero-length mark in a text.
+    """A mark at a position in a text.
 
-    `enter` and `leave` surround the output of a loop's body for one message. Loops are numbered
-    from 1. Other kinds of marks surround a part of the template.
+    A mark `enter` and a mark `leave` surround the output of a loop's body for one message. Loops
+    are numbered from 1. Marks of other kinds surround the output of a part of the template.
     """
 
     position: int
@@ -40,7 +40,7 @@ class Mark(NamedTuple):
 
 
 class TrackedText(str):
-    """A string with runs (ranges that come from messages) and marks."""
+    """A string with runs (ranges of characters that come from messages) and marks."""
 
     __slots__ = ("_marks", "_runs")
     _runs: tuple[Run, ...]
@@ -157,9 +157,10 @@ def join_with(separator: str, parts: Iterable[Any]) -> str:
 
 
 class TrackedObject(dict[str, Any]):
-    """A message, or an object in a message, that tracks its source.
+    """A message, or an object in a message, that records its source.
 
-    The sandbox rejects attributes with underscores, so they cannot hide keys.
+    The attributes start with an underscore. The sandbox rejects such attributes in templates, so
+    they cannot hide a key of the message.
     """
 
     _message: int
@@ -167,7 +168,7 @@ class TrackedObject(dict[str, Any]):
 
 
 class TrackedItems(list[Any]):
-    """A list in a message that tracks its source."""
+    """A list in a message that records its source."""
 
     _message: int
     _path: Path
@@ -178,7 +179,7 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # type names in Jinja'
 
 
 def origin_of(value: Any) -> tuple[int, Path] | None:
-    """Return the message and path of a tracked value, or of a text's first run."""
+    """Return the message and path of a tracked value; for a text, those of its first run."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
     is_container = isinstance(value, (TrackedObject, TrackedItems))
@@ -186,9 +187,10 @@ def origin_of(value: Any) -> tuple[int, Path] | None:
 
 
 def to_json_types(value: Any, *, arrays: bool = False) -> Any:
-    """Convert nested dataclasses and pydantic models to dicts, like Transformers.
+    """Convert nested dataclasses and pydantic models to dicts, as Transformers does.
 
-    Arrays are converted to lists only in tool calls, because elsewhere they can be images.
+    Arrays in tool calls are converted to lists. Arrays elsewhere are kept, because they can be
+    images.
     """
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
@@ -204,7 +206,7 @@ def to_json_types(value: Any, *, arrays: bool = False) -> Any:
 
 
 def track(value: Any, message: int, path: Path) -> Any:
-    """Copy a value of JSON types, with tracked strings."""
+    """Copy a value of JSON types, and record the source of each string, list and object."""
     if isinstance(value, str):
         text = str.__str__(value)
         return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())

@@ -15,7 +15,7 @@ PaddingSide = Literal["left", "right"]
 
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
-    """Stack arrays `[T_i, …]` to `[B, T, …]`, padded to the longest array; T is at least 1."""
+    """Pad arrays `[T_i, …]` to the longest, and stack them to `[B, T, …]`; T is at least 1."""
     if padding_side not in get_args(PaddingSide):
         raise ValueError(f"padding_side is {padding_side!r}, expected left or right")
     arrays = [np.asarray(row) for row in rows]
@@ -34,20 +34,22 @@ def collate(
     pad_values: Mapping[str, Any] | None = None,
     padding_side: PaddingSide = "left",
 ) -> dict[str, Any]:
-    """Stack B samples to a batch, and pad each field to its longest value.
+    """Stack B samples to a batch, and pad each field that has one value per token.
 
-    Arrays (NumPy or CPU tensors), and integer lists with the length of the ids, have one value per
-    token: `[T_i, …]` becomes `[B, T, …]`. Other fields become lists of B values.
+    These fields are arrays (NumPy or CPU tensors), and lists of integers with as many items as ids.
+    They become arrays `[B, T, …]`. All other fields become lists of B values.
 
     Args:
         samples: conversations, or mappings with `ids` or `input_ids`, such as the rows of `xtok
-            render`. All samples must have the same fields. An existing `attention_mask` is kept.
-        pad_id: the padding id. `PromptFormat.pad_id` returns the padding id of a format.
-        pad_values: padding value by field. Default: -100 for `labels`, otherwise False or 0.
-        padding_side: `left` (for generation) or `right`.
+            render`. All samples must have the same fields. An `attention_mask` in the samples is
+            kept.
+        pad_id: the padding id. For a prompt format, `PromptFormat.pad_id` returns this id.
+        pad_values: a dict of padding values by field name. Default: -100 for `labels`, otherwise
+            False or 0.
+        padding_side: `left` (required for generation) or `right`.
 
     Returns:
-        The fields, and `attention_mask`, bool `[B, T]`, False at padding.
+        a dict of the fields and `attention_mask`, bool `[B, T]`, False at padding.
     """
     rows = [_sample_fields(sample) for sample in samples]
     key = _ids_key(rows)
@@ -96,13 +98,13 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     """Split a batch into B samples without padding; the inverse of `collate`.
 
     Args:
-        batch: the mask `[B, T]` (1 at tokens, padded on either side) and other fields. Arrays `[B,
-            T, …]` and lists of B lists of T integers are cut by the mask. Other arrays and lists of
-            B items are split into their items.
-        mask: name of the mask.
+        batch: a dict with a mask `[B, T]` (1 at tokens, 0 at padding on either side) and other
+            fields. Arrays `[B, T, …]` and lists of B lists of T integers lose their padding. Of any
+            other field, each sample gets one of the B items.
+        mask: name of the mask's field.
 
     Returns:
-        B samples without the mask. Rows of arrays are views.
+        B samples, without the mask. Arrays in samples are views of the batch's arrays.
     """
     is_token = np.asarray(batch.get(mask))
     if is_token.ndim != 2 or not np.isin(is_token, (0, 1)).all():

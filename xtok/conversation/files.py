@@ -28,7 +28,7 @@ _HINT += 'or {"messages": […], "tools": […]}'
 
 
 class ChatRecord(NamedTuple):
-    """A conversation in a file, with the arguments of `conversation.render`."""
+    """A conversation from a file, with the other arguments of `conversation.render`."""
 
     location: object  # file and line, or file and row, for errors
     messages: list[Any]  # not empty, not validated
@@ -47,9 +47,9 @@ class ChatRecord(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render the conversation with `conversation.render`, and put its own notes first.
+        """Render the conversation with `conversation.render`. The notes of the record come first.
 
-        The runs of a teacher's conversation use the student's message indices.
+        In a teacher's conversation, the runs of answers contain the student's message indices.
         """
         renderer = Renderer(tokenizer, template, self.variables, self.tools, add_generation_prompt)
         conversation = renderer.conversation(self.messages)
@@ -64,11 +64,11 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
     A conversation is a list of messages, or an object with `messages` and optionally `tools`,
     `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
-    or an array of conversations), JSON Lines, or Parquet with columns of these names. If the suffix
-    is not `.jsonl`, `.ndjson` or `.parquet`, the file can be JSON or JSON Lines.
+    or an array of conversations), JSON Lines, or Parquet with columns of these names. A file
+    without the suffix `.jsonl`, `.ndjson` or `.parquet` can be JSON or JSON Lines.
 
     Raises:
-        XtokError: if the file cannot be read or contains no conversation, or a row is invalid.
+        XtokError: if the file cannot be read or contains no conversation, or if a row is invalid.
     """
     kind = format_of(path)
     kind = "json" if kind == "text" else kind
@@ -81,10 +81,10 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
 
 def read_row(row: Any, location: object) -> str | ChatRecord:
-    """Return the text or the conversation of a row. Null and NaN are missing values.
+    """Return the text or the conversation in a row. Null and NaN are treated as missing.
 
     Raises:
-        XtokError: if the row contains neither.
+        XtokError: if the row contains neither a text nor a conversation.
     """
     fields = row if isinstance(row, Mapping) else {}
     text = row if isinstance(row, str) else fields.get("text")
@@ -113,7 +113,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
     """Parse a conversation; see `read_conversations` for its fields.
 
     Raises:
-        XtokError: if the conversation is invalid; names `location`.
+        XtokError: if the conversation is invalid. The message starts with `location`.
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
@@ -151,7 +151,7 @@ def _read_field(fields: Mapping[str, Any], name: str, location: object) -> Any:
 
 
 def unread_notes(fields: Mapping[str, Any], known: Iterable[str], owner: str) -> tuple[str, ...]:
-    """Return a note for each ignored field of a row."""
+    """Return a note for each field of a row that has no effect."""
     known = {*known, *METADATA_KEYS}
     unread = (k for k, value in fields.items() if k not in known and not is_missing(value))
     return tuple(unread_note(key, owner) for key in unread)

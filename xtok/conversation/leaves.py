@@ -1,8 +1,9 @@
 """Find the values of a conversation that a template omits, and report them.
 
-A leaf is a string, number or part in messages, tools or documents. Tracked characters show which
-strings are in the text. For other leaves, such as numbers, the conversation is rendered again with
-a different value, and the text must change.
+A leaf is a string, a number or a part of a list of contents, in messages, tools or documents.
+Tracked characters show which strings are in the text. For other leaves, such as numbers, the
+conversation is rendered again with a different value. If the text does not change, the template
+omits the leaf.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ METADATA_KEYS = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys that describe a row or message, and are never part of the text."""
+"""Keys that describe a row or a message. Their values need not be part of the text."""
 WEIGHT_KEYS = ("weight", "loss_mask", "train")
-"""Keys that include a message in training (1) or exclude it from training (0)."""
+"""Keys that include a message in training (value 1) or exclude it from training (value 0)."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
@@ -40,11 +41,11 @@ _FIRST_MARKER = 730_000_000  # first number that is used as a marker
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Inputs = Mapping[str, Any]
-"""The keys `messages`, `tools` and `documents`."""
+"""A mapping with the keys `messages`, `tools` and `documents`."""
 
 
 def is_spoken(key: str) -> bool:
-    """Whether a message key contains text of the role (content, calls or reasoning)."""
+    """Whether a key of a message contains words of its author: content, calls or reasoning."""
     return _SPOKEN.fullmatch(key) is not None and key not in METADATA_KEYS
 
 
@@ -84,7 +85,8 @@ def unread_leaves(
     Messages before `first` are not checked.
 
     Raises:
-        XtokError: if any other value is missing; names the message and the key.
+        XtokError: if the text lacks any other value. The message names the conversation's message
+            and the key.
     """
     documents = renderer.variables.get("documents")
     inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
@@ -157,7 +159,7 @@ def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterato
 
 
 def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield notes about tool results without a call, or in another order than the calls.
+    """Yield notes about tool results that have no call, or are in a different order than the calls.
 
     The order is important, because most templates write results without ids.
     """
@@ -210,7 +212,7 @@ class _Leaf(NamedTuple):
         return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in path).lstrip(".")
 
     def kind(self, message: Message) -> tuple[Any, ...]:
-        """A key that is equal for leaves that a template treats in the same way."""
+        """Return a key that is equal for all leaves that a template treats in the same way."""
         names = (name for name in self.path if isinstance(name, str))
         return (message["role"], frozenset(message), *names)
 
@@ -244,7 +246,7 @@ def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
 
 
 def _is_content_part(path: Path) -> bool:
-    """Whether a path points to a part of a message's content."""
+    """Whether a path leads to a part in a message's list of contents."""
     return path[2:3] == ("content",) and len(path) == 4
 
 
@@ -270,11 +272,11 @@ class _LeafCheck:
         return None
 
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
-        """Check all leaves without tracked characters with two renderings.
+        """Check all leaves that have no tracked characters, with only two renderings.
 
-        The first rendering has a unique value for each leaf. The second rendering changes all
-        remaining leaves at once. If the text stays the same, the template uses none of them.
-        Otherwise, `lost_part` checks them one by one.
+        In the first rendering, each leaf has a unique value, which the text can contain. The second
+        rendering changes all remaining leaves at once. If the text stays the same, the template
+        uses none of these leaves. Otherwise, `lost_part` checks the remaining leaves one by one.
         """
         untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(untraced) < 2:
@@ -295,7 +297,7 @@ class _LeafCheck:
             yield from (path for path, mark in marks.items() if mark in text)
 
     def has_trace(self, leaf: _Leaf) -> bool:
-        """Whether the text contains characters of a leaf, its container or its items."""
+        """Whether the text contains tracked characters of a leaf, its container or its items."""
         return leaf.path in self.containers or self._is_within(leaf.path)
 
     def _is_within(self, path: Path) -> bool:

@@ -36,7 +36,7 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation, and the arguments for `render` to get its ids."""
+    """A conversation found in ids, and the arguments with which `render` returns these ids."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -45,14 +45,14 @@ class ReadBack:
     conversation: Conversation  # the given ids, which can be shorter than the rendering
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
-        """Render the conversation with another tokenizer. Raises the errors of `render`."""
+        """Render the conversation with another tokenizer. Raises the same errors as `render`."""
         has_prompt = self.add_generation_prompt
         renderer = Renderer(tokenizer, template, self.variables, self.tools, has_prompt)
         return renderer.conversation(self.messages)
 
 
 class _UnclearError(Exception):
-    """Error if an argument of a call could be a string or JSON."""
+    """Error for an argument of a call that could be either a string or JSON."""
 
 
 class _Slot(NamedTuple):
@@ -76,7 +76,7 @@ class _Piece(NamedTuple):
 
 
 _Steps = tuple[tuple[_Piece, Any], ...]
-"""The pieces of a text in order, with the values of their slots."""
+"""The pieces of a text in order, each with the value of the slot after it."""
 
 
 def read_back(
@@ -88,18 +88,19 @@ def read_back(
 ) -> ReadBack | None:
     """Find the conversation that renders to these ids, or return None if it is uncertain.
 
-    Small sample conversations reveal the texts that the template writes between messages. The ids
-    are split at these texts, and the result is rendered again. It must have the same control tokens
-    and bytes. The tokens between control tokens can differ, as in sampled text:
+    To find the texts that the template writes between messages, xtok renders small sample
+    conversations. The ids are split at these texts, and the resulting conversation is rendered
+    again. The new rendering must have the same control tokens and bytes. Between control tokens,
+    the tokens can differ, because sampled text can be tokenized differently:
 
         ids         <s>[user] Hi<end>[assistant] Yes<end>
         template    <s>[user] ..<end>[assistant] ...<end>
         messages              Hi                 Yes
 
-    The last message can be truncated, and the ids can end with a generation prompt. Default system
-    messages of the template are not returned. A system message inside a user message stays part of
-    the user message. `template` and `variables` are as in `render`. Without `enable_thinking`,
-    False is also tried.
+    The last message can be truncated, and the ids can end with a generation prompt. A default
+    system message that the template adds is not returned. A system message inside a user message
+    stays part of the user message. `template` and `variables` are as in `render`. If `variables`
+    lacks `enable_thinking`, the value False is also tried.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     renderers = [renderer]
@@ -181,7 +182,10 @@ def _sample_conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[st
 def _find_pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
-    """Return the template texts that can follow each slot, longest first; `day` is a cache key."""
+    """For each slot, return the template texts that can follow, longest first.
+
+    `day` is only part of the cache's key, because templates can contain the date.
+    """
     by_slot: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
     renderer = Renderer(tokenizer, template, json.loads(variables))
     [ask], _ = next(_sample_conversations())
@@ -253,7 +257,7 @@ def _gap_pieces(
 
 
 def _rendered_values(rendering: Rendering) -> Iterator[Run]:
-    """Yield the text of each value in messages and tools, and the path of its slot."""
+    """Yield the range of each value's text in a rendering, with the path of the value's slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
@@ -279,7 +283,7 @@ def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
-    """Yield the possible splits of a text into pieces, and whether each split is complete."""
+    """Yield possible splits of a text into pieces, and for each split whether it is complete."""
     candidates = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
     longest = [piece for piece in candidates if piece.symbols == candidates[0].symbols]
     stack: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
@@ -303,9 +307,9 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
 def _best_steps(
     candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
-    """Yield the possible next steps, the best step last: the end of the text, or the longest piece.
+    """Yield the next steps to try, the best last: the end of the text, else the longest piece.
 
-    With a shorter piece, an unsupported call could be taken for an answer.
+    Shorter pieces are not tried, because an unsupported call could then be taken for an answer.
     """
     best = min(((stop, -len(following.symbols)) for stop, following, _ in candidates), default=None)
     final_steps = []
@@ -390,7 +394,7 @@ def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key:
 
 
 def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
-    """Store a value at a path. `#` is the last list item, or a new list item."""
+    """Store a value at a path in a message. `#` in the path is the last list item, or a new one."""
     if len(path) == 1:
         message[path[0]] = value
         return

@@ -3,27 +3,30 @@ r"""Render a conversation once, encode it once, and mark the assistant's tokens.
 Steps, and the data between them:
 
 1. `_prepare` converts messages, tools and documents to JSON types.
-2. `templates.render_template` returns a `Rendering`: the text, its runs (characters that come from
-   a string of a message) and its turns (characters that the template wrote in its loop).
-3. `leaves.unread_leaves` raises an error for each value that the template drops.
-4. `Targets` encodes the text. `Spans` cuts the header off each answer's turn; the rest is a target.
+2. `templates.render_template` returns a `Rendering`: the text, its runs (ranges of characters that
+   come from a string in a message) and its turns (for each message, the range that the template
+   wrote in its loop).
+3. `leaves.unread_leaves` raises an error if the template drops a value.
+4. `Targets` encodes the text. In each answer's turn, `Spans` finds the end of the header; the
+   characters after the header are targets.
 
     message  {"role": "assistant", "content": " Yes", "tool_calls": [… "f" … {"n": 5}]}
     turn     <turn>assistant\nYes f.n=5<end>\n
     runs     `Yes` is ("content",) from offset 1, `f` is ("tool_calls", 0, "function", "name")
     target                     Yes f.n=5<end>
 
-Some questions cannot be answered from the runs. In these cases, the conversation is rendered again
-with one change:
+The runs do not answer all questions. In these cases, the conversation is rendered again with one
+change:
 
-- Does the text contain the number `5`, which has no run? Not if the text is the same with 6
-  (`_LeafCheck.depends_on`).
-- Where does the header end? After the generation prompt, which is known from the rendering of a
-  short conversation (`_prompt_after`). If there is none, the header is compared with the header of
-  another role (`written_header`).
-- Where does an answer end if its turn also contains a tool result? Where it differs in a
-  rendering without results (`_answers_without`).
-- Is the role `model` the assistant? Yes, if the text is the same with `assistant` (`_prepare`).
+- Does the text contain the number `5`, which has no run? If the text is the same with the number 6,
+  it does not (`_LeafCheck.depends_on`).
+- Where does the header end? At the end of the generation prompt, which the rendering of a short
+  conversation shows (`_prompt_after`). If the template writes no generation prompt, the header is
+  compared with the header of another role (`written_header`).
+- Where does an answer end if its turn also contains a tool result? At the first difference from a
+  rendering without tool results (`_answers_without`).
+- Is the role `model` the assistant's? Yes, if the text is the same with the role `assistant`
+  (`_prepare`).
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class Renderer:
         return template.template if isinstance(template, PromptFormat) else template
 
     def conversation(self, messages: Any) -> Conversation:
-        """Render and encode messages, and check that the template drops no value; see `render`."""
+        """Render and encode messages, and check that no value is dropped, as in `render`."""
         renderer, messages = _prepare(self, messages)
         rendering = renderer.render(messages)
         notes = [*unread_leaves(renderer, messages, rendering), *_variable_notes(renderer)]
@@ -100,7 +103,7 @@ class Renderer:
         return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
     def render(self, messages: Sequence[Message], **changes: Any) -> Rendering:
-        """Render messages without encoding them; `changes` replaces options."""
+        """Render messages without encoding them. `changes` replaces options of this renderer."""
         if changes:
             return replace(self, **changes).render(messages)
         tokenizer, template, source = self.tokenizer, self.resolve_template(), "the chat template"
@@ -124,11 +127,12 @@ class Renderer:
 class Conversation:
     """A rendered conversation of T tokens.
 
-    Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask covers the assistant's
-    text, tool calls and end-of-turn token, but not the header. If the template writes no
-    end-of-turn token, the mask includes the eos token that starts the next turn. If the template
-    has `{% generation %}` blocks, they define the mask, as in Transformers. Unlike in Transformers,
-    a token that starts before a block is not a target, because the prompt already contains it.
+    Token i consists of the bytes from `bounds[i]` to `bounds[i + 1]` of the text. The mask covers
+    the assistant's text, tool calls and end-of-turn token, but not the header. If the template
+    writes no end-of-turn token, the mask includes the eos token that starts the next turn. If the
+    template has `{% generation %}` blocks, these blocks define the mask, as in Transformers. Unlike
+    in Transformers, a token that starts before a block and ends inside it is not a target, because
+    the prompt already contains this token.
     """
 
     text: str
@@ -140,7 +144,7 @@ class Conversation:
     notes: tuple[str, ...] = ()  # warnings to read before training
 
     def record(self) -> dict[str, Any]:
-        """Return the conversation as a training row, with labels of -100 except at targets."""
+        """Return the conversation as a training row. The labels are -100 except at targets."""
         ids, mask = self.ids.tolist(), self.assistant_mask
         return {
             "text": self.text,
@@ -151,7 +155,7 @@ class Conversation:
         }
 
     def first(self, size: int) -> Conversation:
-        """Return a copy with only the first tokens. The text and its spans are unchanged."""
+        """Return a copy with only the first tokens, but with the whole text and all its spans."""
         ids, mask = self.ids[:size], self.assistant_mask[:size]
         return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
 
@@ -172,8 +176,8 @@ def render(
 ) -> Conversation:
     """Render and encode a conversation, and locate its messages and targets.
 
-    Control tokens are also recognised by name in message content, as in the model's library. Errors
-    and notes name each input value that the text lacks.
+    As in the model's library, the name of a control token in a message's content becomes the
+    control token. If the text lacks an input value, an error or a note names this value.
 
     Args:
         tokenizer: the tokenizer of the model.
@@ -182,7 +186,7 @@ def render(
         tools: JSON schemas (dicts or JSON strings) or functions.
         add_generation_prompt: append the generation prompt, which is not a target.
         template: a file, Jinja source, or the name of a format (`FORMATS`) or of one of the
-            tokenizer's templates. Default: the tokenizer's template.
+            tokenizer's templates. By default, the tokenizer's template is used.
         variables: other template variables, such as `{"enable_thinking": False}` or `documents`.
 
     Raises:
@@ -199,7 +203,8 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
     """Convert messages, tools and the variables `tools` and `documents` to JSON types.
 
-    A role is treated as the assistant if the template writes both in the same way.
+    If the template writes a role and `assistant` in the same way, the role is treated as
+    `assistant`.
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
@@ -229,7 +234,7 @@ def _variable_notes(renderer: Renderer) -> Iterator[str]:
 
 
 class Targets:
-    """Encodes a rendering and finds its targets, without a check for dropped values."""
+    """Encodes a rendering and finds its targets. Does not check for dropped values."""
 
     def __init__(
         self,
@@ -238,7 +243,7 @@ class Targets:
         rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Find the targets of a rendering. `tokens` replaces the tokenizer's ids and bounds."""
+        """Find the targets of a rendering. If `tokens` is given, it contains the ids and bounds."""
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
@@ -253,7 +258,7 @@ class Targets:
         self._mask = self._make_mask()
 
     def conversation(self) -> Conversation:
-        """Return the conversation with its notes."""
+        """Return the encoded conversation with its notes."""
         return Conversation(
             text=self._rendering.text,
             ids=self._ids,
@@ -284,9 +289,10 @@ class Targets:
                 yield start, end
 
     def _answers_without(self, results: set[int]) -> dict[int, str]:
-        """Return the answers of a rendering without tool results that are written in other turns.
+        """Render without the tool results that are written in other turns; return the answers.
 
-        They start at the first run, because the header can depend on a result (diffusion Gemma).
+        The returned answers start at the first run, because the header can depend on a result
+        (diffusion Gemma).
         """
         kept = [i for i in range(len(self._messages)) if i not in results or i in self._answers]
         with suppress(XtokError):
@@ -315,9 +321,9 @@ class Targets:
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
     def _include_eos(self, stop: int) -> int:
-        """Extend a range by the eos token after the turn, with optional white space before it.
+        """Extend a range to include an eos token that follows the turn, possibly after white space.
 
-        In GLM 4.5, a turn ends with the first token of the next turn.
+        In GLM 4.5, the first token of the next turn ends a turn.
         """
         if self._blocks is not None or self._control[stop - 1]:
             return stop
@@ -328,7 +334,7 @@ class Targets:
         return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else stop
 
     def end_of_turn(self, start: int, stop: int) -> int | None:
-        """Return the control token at the end of a token range, ignoring white space after it."""
+        """Return the control token that ends a token range, before any white space, or None."""
         for i in reversed(range(start, stop)):
             if self._control[i]:
                 return i
@@ -427,11 +433,11 @@ def tool_suffix(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids of tool messages and the next generation prompt.
+    """Return the ids of tool messages and of the generation prompt after them.
 
-    The ids start after the model's end-of-turn token. If this token is the first token of the next
-    turn (GLM 4.5), they start with it. `[*prompt, *answer, *tool_suffix(tokenizer, messages)]` is
-    the next prompt, without tokenizing the answer again.
+    The ids start after the end-of-turn token of the answer. If the template writes this token only
+    as the first token of the next turn (GLM 4.5), the ids start with this token. The next prompt is
+    `[*prompt, *answer, *tool_suffix(tokenizer, messages)]`, so the answer is not tokenized again.
 
     Args:
         tokenizer: the tokenizer.
@@ -445,8 +451,8 @@ def tool_suffix(
         int32 `[T]`.
 
     Raises:
-        XtokError: as in `render`; also if the answer ends inside a token or continues after the
-            tool messages.
+        XtokError: as in `render`. Also raised if the answer ends inside a token or continues after
+            the tool messages.
         ValueError: if `messages` is empty.
     """
     messages = message_dicts(messages)
@@ -499,9 +505,9 @@ def is_prefix_preserving(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the ids of a conversation stay the same when a tool message is appended.
+    """Whether the existing ids of a conversation stay the same when a tool message is appended.
 
-    Loops that append tool messages require this. Equivalent to TRL's
+    Training loops that append tool messages require this. The function is equivalent to TRL's
     `is_chat_template_prefix_preserving`.
 
     Raises:
@@ -530,7 +536,7 @@ def _make_call(message: Message, arguments: str | None = None) -> list[dict[str,
 def find_template(
     tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
 ) -> str | PromptFormat:
-    """Return Jinja source or a prompt format; the default is the tokenizer's template.
+    """Return the Jinja source or the prompt format; by default, the tokenizer's template.
 
     Raises:
         XtokError: if the template is missing, or the file cannot be read.

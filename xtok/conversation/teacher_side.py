@@ -1,7 +1,7 @@
 """Create the teacher's version of a row, which can have a different prompt.
 
-Both sides have the same answers. A teacher's rendering uses the student's message numbers for the
-answers, so the alignment compares only the answers.
+The student and the teacher have the same answers. In a teacher's rendering, each answer has the
+message number of the student's answer, so only the answers are aligned.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from xtok.conversation.templates import Message, is_missing, message_dicts
 from xtok.errors import XtokError, at_location
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
-"""Fields for the teacher, in rows with `text` and in rows with `messages`."""
+"""The field for the teacher in rows with `text`, and the field in rows with `messages`."""
 _SAME_HINT = "use the same answers in the same order on both sides; other messages may differ"
 _HINT = "use {}, or a list with one item per teacher; null uses the student's value"
 _VALUE_NAMES = {"teacher_messages": "messages", "teacher_context": "a text"}
 
 
 class SideText(NamedTuple):
-    """The text of one side, after an optional context."""
+    """The text of the student or a teacher, after an optional context."""
 
     text: str
     context: str = ""
 
 
 def teacher_values(value: Any, num_teachers: int | None, name: str, location: object) -> list[Any]:
-    """Return a field's value for each teacher; None means the same as for the student.
+    """Return the value of a field for each teacher. None: the teacher reads the student's value.
 
-    A single value applies to all teachers. By default, the number of teachers is the number of
-    values.
+    A single value applies to all teachers. If `num_teachers` is None, the number of values is the
+    number of teachers.
 
     Raises:
-        XtokError: if the number of values or a type is wrong; names `location` and `name`.
+        XtokError: if the number of values or a type is wrong. The message names `location` and
+            `name`.
     """
     is_text = name == "teacher_context"
     value = value if is_text else _parse_value(value, name, location)
@@ -75,18 +76,18 @@ def _is_conversation(value: Any) -> bool:
 
 
 def teacher_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
-    """Return each teacher's conversation; by default, for all teachers in the row."""
+    """Return the conversation of each teacher. If `num_teachers` is None, the row declares it."""
     values = teacher_values(chat.teacher_messages, num_teachers, "teacher_messages", chat.location)
     return [chat if value is None else teacher_chat(chat, value) for value in values]
 
 
 def teacher_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> ChatRecord:
-    """Return the teacher's conversation in a field of the row."""
+    """Return a teacher's conversation, with messages from a field of the row."""
     return match_answers(chat, replace_messages(chat, messages, name), ("messages", name))
 
 
 def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
-    """Return the row with other messages. Errors name the field `name`.
+    """Return the row with different messages, which come from the field `name`.
 
     `messages` can be an object that also replaces `tools`, `documents` and `chat_template_kwargs`.
     """
@@ -97,10 +98,11 @@ def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
 
 
 def match_answers(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> ChatRecord:
-    """Match the student's answers with the teacher's last answers, and exclude all other answers.
+    """Pair the student's answers with the teacher's last answers; other answers are not targets.
 
     Raises:
-        XtokError: if answers differ; names the row, the message and the first different byte.
+        XtokError: if two answers differ. The message names the row, the messages and the first
+            different byte.
     """
     inputs = [(record.messages, record.tools, record.variables) for record in (student, teacher)]
     if inputs[0] == inputs[1]:
@@ -166,7 +168,7 @@ def _error(location: object, name: str, problem: str) -> XtokError:
 
 
 def check_fields(fields: Mapping[str, Any], location: object, main: str) -> None:
-    """Raise an error if a row with `main` (such as `text`) has a field for other rows."""
+    """Raise an error if a row with the field `main` has a teacher's field for other rows."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(main)
     for name in TEACHER_FIELDS:
         if name != own and not is_missing(fields.get(name)):

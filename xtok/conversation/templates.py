@@ -1,8 +1,8 @@
 """Render chat templates in a sandbox, and track the source of each character.
 
-Templates trim, split and compare message text, so markers in the text would change the result.
-Instead, tracked strings keep their source in all string operations, and loops over messages add
-zero-length marks.
+Templates trim, split and compare the text of messages, so markers in the text would change the
+result. Instead, a tracked string keeps its source in all string operations, and loops over messages
+add marks that have no characters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_DEPTH = 100
 
 
 class Rendering(NamedTuple):
-    """A rendered conversation, with the sources of its parts."""
+    """A rendered conversation, with the source of each part of the text."""
 
     text: str
     runs: tuple[Run, ...]  # ranges that come from messages, in order
@@ -78,7 +78,7 @@ def render_template(
         template: Jinja source.
         messages: checked messages.
         tools: JSON schemas; an empty list becomes None.
-        add_generation_prompt: end with the generation prompt.
+        add_generation_prompt: whether the text ends with the generation prompt.
         variables: other template variables, such as `bos_token` and `enable_thinking`.
         source: name of the template in errors.
     """
@@ -122,7 +122,7 @@ def render_template(
 
 @functools.lru_cache(maxsize=32)
 def date_variables(template: str) -> tuple[str, ...]:
-    """Return the variables of a template that replace today's date."""
+    """Return the variables that a template uses instead of today's date."""
     names: dict[str, None] = {}
     for condition in _SANDBOX.parse(template).find_all((nodes.If, nodes.CondExpr)):
         if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
@@ -144,12 +144,12 @@ def has_generation_blocks(template: str) -> bool:
 
 
 def message_dicts(messages: Any) -> list[dict[str, Any]]:
-    """Convert messages to dicts without keys that are null or NaN, like Transformers.
+    """Convert messages to dicts, without keys that have the value null or NaN, like Transformers.
 
-    Nested nulls, such as in the arguments of a call, are kept.
+    Nulls at deeper levels, for example in the arguments of a call, are kept.
 
     Raises:
-        XtokError: if a message has no role, or is nested too deeply.
+        XtokError: if a message has no role, or contains too many nested levels.
     """
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):
@@ -190,7 +190,7 @@ def tool_schemas(tools: Any) -> list[Any] | None:
     """Convert schemas, JSON strings or functions to a list of schemas.
 
     Raises:
-        XtokError: if a tool is none of these.
+        XtokError: if a tool has another type.
     """
     if isinstance(tools, str):  # datasets with different schemas store tools as JSON strings
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
@@ -288,9 +288,10 @@ def _turns(
 def _add_turns(
     turns: list[tuple[int, int] | None], runs: Sequence[Run], outputs: Sequence[tuple[int, int]]
 ) -> None:
-    """Add turns from loops that iterate over numbers or groups of messages.
+    """Add turns of messages if a loop iterates over numbers or over groups of messages.
 
-    The last message in an iteration ends with the iteration. A single message also starts with it.
+    The turn of the last message in an iteration ends with the iteration. If the iteration contains
+    only one message, the turn also starts with the iteration.
     """
     starts = [run.start for run in runs]
     turn_candidates: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
@@ -348,7 +349,7 @@ class _Marking(NodeTransformer):
         return [node, _mark("leave", node.lineno, loop)]
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """Join the operands of `~` with `environment.concat` instead of `"".join`."""
+        """Join the operands of `~` with `environment.concat`, which keeps sources."""
         self.generic_visit(node)
         concat = nodes.EnvironmentAttribute("concat")
         return nodes.Call(concat, [nodes.List(node.nodes)], [], None, None)
@@ -423,7 +424,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert a value to tracked JSON, without the HTML escapes of Jinja's filter."""
+    """Convert a value to a tracked JSON string, without the HTML escapes of Jinja's `tojson`."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

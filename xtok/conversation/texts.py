@@ -18,17 +18,18 @@ from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
 DOCUMENT_BYTES = 1 << 16
-"""A document of plain text ends with the line that reaches this size. Longer lines are cut at a
-character boundary."""
+"""In plain text, a document ends with the line at which it reaches this number of bytes. A longer
+line is cut between two characters."""
 
 MAX_CHARACTERS = 1 << 20
-"""Maximum length of a document in JSON, JSON Lines or Parquet. Longer documents are cut."""
+"""Maximum number of characters of a document in JSON, JSON Lines or Parquet. Longer documents are
+cut."""
 
 BATCH_CHARACTERS = 1 << 20
 """Approximate number of characters in a batch."""
 
 SHORT_TEXT_BYTES = 1_000_000
-"""Number of bytes below which measurements and counted maps are unreliable."""
+"""With fewer bytes of text, measurements and counted maps are unreliable."""
 
 _TEXT_FILES_HINT = (
     "pass text files (.txt, .jsonl, .parquet, also .gz or .zst), or a quoted glob such as "
@@ -69,7 +70,7 @@ def short_text_notes(num_bytes: int) -> list[str]:
 
 
 def check_texts(patterns: Paths, field: str) -> None:
-    """Check that the files exist and the first row has the field. Call this before any work."""
+    """Check that the files exist and that the first row has the field, before the work starts."""
     for path in find_texts(patterns)[:1]:
         next(_read_documents(shards(path)[0], field), None)
 
@@ -77,8 +78,8 @@ def check_texts(patterns: Paths, field: str) -> None:
 def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextBatch]:
     """Yield the documents of the shards in batches.
 
-    The document of a conversation is the text of its messages. Unpaired surrogates become U+FFFD.
-    Long documents are cut (see `MAX_CHARACTERS`).
+    A conversation becomes one document, with the text of all messages. Unpaired surrogates become
+    U+FFFD. Long documents are cut (see `MAX_CHARACTERS`).
 
     Raises:
         XtokError: if the text is not UTF-8, or a row is not an object with a string in the field.
@@ -117,10 +118,11 @@ def _read_documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
 def read_samples(
     patterns: Paths, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, Any]]:
-    """Yield samples for a `DistillationCollator`, each after its location for errors.
+    """Yield samples for a `DistillationCollator`, each as a pair (location for errors, sample).
 
-    A sample is a paragraph of plain text (blank lines separate paragraphs), or a row. `columns` are
-    the columns to read from Parquet, if they exist. Every other column is True.
+    In plain text, a sample is a paragraph (blank lines separate paragraphs); in other files, a
+    sample is a row. From Parquet files, only `columns` are read, if they exist. Every other column
+    gets the value True.
     """
     for path in find_texts(patterns):
         with reading(path):

@@ -24,7 +24,7 @@ from xtok.tokenizers.display import safe_json
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedFile:
-    """Counts of the rows that `render_file` wrote."""
+    """Numbers of rows and tokens that `render_file` wrote."""
 
     conversations: int
     tokens: int
@@ -35,7 +35,7 @@ class RenderedFile:
 
 
 def check_render_output(output: str | Path, file: str | Path) -> Path:
-    """Check the output path of `render_file`, which must differ from the input."""
+    """Check the output path of `render_file`. The output must not be the input."""
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
         raise OutputError(f"the output {target} is also the input", hint="give another path")
@@ -59,13 +59,15 @@ def render_file(
         model: the model, as in `load_tokenizer`.
         chats: a file, or the result of `read_conversations`.
         output: a `.jsonl` or `.parquet` path, or a binary stream for JSON Lines.
-        template: a Jinja file or the name of a format, instead of the model's own template.
+        template: a Jinja file or the name of a format. By default, the model's own template is
+            used.
         add_generation_prompt: append the template's generation prompt.
-        progress: receives the number of tokens of each row.
+        progress: called with the number of tokens of each row.
 
     Raises:
         OutputError: if the output cannot be written.
-        XtokError: if a row cannot be read or rendered; names the file and the line or row.
+        XtokError: if a row cannot be read or rendered. The message names the file and the line or
+            row.
     """
     if isinstance(chats, str | Path):
         file, chats = Path(chats), read_conversations(Path(chats))

@@ -1,6 +1,6 @@
 """Validate predictions from files, servers, `serve`, collators and `project_logprobs`.
 
-A value that no model can produce is an error, unless the format uses this value for "unknown".
+A value that no model can produce is an error, unless a format uses this value for "unknown".
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from xtok.predictions.topk import TopK, document_starts, keep_candidates, masses, segment_ids
 
 IMPOSSIBLE = -1e3
-"""Finite log-probabilities below this limit mean padding, −∞ or unknown: −9999 (vLLM),
-−99999 (Tinker), −1e4 (DistillKit). A float32 softmax cannot go below about −104."""
+"""A finite log-probability below this limit means padding, −∞ or unknown: −9999 (vLLM), −99999
+(Tinker), −1e4 (DistillKit). No float32 softmax gives a value below about −104."""
 
 STAND_IN = -9999.0
-"""Value for null in JSON, which SGLang writes for −∞."""
+"""Value that replaces null in JSON. SGLang writes null for −∞."""
 
 STORED_ROUNDING = 0.01
-"""Rounding error of half precision, in a sum of probabilities and in a log-probability."""
+"""Allowed rounding error of half precision, in a sum of probabilities and in a log-probability."""
 
 RELATIVE_ROUNDING = 2.0**-8
-"""Relative rounding error of bfloat16 in a log-probability: its last bit."""
+"""Relative rounding error of a log-probability in bfloat16: one unit in the last bit."""
 
 PREDICTS_FIRST = "row 0 must be empty: row i predicts token i, not token i + 1"
 
@@ -42,14 +42,15 @@ _MIN_ROWS = 16
 _MIN_CANDIDATES = 4
 _MAX_SLOPE = 1.2
 _MAX_TAIL_RATIO = 3.0
-"""Maximum ratio of the rest to the tail of the candidates, extrapolated as a power of the rank with
-an exponent of at most 1.2. SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach 0.84
-in 30 tokens; their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (top 32) of such texts.
+"""Maximum ratio of the rest (the probability outside the candidates) to an extrapolation of the
+candidates: a power of the rank, with an exponent of at most 1.2. In texts of 30 tokens, predictions
+of SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach a ratio of 0.84. If their
+logarithms are wrongly stored to base 2, 93 % (top 12) to 100 % (top 32) of such texts exceed 3.
 """
 
 
 class PredictionError(ValueError):
-    """An impossible prediction of a token or a whole document, and the hint with the fix."""
+    """Error for an impossible prediction at a token or in a whole document, with a hint."""
 
     def __init__(
         self, row: int, problem: str, hint: str = TRUE_HINT, *, is_document: bool = False
@@ -59,7 +60,7 @@ class PredictionError(ValueError):
 
 
 def exceeds(values: Any, limit: Any) -> Any:
-    """Return a mask of values above a limit, up to the rounding of half precision.
+    """Return a mask of values that exceed a limit by more than the rounding of half precision.
 
     NaN is never above the limit.
 
@@ -79,7 +80,7 @@ def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
-    """Replace "unknown" values, and 0.0 for a first token, in realized log-probabilities with NaN.
+    """Replace "unknown" values, and the value 0.0 of first tokens, in log-probabilities with NaN.
 
     >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
@@ -108,28 +109,29 @@ def checked(
     is_projected: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate predictions, and return them sorted, without padding, and with all rests filled in.
+    """Validate predictions; return them sorted, without padding, and with `rest_logprob` filled in.
 
     The following must hold, up to rounding:
 
-    - Log-probabilities are at most 0. Candidates and rest sum to 1, or to less without a rest.
-    - Candidates are ids of the vocabulary, and unique in a row.
-    - No other token is more likely than the last candidate: rest ≤ (V − K) · p_K. Over several
-      rows, the rest must match the extrapolated tail of the candidates.
+    - Log-probabilities are at most 0. In each row, the candidates and the rest (the probability
+      outside the candidates) sum to 1. If the rest is unknown, the candidates sum to at most 1.
+    - The candidates of a row are different ids of the vocabulary.
+    - No token outside the candidates is more likely than the last candidate: rest ≤ (V − K) · p_K.
+      Over several rows, the rest must also agree with an extrapolation of the candidates.
     - The first token of a text has no prediction, and row i predicts token i of its document.
 
     Args:
         topk: the unchecked predictions. Missing values of `realized_logprob` are filled in.
         width: V, the largest id + 1.
-        begins: whether documents start with the first token of a text.
-        is_answer: whether all values come from one response of a server. The realized token must
-            then be a candidate with the same value.
-        is_projected: whether `project` wrote the predictions. The rest then includes unknown
-            probability, and a realized token has its share of the chunk.
+        begins: whether each document starts with the first token of a text.
+        is_answer: whether all values come from one response of a server. If so, each realized token
+            must be a candidate, with the same log-probability.
+        is_projected: whether `project` wrote the predictions. If so, the rest includes unknown
+            probability, and the value of a realized token is its share of the chunk.
         vocabulary: name of the vocabulary in errors.
 
     Raises:
-        PredictionError: for the first violation.
+        PredictionError: if a condition does not hold; names the first violation.
     """
     is_listed = ~np.isnan(_lookup(topk, 0))  # also if its value is impossible
     firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
@@ -171,7 +173,7 @@ def _require(
     *,
     is_document: bool = False,
 ) -> None:
-    """Raise an error for the first wrong entry; `rows[entry]` is its row."""
+    """Raise an error for the first wrong entry. The row of entry i is `rows[i]`."""
     if is_wrong.any():
         index = int(np.argmax(is_wrong))
         row = index if rows is None else int(rows[index])
@@ -235,7 +237,7 @@ def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) ->
 
 
 def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
-    """Compare each row's rest with its last candidate, and each document's rests with the tail."""
+    """Check the rest of each row, and the rests of each document together; see `checked`."""
     # Exclude the realized token, because servers add it regardless of its rank.
     others = keep_candidates(topk, topk.ids != topk.token_ids[segment_ids(topk.starts)])
     rows = np.flatnonzero(others.valid)
@@ -280,10 +282,11 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
 def _check_realized(
     topk: TopK, listed: NDArray[Any], is_listed: NDArray[np.bool_], *, is_answer: bool
 ) -> None:
-    """Check that the realized token of each row has the log-probability of its candidate.
+    """Check that a realized token and the candidate with the same id have equal log-probabilities.
 
-    In a server's response, the realized token is a candidate of each row. In files, programs round
-    differently, so only documents with the same value in at least half of their rows are checked.
+    In a server's response, each realized token must be a candidate. In files, the two values can be
+    rounded differently, so only documents with equal values in at least half of the rows are
+    checked.
     """
     allowed = STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
     differs = np.abs(topk.realized_logprob - listed) > allowed
@@ -306,10 +309,11 @@ def _check_realized(
 
 
 def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
-    """Check with likelihood-ratio tests that rows predict their own tokens.
+    """Check with likelihood-ratio tests that each row predicts its own token.
 
-    There is one test per alternative: the rows predict the next tokens, or the previous tokens, or
-    (for all documents together) unrelated tokens, so that a uniform distribution fits better.
+    There is one test per alternative: rows predict the next token; rows predict the previous token;
+    or, for all documents together, rows predict unrelated tokens, so that a uniform distribution
+    fits better.
     """
     rows = np.flatnonzero(topk.valid)
     left, counts = left[rows], np.diff(topk.starts)[rows]
@@ -319,7 +323,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return shifted tokens' log-probabilities, and the share of rows that list them."""
+        """Return the log-probabilities of shifted tokens, and the share of rows that list them."""
         listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
@@ -353,19 +357,19 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
 
 
 def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the sum of these rows' values per document; the last entry is the total."""
+    """Return the sum of the rows' values in each document; the last entry is the total."""
     document = np.searchsorted(topk.bounds, rows, side="right") - 1
     sums = np.bincount(document, values, len(topk.bounds) - 1)
     return np.append(sums, sums.sum()).astype(np.float64)
 
 
 def _first_rows(topk: TopK) -> NDArray[np.int64]:
-    """Return the row number in errors for each entry of `_by_document`."""
+    """Return, for each entry of `_by_document`, the row that an error names."""
     return np.append(topk.bounds[:-1], 0)
 
 
 def _lookup(topk: TopK, shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability of the token `shift` positions later, NaN if not listed."""
+    """Return each row's log-probability of the token `shift` rows later; NaN if not listed."""
     size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
     index = np.clip(np.arange(size) + shift, -1, size)  # positions -1 and `size` do not exist
     document = np.append(segment_ids(topk.bounds), -1)

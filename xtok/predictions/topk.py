@@ -29,19 +29,19 @@ class TopK(NamedTuple):
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Mask of rows with a prediction, bool `[N]`."""
+        """Mask `[N]` of the rows that have a prediction."""
         return np.diff(self.starts) > 0
 
 
 def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the segment of each item, such as the row of each candidate."""
+    """Return the segment of each item, for example the row of each candidate."""
     return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
 
 
 def candidate_indices(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts of selected rows and the indices of their candidates; row −1 is empty."""
+    """Return new starts for selected rows, and their candidates' indices; row −1 is empty."""
     sizes = np.append(np.diff(starts), 0)[rows]
     chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
@@ -50,7 +50,7 @@ def candidate_indices(
 def take_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
-    """Build predictions for other documents from these rows; row −1 has no prediction."""
+    """Build predictions for other documents from selected rows; row −1 means no prediction."""
     starts, index = candidate_indices(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
@@ -66,12 +66,12 @@ def keep_candidates(topk: TopK, is_kept: NDArray[np.bool_]) -> TopK:
 
 
 def document_starts(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of each document's first token, without empty documents."""
+    """Return the index of the first token of each document that is not empty."""
     return bounds[:-1][np.diff(bounds) > 0]
 
 
 def cut_to_width(topk: TopK, width: int) -> TopK:
-    """Move candidates with ids beyond a width to the rest."""
+    """Remove candidates with ids beyond a width, and add their probability to the rest."""
     is_kept = topk.ids < width
     if is_kept.all():
         return topk
@@ -82,7 +82,7 @@ def cut_to_width(topk: TopK, width: int) -> TopK:
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:
-    """Return the sum of each row's probabilities, without the rest."""
+    """Return the sum of the candidates' probabilities in each row."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(segment_ids(topk.starts), probabilities, len(topk.token_ids))
     return sums.astype(np.float64)  # bincount returns integers without rows

@@ -31,10 +31,10 @@ class PromptFormat:
     image_placeholders: Sequence[str] = ("<image>",)  # placeholders that answers must not contain
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
-        """Return the format's own variables.
+        """Return the variables that the format's template requires.
 
-        `space` is " " for SentencePiece vocabularies with byte tokens, because they add a leading
-        space.
+        `space` is " " for SentencePiece vocabularies with byte tokens, because their tokenizers add
+        a leading space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
@@ -102,4 +102,4 @@ def _load(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {name: _load(name) for name in sorted((*_FILES, *_ALIASES))}
-"""The formats by file name, and by Megatron-LM's name."""
+"""The formats by name: the name of the file, and the name in Megatron-LM."""
