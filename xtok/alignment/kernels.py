@@ -348,7 +348,7 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
-    """Align a stretch with different symbols by a banded Needleman-Wunsch over token groups.
+    """Align tokens with different symbols by a banded Needleman-Wunsch over groups of tokens.
 
     A group of up to `max_comb_len` student tokens matches such a group of teacher tokens if their
     symbols are equal. The algorithm (J. Mol. Biol. 48, 1970) maximizes the number of matched

@@ -118,7 +118,7 @@ def checked(
     - The candidates of a row are different ids of the vocabulary.
     - No token outside the candidates is more likely than the last candidate: rest ≤ (V − K) · p_K.
       Over several rows, the rest must also agree with an extrapolation of the candidates.
-    - The first token of a text has no prediction, and row i predicts token i of its document.
+    - The first token of a text has no prediction. Row i of a document predicts token i.
 
     Args:
         topk: the unchecked predictions. Missing values of `realized_logprob` are filled in.

@@ -94,8 +94,8 @@ def project_logprobs(
 
     Raises:
         XtokError: if the texts differ.
-        ValueError: for positive or missing log-probabilities, mismatching shapes, unknown ids, and
-            candidates that occur twice or sum to more than 1.
+        ValueError: if a log-probability is positive or missing, shapes do not match, an id is
+            unknown, or candidates occur twice or sum to more than 1.
     """
     if not (isinstance(credit, StudentCredit | PrefixCredit) or credit == "uniform"):
         raise ValueError(f"credit is {credit!r}, expected 'uniform', StudentCredit or PrefixCredit")

@@ -187,7 +187,8 @@ class _AuditedSide:
     def window(self) -> dict[str, Any]:
         """Return a short range of tokens from the first row that has targets.
 
-        The first token gets no label, because a model would predict it after padding on the left.
+        The first token gets no label, because after padding on the left, its prediction would
+        depend on padding.
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
         row, position = targets[0] if targets else (0, 0)

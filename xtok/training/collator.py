@@ -137,7 +137,7 @@ class DistillationCollator:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
                 the teachers' answers differ from the student's.
             ValueError: if the batch is empty, a sample has an unsupported type, or
-                log-probabilities do not match their ids, are above 0, or belong to the next tokens.
+                log-probabilities do not match their ids, are above 0, or are shifted by one token.
         """
         if not samples:
             raise ValueError("a batch needs at least one sample")

@@ -125,7 +125,7 @@ def transplant(
             from the new tokenizer (rows) to the old tokenizer (columns).
         shrink: from 0 to 1; moves these rows towards the mean of all rows by this share. If the
             model's head is separate from its input embeddings, only rows of the head are moved.
-        pad_to_multiple_of: round the number of rows up to a multiple.
+        pad_to_multiple_of: round the number of rows up to a multiple of this number.
         documents: texts on which the bits per byte of both models are measured.
         progress: called for each pass over a vocabulary or the weights.
 

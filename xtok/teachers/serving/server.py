@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 64 << 20
 MAX_NOTES = 100
-"""Maximum number of notes about requests, because clients can invent field names."""
+"""Maximum number of notes about requests. Clients can invent field names, and so cause many
+notes."""
 
 BODY_SECONDS = 60.0
 """Time limit in seconds for the body of a request."""

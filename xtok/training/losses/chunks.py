@@ -88,7 +88,7 @@ def number_chunks(
     mask: Any = None,
     device: torch.device | None = None,
 ) -> Chunks:
-    """Number the valid chunks of a shifted alignment that have positions on both sides.
+    """Number the valid chunks that have positions on both sides, in a shifted alignment.
 
     Chunk ids are checked only on a CPU. `mask`, `[B]`, is 0 for rows that do not contribute to the
     loss.

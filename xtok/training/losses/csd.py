@@ -56,7 +56,8 @@ def csd(
     everything else; its probability is at least 1e-12. The completions are
 
     - M = N = 1: all shared tokens;
-    - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the mirror image;
+    - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the same with student and
+      teacher exchanged;
     - M, N > 1: only the text's own tokens.
 
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks

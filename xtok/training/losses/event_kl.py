@@ -126,7 +126,7 @@ def same_tokenizer_kl(
     mask: Tensor,
     config: SameTokenizerConfig | None = None,
 ) -> Tensor:
-    """Return the KL to a teacher with the same tokenizer, position by position.
+    """Return the KL between a student and a teacher with the same tokenizer, at each position.
 
     For each token, take the teacher's largest logit in the microbatch. K contains the `top_k`
     tokens with the largest values, as in NeMo-RL. The softmax of each model is restricted to K

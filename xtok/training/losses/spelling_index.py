@@ -93,7 +93,7 @@ class SpellingIndex(NamedTuple):
         return to_device(self, device)
 
     def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
-        """Find the completions of N ≥ 1 chunks from the prefixes in the text."""
+        """Find the completions in N ≥ 1 chunks: tokens that continue a prefix in the text."""
         is_one = student.sizes == 1, teacher.sizes == 1
         # [N], whether each chunk has one token per side, and whether it contributes to the loss. A
         # chunk with one token on only one side contributes if it has several completions (below).

@@ -24,7 +24,7 @@ def topk_kl(
     rest_logprob: Tensor,
     valid: Tensor,
 ) -> Tensor:
-    """Return the KL to stored top-k predictions, with one bucket for the remaining tokens.
+    """Return the KL from stored top-k predictions, with one bucket for the remaining tokens.
 
     Stored row i predicts token i, as in servers' responses, so it is compared with the logits at
     position i − 1. Let p be the stored probabilities of K tokens at temperature 1, and q the

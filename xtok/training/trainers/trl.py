@@ -145,7 +145,7 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         self.count_all([inputs["_xtok"] for inputs in self._buffered_inputs])
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, and log the losses on and off policy as means.
+        """Train on a batch, and log the mean losses on policy and off policy.
 
         TRL divides the sums of these losses by the number of batches. xtok corrects this, because
         the loss of a batch is its share of the step's loss.
