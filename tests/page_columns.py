@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.cli.page.search import PageColumns, pack
+from xtok.inspection.page.search import PageColumns, pack
 from xtok.inspection.report import PageData
 
 

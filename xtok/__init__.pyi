@@ -23,7 +23,6 @@ from .building.exact import reapply_exact as reapply_exact
 from .building.multitoken import multitoken as multitoken
 from .building.sort_cut import sort_cut as sort_cut
 from .building.spellings import spellings as spellings
-from .cli.page.page import report as report
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
 from .config import InspectConfig as InspectConfig
@@ -41,6 +40,7 @@ from .inspection.doctor import doctor as doctor
 from .inspection.evaluate import evaluate as evaluate
 from .inspection.explain import explain as explain
 from .inspection.inspect import inspect as inspect
+from .inspection.page.page import report as report
 from .inspection.verify import verify as verify
 from .inspection.vocab import vocab as vocab
 from .maps.convert import convert as convert

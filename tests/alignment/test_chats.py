@@ -14,11 +14,10 @@ from conftest import REAL, Cli
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat, written_alike
-from xtok.cli.console import to_json
 from xtok.config import ChatTemplates
 from xtok.conversation import render
 from xtok.conversation.files import chat_record
-from xtok.tokenizers.display import unescape
+from xtok.tokenizers.display import to_json, unescape
 from xtok.tokenizers.pairs import Pair
 
 CHAT = [

@@ -12,7 +12,7 @@ from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.build import build
-from xtok.cli.page.search import pack
+from xtok.inspection.page.search import pack
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers import pairs as module

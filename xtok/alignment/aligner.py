@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,6 +374,35 @@ class TextAlignment:
     num_one_to_one: int  # correct chunks with one token on each side
     student_unaligned: int  # tokens outside chunks
     teacher_unaligned: int
+
+
+class Chunk(NamedTuple):
+    """The ids and escaped tokens of a chunk, or a single token outside all chunks."""
+
+    kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
+    student: Sequence[tuple[int, str]]
+    teacher: Sequence[tuple[int, str]]
+
+
+def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
+    """Yield the chunks of an alignment and the tokens outside chunks, in order."""
+    student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
+    teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
+    s_done = t_done = 0
+
+    def alone(s_end: int, t_end: int) -> Iterator[Chunk]:
+        yield from (Chunk("alone", [token], []) for token in student[s_done:s_end])
+        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_end])
+
+    for pair in alignment.pairs:
+        yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if is_same else "split"
+        yield Chunk(
+            kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)]
+        )
+        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
+    yield from alone(len(student), len(teacher))
 
 
 def describe_alignment(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from xtok._lib.io import cache_folder, locked, other_file
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -130,6 +130,20 @@ def _resolve_config(
     return config
 
 
+class GetMapOptions(TypedDict, total=False):
+    """The other options of `get_map`, which documents them."""
+
+    texts: Paths
+    field: str
+    initial: MapLike | None
+    progress: Progress
+    path: str | PathLike[str] | None
+    rebuild: bool
+    strict: bool
+    timeout: float
+    note: Note
+
+
 @overload
 def get_map(
     student_model: ModelLike | Pair,
@@ -137,7 +151,7 @@ def get_map(
     config: BuildConfig | None = None,
     *,
     for_loss: BuildLoss | None = None,
-    **options: Any,
+    **options: Unpack[GetMapOptions],
 ) -> ProjectionMap: ...
 
 
@@ -147,7 +161,7 @@ def get_map(
     teacher_model: ModelLike | None = None,
     *,
     for_loss: Literal["event-kl"],
-    **options: Any,
+    **options: Unpack[GetMapOptions],
 ) -> EventMap: ...
 
 
@@ -157,7 +171,7 @@ def get_map(
     teacher_model: ModelLike | None = None,
     *,
     for_loss: Literal["csd"],
-    **options: Any,
+    **options: Unpack[GetMapOptions],
 ) -> SpellingMap: ...
 
 

@@ -30,6 +30,7 @@ from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_wo
 from xtok.cli.stdout import print_result, redirected, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, checked_value, option, without_none
 from xtok.errors import XtokError
+from xtok.tokenizers.display import to_json
 from xtok.tokenizers.table import SIDES
 
 INTERRUPTED = 130
@@ -268,7 +269,7 @@ def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
     """Print a result on stdout, as a table or as JSON. Closed pipes raise no error."""
     try:
         if json:
-            print_result(console.to_json(result))
+            print_result(to_json(result))
         else:
             table(result)
         result_stream().flush()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from xtok.tokenizers.display import printable, safe_json
+from xtok.tokenizers.display import printable
 
 if TYPE_CHECKING:
     from xtok.errors import XtokError
@@ -85,11 +83,6 @@ def _new_bar(label: str, total: int) -> Any:
             return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
 
     return Bar(total=total, desc=label, unit="", unit_scale=True, leave=False)
-
-
-def to_json(result: object) -> str:
-    """Convert a result and its dataclasses to JSON, with escaped tokens."""
-    return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:

@@ -34,6 +34,7 @@ from xtok.config import (
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import bind_map, name_notes, read_map
+from xtok.tokenizers.display import to_json
 from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
     """Print the reports of the stages on stderr, and the paths of the written files on stdout."""
     console.print_reports(reports)
     if json:
-        print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
+        print_result(to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:
         print_path(path)
 

@@ -51,7 +51,7 @@ def report(
         raise typer.BadParameter("name one map, or two maps of one pair")
     if text or pair_models.names():
         pair_models.both()
-    from xtok.cli.page import page
+    from xtok.inspection.page import page
 
     page.check_page(output, json)
     check_texts(text, field)

@@ -22,6 +22,13 @@ class Interval:
     high: float | None = None
 
 
+def format_interval(interval: Interval) -> str:
+    """Format a value with half the width of its confidence interval."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.3f}"
+    return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
+
+
 def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
     """Return the mean loss, with a confidence interval from resampled documents.
 

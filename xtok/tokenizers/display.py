@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import islice
+
+from rich.cells import cell_len
 
 _NOISE = 1e-9
 """Rounding error of a share that is a sum of floating-point numbers."""
@@ -126,3 +130,21 @@ def safe_json(text: str) -> str:
     return _NOT_ASCII.sub(
         lambda m: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in m[0]), text
     )
+
+
+def to_json(result: object) -> str:
+    """Convert a result and its dataclasses to JSON, with escaped tokens."""
+    return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
+
+
+def visible(token: str) -> str:
+    """Escape a token, with visible spaces and the base `◌` before combining characters."""
+    first = token[:1]
+    joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
+    return ("◌" if joins else "") + token.replace(" ", "␣")
+
+
+def format_weight(value: float, digits: int = 4) -> str:
+    """Format a weight so that a small positive weight is not printed as 0."""
+    least = 10.0**-digits
+    return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.stdout import print_result, printable_lines, result_stream
-
-if TYPE_CHECKING:
-    from xtok.inspection.bootstrap import Interval
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
 
@@ -61,26 +55,6 @@ def new_table(
     for row in rows:
         table.add_row(*map(cell, row))
     return table
-
-
-def weight(value: float, digits: int = 4) -> str:
-    """Format a weight so that a small positive weight is not printed as 0."""
-    least = 10.0**-digits
-    return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
-
-
-def with_interval(interval: Interval) -> str:
-    """Format a value with half the width of its confidence interval."""
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.3f}"
-    return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
-
-
-def visible(token: str) -> str:
-    """Escape a token, with visible spaces and the base `◌` before combining characters."""
-    first = token[:1]
-    joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
-    return ("◌" if joins else "") + token.replace(" ", "␣")
 
 
 def cell(value: str) -> Text:

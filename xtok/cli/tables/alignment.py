@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from xtok.cli.tables._tables import printing, visible
-from xtok.tokenizers.display import percent, plural
+from xtok.alignment.aligner import chunks
+from xtok.cli.tables._tables import printing
+from xtok.tokenizers.display import percent, plural, visible
 from xtok.tokenizers.table import SIDES
 
 if TYPE_CHECKING:
@@ -24,14 +25,6 @@ _WIDTH = 1 + max(map(len, SIDES))
 
 _KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
 """Mark and style of incorrect chunks."""
-
-
-class Chunk(NamedTuple):
-    """A chunk with ids and escaped tokens, or a single token outside all chunks."""
-
-    kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
-    student: Sequence[tuple[int, str]]
-    teacher: Sequence[tuple[int, str]]
 
 
 class _ChunkBlock(NamedTuple):
@@ -75,27 +68,6 @@ def _statistics(alignment: TextAlignment) -> list[str]:
         f"chunk: {alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher "
         "tokens",
     ]
-
-
-def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
-    """Yield chunks of an alignment, and tokens outside chunks, in the order of the text."""
-    student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
-    teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
-    s_done = t_done = 0
-
-    def alone(s_end: int, t_end: int) -> Iterator[Chunk]:
-        yield from (Chunk("alone", [token], []) for token in student[s_done:s_end])
-        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_end])
-
-    for pair in alignment.pairs:
-        yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
-        is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
-        kind = "different" if not pair.is_correct else "same" if is_same else "split"
-        yield Chunk(
-            kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)]
-        )
-        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
-    yield from alone(len(student), len(teacher))
 
 
 def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:

@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xtok.cli.tables._tables import STYLES, cell, new_table, print_all, printing, weight
+from xtok.cli.tables._tables import STYLES, cell, new_table, print_all, printing
 from xtok.tokenizers.classes import class_label
-from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
+from xtok.tokenizers.display import format_weight, listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
@@ -131,7 +131,7 @@ def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Tab
 
 def _entry(entry: ExplainedEntry) -> str:
     relation = f" ({entry.relation})" if entry.relation else ""
-    return f"{weight(entry.weight)} {quoted(entry.token, entry.teacher_id)}{relation}"
+    return f"{format_weight(entry.weight)} {quoted(entry.token, entry.teacher_id)}{relation}"
 
 
 def _row_details(row: ExplainedRow) -> Table:
@@ -177,7 +177,8 @@ def comparison(c: Comparison) -> Iterator[Table]:
 
 
 def _weights(entries: Sequence[tuple[str, float]]) -> str:
-    return "\n".join(f"{weight(w)} {quoted(token)}" for token, w in entries[:4]) or "(nothing)"
+    lines = [f"{format_weight(weight)} {quoted(token)}" for token, weight in entries[:4]]
+    return "\n".join(lines) or "(nothing)"
 
 
 def print_verification(verification: Verification) -> None:

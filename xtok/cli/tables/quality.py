@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from xtok.cli.tables._tables import cell, new_table, printing, weight, with_interval
+from xtok.cli.tables._tables import cell, new_table, printing
+from xtok.inspection.bootstrap import format_interval
 from xtok.tokenizers.classes import class_label
-from xtok.tokenizers.display import percent, quoted
+from xtok.tokenizers.display import format_weight, percent, quoted
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import Evaluation
@@ -93,7 +94,7 @@ def _map_rows(
     for m, (number, views) in zip(measures, losses.items(), strict=True):
         cells = []
         for view in views:
-            cells.append(with_interval(view.cross_entropy))
+            cells.append(format_interval(view.cross_entropy))
             cells.append("–" if view.closed is None else f"{view.closed:.2f}")
         yield f"  map {number}", *cells, percent(m.coverage, 2), percent(m.top_1)
 
@@ -151,9 +152,9 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     for row in evaluation.worst_rows:
         lines = []
         for token, share, in_map in row.wanted:
-            suffix = " leaks" * (in_map == 0) if is_events else f", {weight(in_map)}"
+            suffix = " leaks" * (in_map == 0) if is_events else f", {format_weight(in_map)}"
             lines.append(f"{quoted(token)} {percent(share)}{suffix}")
         name = f"{quoted(row.token)} #{row.student_id}"
-        excess = percent(row.excess, 2) if is_events else weight(row.excess)
+        excess = percent(row.excess, 2) if is_events else format_weight(row.excess)
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

@@ -25,18 +25,25 @@ from xtok._lib.io import check_output, write
 from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths
-from xtok.cli.console import to_json
-from xtok.cli.page.pictures import overlap
-from xtok.cli.page.search import MOST_ENTRIES, cut_sizes, pack
-from xtok.cli.tables._tables import visible, weight, with_interval
-from xtok.cli.tables.alignment import chunks
+from xtok.alignment.aligner import chunks
 from xtok.config import LOSS_INFO
 from xtok.errors import OutputError
+from xtok.inspection.bootstrap import format_interval
+from xtok.inspection.page.pictures import overlap
+from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack
 from xtok.inspection.report import PageData, Report, examine
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.classes import class_label
-from xtok.tokenizers.display import percent, plural, printable, shorten
+from xtok.tokenizers.display import (
+    format_weight,
+    percent,
+    plural,
+    printable,
+    shorten,
+    to_json,
+    visible,
+)
 from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
@@ -129,14 +136,14 @@ def render(examined: PageData) -> bytes:
 @cache
 def _template() -> Template:
     environment = Environment(
-        loader=PackageLoader("xtok.cli.page", "."),
+        loader=PackageLoader("xtok.inspection.page", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    folder = files("xtok.cli.page")
+    folder = files("xtok.inspection.page")
     for name, file in (("style", "page.css"), ("script", "page.js")):
         content = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -159,8 +166,8 @@ def _template() -> Template:
         "token": lambda token: visible(shorten(token)),
         "name": _name,
         "plural": plural,
-        "with_interval": with_interval,
-        "weight": weight,
+        "with_interval": format_interval,
+        "weight": format_weight,
         "class_label": class_label,
         "shell": lambda words: shlex.join([printable(word) for word in words]),
     }

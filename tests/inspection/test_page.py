@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -23,17 +25,17 @@ from make_tokenizers import byte_ranks
 from page_columns import unpack, unpack_map, unpack_weights
 
 import xtok
-from xtok.cli.console import to_json
-from xtok.cli.page import pictures
-from xtok.cli.page.page import render
-from xtok.cli.page.search import SHOWN_BYTES, packed, weight_codes
-from xtok.cli.tables.alignment import chunks
+from xtok.alignment.aligner import chunks
 from xtok.errors import XtokError
+from xtok.inspection.page import pictures
+from xtok.inspection.page.page import render
+from xtok.inspection.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import BUILT_IN, PageData, Report, examine
 from xtok.inspection.results import distinct_names
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.display import to_json
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType
 
@@ -546,3 +548,9 @@ def test_search_of_128_000_rows_answers_at_once(browser: Browser, real_page: Pat
     browser.run("search('#679')")
     assert texts_of(browser, "#students li button") == ["201#679"]
     assert texts_of(browser, "#detail .entries td:last-child")[:3] == ["2#17", "0#15", "1#16"]
+
+
+def test_the_library_function_does_not_import_the_command_line() -> None:
+    program = "import sys, xtok; xtok.report; print({'typer', 'xtok.cli'} & {*sys.modules})"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"set()\n"
