@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.inspection.page.search import PageColumns, pack
+from xtok.inspection.page.search import PageColumns, pack_columns
 from xtok.inspection.report import PageData
 
 
@@ -30,7 +30,7 @@ def unpack_weights(codes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def unpack_map(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
     """Return the entries of a map of a page: student id, teacher id and weight."""
-    columns = pack(examined)
+    columns = pack_columns(examined)
     deltas = unpack(columns, "partner")
     steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
     partner, last = np.full(len(deltas), -1), -1

@@ -28,7 +28,7 @@ import xtok
 from xtok.alignment.aligner import chunks
 from xtok.errors import XtokError
 from xtok.inspection.page import pictures
-from xtok.inspection.page.page import render
+from xtok.inspection.page.page import render_page
 from xtok.inspection.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import BUILT_IN, PageData, Report, examine
@@ -104,7 +104,11 @@ def hostile_map() -> ProjectionMap:
 @pytest.fixture(scope="session")
 def pages(plain: PageData, measured: PageData) -> dict[str, bytes]:
     hostile = examine(hostile_map(), names=[NAME])
-    return {"plain": render(plain), "measured": render(measured), "hostile": render(hostile)}
+    return {
+        "plain": render_page(plain),
+        "measured": render_page(measured),
+        "hostile": render_page(hostile),
+    }
 
 
 class Elements(HTMLParser):
@@ -179,7 +183,7 @@ def test_a_damaged_map_is_fit_for_no_loss(map_to_digits: ProjectionMap) -> None:
     broken = examine(replace(map_to_digits, weights=map_to_digits.weights[::-1].copy()))
     grades = [fit.grade for fit in broken.report.maps[0].fits]
     assert grades == ["bad", "bad", "bad", "good"]
-    render(broken)
+    render_page(broken)
 
 
 def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
@@ -276,7 +280,7 @@ def test_a_long_row_has_its_heaviest_entries(byte_level: Tokenizer, digits: Toke
         for s, t in zip(m.student_ids[rank < 8], m.teacher_ids[rank < 8], strict=True)
     ]
     assert len(held) < m.nnz
-    assert b"This page contains the 8 heaviest entries of each row." in render(examined)
+    assert b"This page contains the 8 heaviest entries of each row." in render_page(examined)
 
 
 def test_the_same_inputs_give_the_same_bytes(
@@ -303,7 +307,7 @@ def test_a_python_user_gets_the_same_page(
 ) -> None:
     page = tmp_path / "a.html"
     written = xtok.report(map_to_digits, page, data=True, pair=pair, names=["a.safetensors"])
-    assert page.read_bytes() == render(plain)
+    assert page.read_bytes() == render_page(plain)
     assert page.with_suffix(".json").read_text(encoding="utf-8") == f"{to_json(written)}\n"
 
 
@@ -345,7 +349,7 @@ def real_page(load_real: Load, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The page of Llama 3 to Qwen."""
     sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     path = tmp_path_factory.mktemp("real") / "page.html"
-    path.write_bytes(render(examine(built(*sides), pair=xtok.load_pair(*sides))))
+    path.write_bytes(render_page(examine(built(*sides), pair=xtok.load_pair(*sides))))
     return path
 
 
@@ -371,7 +375,7 @@ def test_examine_refuses_other_pairs_and_missing_tokens(
     bare = replace(map_to_digits, student=student, teacher=teacher)
     with pytest.raises(XtokError):
         examine(bare)
-    render(examine(bare, pair=pair))
+    render_page(examine(bare, pair=pair))
 
 
 def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:

@@ -12,7 +12,7 @@ from make_tokenizers import byte_ranks
 
 import xtok
 from xtok.building.build import build
-from xtok.inspection.page.search import pack
+from xtok.inspection.page.search import pack_columns
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers import pairs as module
@@ -101,7 +101,7 @@ def test_each_token_is_spelled_once(
     xtok.multitoken(pair)
     xtok.events(pair)
     build(pair, config=xtok.BuildConfig.for_loss("h-kl"))
-    pack(examine([m], pair=pair))
+    pack_columns(examine([m], pair=pair))
     tables = {side.vocabulary.model_id: side.table for side in pair.tokenizers}
     assert spelled.keys() >= {
         ("small.model", token) for token in byte_level.table.tokens() if token

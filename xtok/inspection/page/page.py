@@ -30,7 +30,7 @@ from xtok.config import LOSS_INFO
 from xtok.errors import OutputError
 from xtok.inspection.bootstrap import format_interval
 from xtok.inspection.page.pictures import overlap
-from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack
+from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack_columns
 from xtok.inspection.report import PageData, Report, examine
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
@@ -88,7 +88,7 @@ def report(
     """
     paths = check_page(output, data)
     examined = examine(maps, texts=texts, pair=pair, names=names, field=field, progress=progress)
-    contents = render(examined), f"{to_json(examined.report)}\n".encode()
+    contents = render_page(examined), f"{to_json(examined.report)}\n".encode()
     for path, content in zip(paths, contents, strict=False):
         write(path, [content])
     return examined.report
@@ -112,11 +112,11 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
     return paths
 
 
-def render(examined: PageData) -> bytes:
+def render_page(examined: PageData) -> bytes:
     """Render the page about one or two maps of a pair."""
     report = examined.report
     data = {
-        "columns": pack(examined),
+        "columns": pack_columns(examined),
         "long": [cut_sizes(table) for table in examined.pair.tables],
         "kinds": [[kind.name.lower() for kind in RowKind]] * len(examined.maps),
         "sides": [_name(name) for name in (report.pair.student, report.pair.teacher)],

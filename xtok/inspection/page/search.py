@@ -37,7 +37,7 @@ PageColumns = dict[str, tuple[int, str]]
 """Number of bytes per value, and base64 text, by name."""
 
 
-def pack(examined: PageData) -> PageColumns:
+def pack_columns(examined: PageData) -> PageColumns:
     """Pack the tokens, their pieces, and the heaviest entries of each row of the maps."""
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
     columns = _tokens(examined.pair.tables, partners, examined.text)
