@@ -377,7 +377,7 @@ class TextAlignment:
 
 
 class Chunk(NamedTuple):
-    """The ids and escaped tokens of a chunk, or a single token outside all chunks."""
+    """A chunk with ids and escaped tokens, or a single token outside all chunks."""
 
     kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
     student: Sequence[tuple[int, str]]
@@ -385,7 +385,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
-    """Yield the chunks of an alignment and the tokens outside chunks, in order."""
+    """Yield chunks of an alignment, and tokens outside chunks, in the order of the text."""
     student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
     teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
     s_done = t_done = 0
