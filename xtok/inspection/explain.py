@@ -94,8 +94,8 @@ def _reason(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: in
 
 _REASONS = {
     RowKind.EMPTY: "the id was ignored, or the teacher cannot spell the token",
-    RowKind.EXACT: "exact, but no teacher token has these bytes: equal in another token form, or "
-    "from another program",
+    RowKind.EXACT: "exact, but no teacher token has these bytes: the tokens are equal in another "
+    "token form, or another program made the map",
     RowKind.PIECES: "no teacher token has these bytes; spelled in pieces",
     RowKind.ROLE: "a special token that is paired by role or name",
     RowKind.RELAXED: "no teacher token has these bytes, but a token has the same relaxed form",

@@ -105,7 +105,8 @@ def _check_shared(m: SpellingMap) -> None:
         shared = np.flatnonzero(partners >= 0)
         one_sided = shared[back[partners[shared]] != shared]
         if len(one_sided):
-            raise ValueError(f"{side} id {int(one_sided[0])} is not shared on both sides")
+            first = int(one_sided[0])
+            raise ValueError(f"{side} id {first} is shared with a {other} id, but not the reverse")
 
 
 def _partners(m: SpellingMap, side: str) -> Ids:

@@ -112,9 +112,8 @@ class Tokenizer:
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
-                f"{vocab.model_id} has {vocab.vocab_size:,} rows, and no row for "
-                f"{plural(len(tokens), 'token')} of its tokenizer, which xtok ignores: "
-                f"{listed(tokens)}"
+                f"{vocab.model_id} has only {vocab.vocab_size:,} rows, so xtok ignores "
+                f"{plural(len(tokens), 'token')} of its tokenizer: {listed(tokens)}"
             )
 
     def _shown_without_row(self, token_id: int) -> str:

@@ -90,7 +90,7 @@ def printable(text: str) -> str:
 
 
 def listed(items: Iterable[object], most: int = 3) -> str:
-    """Join the first items for a sentence.
+    """Join the first items of a list, for use in a sentence.
 
     >>> listed("abc"), listed("abcd")
     ('a, b, c', 'a, b, c, …')
@@ -114,7 +114,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with a noun in the right form, such as `2 maps`.
 
     >>> plural(1, "document"), plural(1200, "document")
     ('1 document', '1,200 documents')

@@ -21,7 +21,7 @@ _CONTEXT = 16  # number of bytes to print before and after a difference
 
 
 class Difference(NamedTuple):
-    """First difference between both sides' bytes of a text, with preceding text, escaped."""
+    """The first place where the two sides have different bytes, after some common text."""
 
     group: str  # name of the document's file
     student: str

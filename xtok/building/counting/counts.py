@@ -218,7 +218,7 @@ class Tally:
         self._pairs, self._chunks = PairCounts(), ChunkCounts()
 
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | slice = slice(None)) -> int:
-        """Count the chosen chunks and the pairs at their starts, and return the number skipped.
+        """Count the chosen chunks and the pairs at their starts; return how many were skipped.
 
         `chosen` is bool `[chunks]`.
         """
