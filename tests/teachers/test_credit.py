@@ -146,7 +146,7 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
-        (([4, 5], [-1, -1]), r"candidates have shape \[2\], expected \[2\]"),
+        (([4, 5], [-1, -1]), r"the shape of candidates is \[2\], expected \[2\], the shape"),
         ((ids, logprobs[:, :2]), r"shape \(2, 3\), log-probabilities \(2, 2\)"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),

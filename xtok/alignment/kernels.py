@@ -1,6 +1,16 @@
 """Numba kernels that align two tokenizations, stored as flat arrays.
 
-All kernels are serial, release the GIL, and do not check their arguments.
+All kernels are serial, release the GIL, and do not check their arguments. Their short names, where
+the first name belongs to the student and the second to the teacher:
+
+    s, t   `Side`
+    i, j   index of a token in `ids`; in the stretch of `_align_stretch`, number of tokens
+    n, m   end of the tokens
+    x, y   symbols of the tokens after a difference
+    p, q   index in x and y
+    a, b   number of symbols to skip, or number of tokens
+    d      number of a document
+    k      number of a chunk in its document
 """
 
 from __future__ import annotations

@@ -154,15 +154,15 @@ class Sequences:
             if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(
-                    f"{name} has shapes {shapes}, expected the lengths of {self.side}_ids, "
+                    f"the shapes of {name} are {shapes}, expected the lengths of {self.side}_ids, "
                     f"{expected}"
                 )
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
-                f"{name} has shape {list(array.shape)}, expected {list(self.kept.shape)}, the "
-                f"shape of {self.side}_ids"
+                f"the shape of {name} is {list(array.shape)}, expected {list(self.kept.shape)}, "
+                f"the shape of {self.side}_ids"
             )
         flat: NDArray[Any] = array[self.kept]
         return flat

@@ -2,7 +2,8 @@
 
 `ids` (int32) contains the ids of all documents, encoded with one tokenizer. `bounds` (int64
 `[documents + 1]`) contains the limits of the documents in `ids`. The kernels are serial, release
-the GIL, and do not check their arguments.
+the GIL, and do not check their arguments. In the kernels of distinct chunks, `a` is the index of a
+student token in the chunks' ids, `b` of a teacher token, and `c` the number of a chunk.
 """
 
 from __future__ import annotations
