@@ -144,9 +144,9 @@ class ParquetTable:
         if types.is_struct(array.type):
             return sum(map(self._num_bytes, array.flatten()))
         if types.is_map(array.type):
-            start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
+            start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
             parts = (array.keys, array.items)
-            return sum(self._num_bytes(part.slice(start, stop - start)) for part in parts)
+            return sum(self._num_bytes(part.slice(start, end - start)) for part in parts)
         if types.is_nested(array.type) and not types.is_union(array.type):
             return self._num_bytes(array.flatten()) + 4 * len(array)
         return int(array.nbytes)

@@ -336,11 +336,11 @@ def _segments(
     The segment is −1 for tokens without symbols, and for tokens before the first or after the last
     shared boundary.
     """
-    starts, stops = side.offsets[ids], side.offsets[ids + 1]
-    symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, stops, strict=True)]
+    starts, ends = side.offsets[ids], side.offsets[ids + 1]
+    symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
     cuts = np.searchsorted(bounds[:-1], shared).tolist()
     segment = np.searchsorted(shared, bounds[:-1], side="right") - 1
-    segment[(starts == stops) | (segment == len(shared) - 1)] = -1
+    segment[(starts == ends) | (segment == len(shared) - 1)] = -1
     return [b"".join(symbols[a:b]) for a, b in pairwise(cuts)], segment
 
 
@@ -352,11 +352,11 @@ def _spans(
     ends = np.cumsum(table.lengths[row]).tolist()
     positions = np.flatnonzero(chunk >= 0)
     cuts = np.searchsorted(chunk[positions], np.arange(count + 1)).tolist()
-    for start, stop in pairwise(cuts):
-        members = positions[start:stop].tolist()
+    for start, end in pairwise(cuts):
+        members = positions[start:end].tolist()
         first, last = members[0], members[-1]
-        begin = ends[first - 1] if first else 0
-        yield tuple(row[members].tolist()), (first, last + 1), (begin, ends[last])
+        byte_start = ends[first - 1] if first else 0
+        yield tuple(row[members].tolist()), (first, last + 1), (byte_start, ends[last])
 
 
 @dataclass(frozen=True, kw_only=True)

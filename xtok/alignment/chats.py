@@ -147,14 +147,14 @@ def written_alike(
             continue
         spans = [(s.start + at[0], s.start + at[-1]) for s, at in zip(strings, shared, strict=True)]
         written = [
-            text[side.bounds[start] : side.bounds[stop]]
-            for text, side, (start, stop) in zip(texts, sides, spans, strict=True)
+            text[side.bounds[start] : side.bounds[end]]
+            for text, side, (start, end) in zip(texts, sides, spans, strict=True)
         ]
         if written[0] != written[1]:  # a template changed the string
             spans = [(string.start, string.end) for string in strings]
-        behind, other = (side.ids[stop:][:1] for side, (_, stop) in zip(sides, spans, strict=True))
+        behind, other = (side.ids[end:][:1] for side, (_, end) in zip(sides, spans, strict=True))
         ends_turn = len(behind) > 0 and [roles.get(i) for i in behind.tolist()] == other.tolist()
-        ours, theirs = (slice(int(start), int(stop) + ends_turn) for start, stop in spans)
+        ours, theirs = (slice(int(start), int(end) + ends_turn) for start, end in spans)
         alike.append((ours, theirs))
     return alike
 
@@ -194,12 +194,12 @@ def _stretches(conversation: Conversation) -> list[_Stretch]:
             runs.append(run)
     stretches = []
     for key, runs in sorted(strings.items(), key=lambda item: item[1][0].start):
-        begin, offset = runs[0].start, runs[0].offset
-        is_linear = all(run.start - begin == run.offset - offset for run in runs)
-        first = int(np.searchsorted(bounds[1:], byte_of[begin], side="right"))
+        start, offset = runs[0].start, runs[0].offset
+        is_linear = all(run.start - start == run.offset - offset for run in runs)
+        first = int(np.searchsorted(bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(bounds[:-1], byte_of[runs[-1].end], side="left"))
         if first < last and key[1:2] != ("role",):
-            inside = offsets[first : last + 1] - 4 * (begin - max(0, offset))
+            inside = offsets[first : last + 1] - 4 * (start - max(0, offset))
             stretches.append(_Stretch(key, first, last, inside, offset if is_linear else -1))
     return stretches
 

@@ -177,8 +177,8 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
 
 
 @inner_kernel
-def _has_text(side, start, stop):  # type: ignore[no-untyped-def]
-    for token in side.ids[start:stop]:
+def _has_text(side, start, end):  # type: ignore[no-untyped-def]
+    for token in side.ids[start:end]:
         for symbol in side.symbols[side.offsets[token] : side.offsets[token + 1]]:
             if symbol < CONTROL or symbol >= FIRST_UNKNOWN:
                 return True
@@ -208,21 +208,21 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _stream(side, start, stop):  # type: ignore[no-untyped-def]
+def _stream(side, start, end):  # type: ignore[no-untyped-def]
     """Return the symbols of tokens, and for each symbol the token that starts there, or −1."""
     total = 0
-    for i in range(start, stop):
+    for i in range(start, end):
         total += _num_symbols(side, i)
     stream = np.empty(total, np.uint16)
     ends = np.full(total + 1, -1, np.int64)
     ends[0] = start
     index = 0
-    for i in range(start, stop):
-        first, end = side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]
-        for x in range(first, end):
+    for i in range(start, end):
+        symbol_start, symbol_end = side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]
+        for x in range(symbol_start, symbol_end):
             stream[index] = side.symbols[x]
             index += 1
-        if first < end:
+        if symbol_start < symbol_end:
             ends[index] = i + 1
     return stream, ends
 

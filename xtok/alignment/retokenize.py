@@ -67,8 +67,8 @@ class Retokenizer:
         """
         begins = [not index for index in range(len(parts))]
         ids = [token_id for part in self(parts, begins=begins) for token_id in part]
-        begin, _ = self.teacher.table.around(ids)
-        return [*begin, *ids]
+        bos, _ = self.teacher.table.around(ids)
+        return [*bos, *ids]
 
     def _parts(self, row: Sequence[int], begins: bool) -> list[str | bytes | int]:
         tokens = self.student.table.tokens()

@@ -61,11 +61,13 @@ class Spans:
             self._message_runs.setdefault(run.message, []).append(run)
 
     def span(self, start: int, end: int) -> Span:
-        first, last = int(self._byte_offsets[start]), int(self._byte_offsets[end])
-        stop = begin = int(np.searchsorted(self._bounds[:-1], last, side="left"))
-        if first < last:
-            begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
-        return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
+        byte_start, byte_end = int(self._byte_offsets[start]), int(self._byte_offsets[end])
+        token_end = token_start = int(np.searchsorted(self._bounds[:-1], byte_end, side="left"))
+        if byte_start < byte_end:
+            token_start = int(np.searchsorted(self._bounds[1:], byte_start, side="right"))
+        return Span(
+            chars=(start, end), bytes=(byte_start, byte_end), tokens=(token_start, token_end)
+        )
 
     def locate(self, index: int, message: Message) -> MessageSpan:
         content, whole = message.get("content"), self.whole(index)
@@ -131,8 +133,8 @@ class Spans:
         The runs of roles are not included in the first list.
         """
         turn = self.whole(index) or (0, 0)
-        first, stop = (bisect_left(self._runs, (position,)) for position in turn)
-        turn_runs = self._runs[first:stop]
+        start, end = (bisect_left(self._runs, (position,)) for position in turn)
+        turn_runs = self._runs[start:end]
         own_runs = [r for r in turn_runs if r.message == index and r.path[:1] != ("role",)]
         return own_runs, [r for r in turn_runs if r.message > index]
 
@@ -184,8 +186,8 @@ class Spans:
         parts = list(accumulate(_PIECES.findall(prompt.rstrip())))
         first = self._content_start(index, turn)
         for part in reversed(parts):
-            begin = max(0, turn[0] - len(prompt))
-            if self._text.find(part, begin, first + len(part)) >= 0:
+            start = max(0, turn[0] - len(prompt))
+            if self._text.find(part, start, first + len(part)) >= 0:
                 rest = prompt[len(part) :].strip()
                 return rest if _TAG.search(rest) else ""
         return ""

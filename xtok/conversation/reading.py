@@ -229,26 +229,26 @@ def _rendering_pieces(
 
 def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
     ids, bounds, _ = tokenizer.encode(text)
-    symbols, begins = _symbols(tokenizer, ids)
+    symbols, starts = _symbols(tokenizer, ids)
     byte_of = byte_offsets(text)
 
     def offset_of(char: int) -> int:
         byte = int(byte_of[char])
         i = int(np.searchsorted(bounds, byte, side="right")) - 1
         if byte == bounds[i]:
-            return int(begins[i])
-        is_text = bounds[i + 1] - bounds[i] <= begins[i + 1] - begins[i]
-        return int(begins[i + 1] - (bounds[i + 1] - byte)) if is_text else -1
+            return int(starts[i])
+        is_text = bounds[i + 1] - bounds[i] <= starts[i + 1] - starts[i]
+        return int(starts[i + 1] - (bounds[i + 1] - byte)) if is_text else -1
 
     return symbols, offset_of
 
 
 def _gap_pieces(
-    text: str, end: int, begin: int, before: _Slot, piece: _Piece
+    text: str, start: int, end: int, before: _Slot, piece: _Piece
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    if min(end, begin) < 0:
+    if min(start, end) < 0:
         return
-    symbols = text[end:begin]
+    symbols = text[start:end]
     if mark := _MARKS.search(symbols):
         yield before, _Piece(symbols[: mark.start()], _UNREAD, False, False)
     ends_message = (piece.is_next or piece.slot in (_END, _PROMPT)) and not before.is_json
@@ -300,8 +300,8 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
         next_steps = [*_next_steps(text, start, limit, piece.slot, pieces.get(piece.slot, ()))]
         stack += _best_steps(next_steps, text, piece, before)
         if not next_steps and not piece.slot.is_json:
-            for stop in _truncation_stops(text, start, limit, pieces.get(piece.slot, ())):
-                yield (*before, (piece, _decode_symbols(text[start:stop]))), False
+            for end in _truncation_stops(text, start, limit, pieces.get(piece.slot, ())):
+                yield (*before, (piece, _decode_symbols(text[start:end]))), False
 
 
 def _best_steps(
@@ -311,13 +311,13 @@ def _best_steps(
 
     Shorter pieces are not tried, because an unsupported call could then be taken for an answer.
     """
-    best = min(((stop, -len(following.symbols)) for stop, following, _ in candidates), default=None)
+    best = min(((end, -len(following.symbols)) for end, following, _ in candidates), default=None)
     final_steps = []
-    for stop, following, value in candidates:
-        step = following, stop + len(following.symbols), (*before, (piece, value))
+    for end, following, value in candidates:
+        step = following, end + len(following.symbols), (*before, (piece, value))
         if following.slot in (_END, _PROMPT):
             final_steps += [step] if step[1] == len(text) else []
-        elif (stop, -len(following.symbols)) == best:
+        elif (end, -len(following.symbols)) == best:
             yield step
     yield from final_steps
 
@@ -327,14 +327,14 @@ def _next_steps(
 ) -> Iterator[tuple[int, _Piece, Any]]:
     for piece in pieces:
         if slot.is_json:
-            value, stop = _decode_json(text, start, limit)
+            value, end = _decode_json(text, start, limit)
         else:
-            stop = text.find(piece.symbols, start)
-            value = _decode_symbols(text[start:stop]) if 0 <= stop <= limit else None
+            end = text.find(piece.symbols, start)
+            value = _decode_symbols(text[start:end]) if 0 <= end <= limit else None
         if slot.path[-1:] in (("name",), (_KEY,)) and not _NAME.fullmatch(str(value)):
             continue
-        if value is not None and text.startswith(piece.symbols, stop):
-            yield stop, piece, value
+        if value is not None and text.startswith(piece.symbols, end):
+            yield end, piece, value
 
 
 def _truncation_stops(text: str, start: int, limit: int, pieces: Sequence[_Piece]) -> Iterator[int]:
@@ -352,8 +352,8 @@ def _truncation_stops(text: str, start: int, limit: int, pieces: Sequence[_Piece
 def _decode_json(text: str, start: int, limit: int) -> tuple[Any, int]:
     words = _decode_symbols(text[start:limit])
     with suppress(ValueError):
-        value, stop = json.JSONDecoder().raw_decode(words or "")
-        return value, start + len((words or "")[:stop].encode())
+        value, end = json.JSONDecoder().raw_decode(words or "")
+        return value, start + len((words or "")[:end].encode())
     return None, start
 
 
@@ -420,12 +420,12 @@ def _verify(
         new_ids, bounds, _ = tokenizer.encode(rendering.text)
     except XtokError:
         return None
-    symbols, begins = _symbols(tokenizer, new_ids)
+    symbols, starts = _symbols(tokenizer, new_ids)
     if not symbols.startswith(text) or (is_whole and symbols != text):
         return None
     if not np.array_equal(new_ids[:size], ids):
         # The same bytes, but other tokens.
-        new_ids = np.concatenate([ids, new_ids[np.searchsorted(begins, len(text)) :]])
+        new_ids = np.concatenate([ids, new_ids[np.searchsorted(starts, len(text)) :]])
         spelled = [tokenizer.table.named_tokens[i] for i in new_ids.tolist()]
         if b"".join(spelled) != rendering.text.encode():
             return None

@@ -320,22 +320,22 @@ class Targets:
         first, stop = span.tokens
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
-    def _include_eos(self, stop: int) -> int:
+    def _include_eos(self, end: int) -> int:
         """Extend a range to include an eos token that follows the turn, possibly after white space.
 
         In GLM 4.5, the first token of the next turn ends a turn.
         """
-        if self._blocks is not None or self._control[stop - 1]:
-            return stop
-        rest = self._bytes[self._bounds[stop] :]
-        offset = self._bounds[stop] + len(rest) - len(rest.lstrip())
+        if self._blocks is not None or self._control[end - 1]:
+            return end
+        rest = self._bytes[self._bounds[end] :]
+        offset = self._bounds[end] + len(rest) - len(rest.lstrip())
         end_index = int(np.searchsorted(self._bounds, offset))
         is_whole = end_index < len(self._ids) and self._bounds[end_index] == offset
-        return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else stop
+        return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else end
 
-    def end_of_turn(self, start: int, stop: int) -> int | None:
+    def end_of_turn(self, start: int, end: int) -> int | None:
         """Return the control token that ends a token range, before any white space, or None."""
-        for i in reversed(range(start, stop)):
+        for i in reversed(range(start, end)):
             if self._control[i]:
                 return i
             if self._bytes[self._bounds[i] : self._bounds[i + 1]].strip():
@@ -367,8 +367,8 @@ class Targets:
                 )
 
     def _has_no_targets(self, answer: int) -> bool:
-        begin, stop = self._spans.whole(answer) or (0, len(self._rendering.text))
-        return not any(begin < end and start < stop for start, end in self._target_chars)
+        turn_start, turn_end = self._spans.whole(answer) or (0, len(self._rendering.text))
+        return not any(turn_start < end and start < turn_end for start, end in self._target_chars)
 
     def _role_notes(self) -> Iterator[str]:
         if not self._answers and not self._renderer.add_generation_prompt:
@@ -468,19 +468,19 @@ def tool_suffix(
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     list(unread_leaves(renderer, messages, rendering, last + 1))  # raises if a value is dropped
     answer, *others = _turn_spans(conversation, last)
-    begin, end = answer.tokens
-    stop = min([end, *(other.tokens[0] for other in others)])
-    target_indices = begin + np.flatnonzero(conversation.assistant_mask[begin:end])
-    if (target_indices >= stop).any():
+    start, end = answer.tokens
+    limit = min([end, *(other.tokens[0] for other in others)])
+    target_indices = start + np.flatnonzero(conversation.assistant_mask[start:end])
+    if (target_indices >= limit).any():
         raise _suffix_error(f"message {last}, the assistant's, continues after the tool messages")
     if len(target_indices):
         # Some training templates include the line break after the end of a turn in the answer.
-        position = targets.end_of_turn(begin, target_indices[-1] + 1)
+        position = targets.end_of_turn(start, target_indices[-1] + 1)
         if position is not None:
             return conversation.ids[position + 1 :]
     # Without an end-of-turn token, the model wrote the whole turn.
-    if conversation.bounds[end] == answer.bytes[1] and stop == end:
-        return conversation.ids[stop:]
+    if conversation.bounds[end] == answer.bytes[1] and limit == end:
+        return conversation.ids[limit:]
     raise _suffix_error(f"message {last}, the assistant's, does not end with a token")
 
 

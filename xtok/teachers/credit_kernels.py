@@ -63,12 +63,12 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
     # `path` is the probability of the chunk's teacher tokens before `position`, and `begin` is the
     # number of their bytes. Each position adds, to reached[j], the probability of the tokens that
     # continue with the chunk's bytes at least up to the end of student token j.
-    path, begin = 1.0, np.int64(0)
+    path, start = 1.0, np.int64(0)
     for position in positions:
-        first, stop = predictions.starts[position], predictions.starts[position + 1]
-        if begin >= ends[-2]:
+        first, end = predictions.starts[position], predictions.starts[position + 1]
+        if start >= ends[-2]:
             break
-        if first == stop:
+        if first == end:
             reached[:] = 0.0
             break
         own = t.ids[position]
@@ -79,9 +79,9 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         # of text tokens that are not candidates. The rest is spread evenly over these tokens.
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
-        for k in range(first, stop + 1):  # last, the token itself, unless it is a candidate
+        for k in range(first, end + 1):  # last, the token itself, unless it is a candidate
             i, p = own, p_own
-            if k < stop:
+            if k < end:
                 i = predictions.ids[k]
                 p = p_own if i == own else np.exp(np.float64(predictions.logprobs[k]))
                 is_listed |= i == own
@@ -91,19 +91,19 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
                 break
             x = t.offsets[i]
             others -= x < t.offsets[i + 1] and t.symbols[x] < CONTROL
-            shared = num_shared(t.symbols, t.offsets[i], t.offsets[i + 1], text[begin:])
+            shared = num_shared(t.symbols, t.offsets[i], t.offsets[i + 1], text[start:])
             for j in range(len(reached)):
-                if begin < ends[j] <= begin + shared:
+                if start < ends[j] <= start + shared:
                     reached[j] += path * p
                     fits[j] += 1
         for j in range(len(reached)):
-            if begin < ends[j] and rest > 0.0:
-                prefix = text[begin : ends[j]]
-                begin_of = prefix_bound(t.symbols, t.offsets, by_bytes, prefix, False)
+            if start < ends[j] and rest > 0.0:
+                prefix = text[start : ends[j]]
+                start_of = prefix_bound(t.symbols, t.offsets, by_bytes, prefix, False)
                 end_of = prefix_bound(t.symbols, t.offsets, by_bytes, prefix, True)
-                reached[j] += path * rest * (end_of - begin_of - fits[j]) / max(1, others)
+                reached[j] += path * rest * (end_of - start_of - fits[j]) / max(1, others)
         path *= p_own
-        begin += t.offsets[own + 1] - t.offsets[own]
+        start += t.offsets[own + 1] - t.offsets[own]
     return reached
 
 

@@ -349,5 +349,5 @@ def _bound(table: Any, width: int) -> Iterator[Documents]:
         )
     group = offsets_of(sizes)[:-1] * width // CANDIDATES_PER_GROUP
     starts = np.flatnonzero(np.diff(group, prepend=-1))
-    for start, stop in pairwise([*starts.tolist(), len(sizes)]):
-        yield neutral.read(batch.slice(start, stop - start))
+    for start, end in pairwise([*starts.tolist(), len(sizes)]):
+        yield neutral.read(batch.slice(start, end - start))

@@ -178,13 +178,13 @@ class Projector:
         # Both sides have the same symbols in these chunks, so their offsets can be compared.
         s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
-        begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
-        at = np.searchsorted(t_begins, begins, side="right") - 1
+        s_starts, t_starts = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
+        at = np.searchsorted(t_starts, s_starts, side="right") - 1
         size = len(student.ids)
         position, inside = np.full(size, -1), np.zeros(size, np.int64)
         is_aligned = np.zeros(size, np.bool_)
-        position[s], inside[s] = t[at], begins - t_begins[at]
-        is_aligned[s] = np.isin(t_begins, begins)[at]
+        position[s], inside[s] = t[at], s_starts - t_starts[at]
+        is_aligned[s] = np.isin(t_starts, s_starts)[at]
         return TokenPositions(position, inside, is_aligned, ours_in, theirs_in, len(is_shared))
 
     def _credit(
@@ -254,21 +254,21 @@ class Projector:
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
         stem_texts = [text for _, text in spelled]
         data, offsets = self._teacher[:2]
-        begins = offsets[token + is_root]  # root keys append nothing to their stem
+        starts = offsets[token + is_root]  # root keys append nothing to their stem
         is_spelled = np.empty(len(keys), np.bool_)
         wholes = [before + text for before, text in spelled]
         lengths = np.array([len(before) for before, _ in spelled])
         whole_arrays = np.frombuffer(b"".join(wholes), np.uint8), offsets_of([*map(len, wholes)])
-        both, more = (*whole_arrays, lengths, stem_index), (data, begins, offsets[token + 1])
+        both, more = (*whole_arrays, lengths, stem_index), (data, starts, offsets[token + 1])
         kernels.find_seams(self._student, both, more, is_spelled, may_grow[new])
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
         is_spelled |= np.array([*map(may_split, wholes)])[stem_index]
         todo = np.flatnonzero(is_spelled)
         texts = [
-            (spelled[stem][0], stem_texts[stem] + data[begin:end].tobytes())
-            for stem, begin, end in zip(
-                stem_index[todo].tolist(), begins[todo].tolist(), offsets[token[todo] + 1].tolist(),
+            (spelled[stem][0], stem_texts[stem] + data[start:end].tobytes())
+            for stem, start, end in zip(
+                stem_index[todo].tolist(), starts[todo].tolist(), offsets[token[todo] + 1].tolist(),
                 strict=True,
             )
         ]  # fmt: skip
@@ -337,11 +337,11 @@ class Projector:
         return first, is_boundary
 
     def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
-        begin = 0
+        offset = 0
         for token in ids or ():
-            if begin >= byte:
-                return token if begin == byte else -1
-            begin += self._lengths[token]
+            if offset >= byte:
+                return token if offset == byte else -1
+            offset += self._lengths[token]
         return -1
 
 

@@ -170,24 +170,24 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
             bytes.
     """
     data, offsets, order = student
-    stem_data, stem_offsets, stem_begins, stem_of = stems
-    more_data, more_begins, more_ends = more
+    stem_data, stem_offsets, stem_starts, stem_of = stems
+    more_data, more_starts, more_ends = more
     longest = np.diff(offsets).max()
     both = np.empty(0, np.uint8)
     for n in range(len(stem_of)):
-        begin, end = stem_offsets[stem_of[n]], stem_offsets[stem_of[n] + 1]
-        seam = end - begin
-        size = seam + more_ends[n] - more_begins[n]
+        stem_start, stem_end = stem_offsets[stem_of[n]], stem_offsets[stem_of[n] + 1]
+        seam = stem_end - stem_start
+        size = seam + more_ends[n] - more_starts[n]
         if size > len(both):
             both = np.empty(2 * size, np.uint8)
-        both[:seam] = stem_data[begin:end]
-        both[seam:size] = more_data[more_begins[n] : more_ends[n]]
+        both[:seam] = stem_data[stem_start:stem_end]
+        both[seam:size] = more_data[more_starts[n] : more_ends[n]]
         joins[n] = False
         for start in range(max(0, seam - longest + 1), seam):
             if _has_token(student, both[start:size], seam - start):
                 joins[n] = True
                 break
-        text = both[stem_begins[stem_of[n]] : size]
+        text = both[stem_starts[stem_of[n]] : size]
         # The last token that starts with these bytes, or any other token.
         last = order[prefix_bound(data, offsets, order, text, True) - 1]
         a, b = offsets[last], offsets[last + 1]

@@ -90,14 +90,14 @@ def _text_in(
     ends = offsets_of([*map(len, spelled)])
     indices = np.flatnonzero(~is_control)
     inner = slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(len(ids), 0)
-    for begin, start in enumerate(ends[: inner.start + 1].tolist()):
+    for start, byte in enumerate(ends[: inner.start + 1].tolist()):
         for expected in (data, b" " + data):  # some libraries add a space before the text
-            end = int(np.searchsorted(ends, start + len(expected)))
-            if end >= inner.stop and b"".join(spelled[begin:end]) == expected:
-                return None if is_control[begin:end].any() else slice(begin, end)
+            end = int(np.searchsorted(ends, byte + len(expected)))
+            if end >= inner.stop and b"".join(spelled[start:end]) == expected:
+                return None if is_control[start:end].any() else slice(start, end)
     [encoded] = translator.teacher.encode_batch([text])  # the library can change the text
-    for begin in range(inner.start + 1):
-        span = slice(begin, begin + len(encoded))
+    for start in range(inner.start + 1):
+        span = slice(start, start + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span
     same = num_common(b"".join(spelled[inner]), data)
@@ -115,13 +115,13 @@ def _by_text(
     of this end where a student token and a teacher token start.
     """
     roles = pair.reversed.equal_roles
-    begin, end = (
+    before, after = (
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
     bos = pair.tables[0].roles.get("bos", ())  # once, even if the teacher read it twice
-    begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
-    student = np.array([*begin, *student_ids, *end], np.int32)
+    before = [i for n, i in enumerate(before) if i not in bos or i not in before[:n]]
+    student = np.array([*before, *student_ids, *after], np.int32)
     if not is_end:
         return SharedText.of(student, ids)
     our_bounds, their_bounds = (
@@ -130,9 +130,9 @@ def _by_text(
     )
     more = their_bounds[-1] - our_bounds[-1]
     shared = np.intersect1d(our_bounds, their_bounds - more)
-    spans = [(slice(0, len(begin)), slice(0, span.start))]
+    spans = [(slice(0, len(before)), slice(0, span.start))]
     if len(shared):
-        first = len(begin) + int(np.searchsorted(our_bounds, shared[0]))
+        first = len(before) + int(np.searchsorted(our_bounds, shared[0]))
         their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
         spans.append((slice(first, len(student)), slice(their_first, len(ids))))
     return SharedText.of(student, ids, spans)
@@ -161,11 +161,11 @@ def _narrow(
     like the preceding token of their turn.
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
-    for start, stop in pairwise(turns.tolist()):
-        located = start + np.flatnonzero(positions[start:stop] >= 0)
+    for start, end in pairwise(turns.tolist()):
+        located = start + np.flatnonzero(positions[start:end] >= 0)
         if len(located) and mask[start]:
-            before = np.searchsorted(located, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = is_shared[positions[located[before.clip(0)]]]
+            before = np.searchsorted(located, np.arange(start, end), side="right") - 1
+            mask[start:end] = is_shared[positions[located[before.clip(0)]]]
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:

@@ -90,7 +90,7 @@ class SharedText(NamedTuple):
 
     ids: NDArray[np.int32]  # [S], student ids
     spelled: NDArray[np.int32]  # [P], the same; names replace tokens that the teacher lacks
-    begins: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
+    starts: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
     teacher_ids: NDArray[np.int32]  # [T]
     spans: list[tuple[slice, slice]]  # spans with equal bytes in `spelled` and `teacher_ids`
     mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None if no conversation
@@ -110,8 +110,8 @@ class SharedText(NamedTuple):
         """
         array = np.asarray(ids, np.int32)
         whole = slice(0, len(array)), slice(0, len(teacher_ids))
-        begins = np.arange(len(array) + 1)
-        return cls(array, array, begins, teacher_ids, [whole] if spans is None else spans, mask)
+        starts = np.arange(len(array) + 1)
+        return cls(array, array, starts, teacher_ids, [whole] if spans is None else spans, mask)
 
 
 class Translator:
@@ -149,7 +149,7 @@ class Translator:
         roles = self.teacher.table.roles
         self._bos = roles.get("bos", ())
         ends = [i for i in roles.get("eos", ()) if i not in roles.get("turn_end", ())]
-        self._begin = [*self._bos, *ends, *roles.get("eos", ())][:1]
+        self._first_ids = [*self._bos, *ends, *roles.get("eos", ())][:1]
 
     @functools.cached_property
     def _to_teacher(self) -> Retokenizer:
@@ -284,18 +284,18 @@ class Translator:
         predicted.
         """
         parts = [self._as_text(i) for i in ids]
-        begin: list[int] = []
+        first_ids: list[int] = []
         roles, counterpart = self.student.table.roles_by_id.get(ids[0], ()), self._roles.get(ids[0])
         if "bos" in roles and (counterpart in (None, *self._bos) or "eos" in roles):
-            begin, parts[0] = self._begin, [] if self._begin else parts[0]
+            first_ids, parts[0] = self._first_ids, [] if self._first_ids else parts[0]
         elif self._bos:
-            begin = self._begin
+            first_ids = self._first_ids
         spelled = [i for part in parts for i in part]
-        first = 0 if begin else len(parts[0])
-        begin = [*begin, *self.teacher.encode(context).ids.tolist()]
+        first = 0 if first_ids else len(parts[0])
+        first_ids = [*first_ids, *self.teacher.encode(context).ids.tolist()]
         stretches = self._to_teacher([spelled[:first], spelled[first:]], begins=[False, False])
-        teacher_ids = [*begin, *stretches[0], *stretches[1]]
-        span = slice(0, len(spelled)), slice(len(begin), len(teacher_ids))
+        teacher_ids = [*first_ids, *stretches[0], *stretches[1]]
+        span = slice(0, len(spelled)), slice(len(first_ids), len(teacher_ids))
         return SharedText(
             np.array(ids, np.int32), np.array(spelled, np.int32), offsets_of([*map(len, parts)]),
             np.array(teacher_ids, np.int32), [span],
@@ -350,8 +350,8 @@ class Translator:
         _share_gaps(topk.realized_logprob, text, predictions)
         # Token i consists of `begins[i]:begins[i + 1]` in `spelled`, which is empty if its name is
         # empty.
-        parts = segment_ids(text.begins)
-        rows = np.where(np.diff(text.begins) > 0, text.begins[:-1], -1)
+        parts = segment_ids(text.starts)
+        rows = np.where(np.diff(text.starts) > 0, text.starts[:-1], -1)
         rows[0] = -1
         whole = take_rows(topk, rows, text.ids, np.array([0, len(text.ids)]))
         realized = np.bincount(parts, topk.realized_logprob, len(text.ids)).astype(np.float32)
@@ -379,8 +379,8 @@ def _in_spans(
 ) -> tuple[NDArray[np.int64], FlatIds]:
     """Return the positions of the tokens that are in spans, and the spans as documents."""
     ranges = [
-        np.arange(begin + span[side].start, begin + span[side].stop)
-        for text, begin in zip(texts, flat.bounds.tolist(), strict=False)
+        np.arange(offset + span[side].start, offset + span[side].stop)
+        for text, offset in zip(texts, flat.bounds.tolist(), strict=False)
         for span in text.spans
     ]
     positions = _concat(ranges, np.int64)
@@ -400,8 +400,8 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
     theirs = predictions.realized_logprob.copy()
     theirs[text.alone] = np.nan
     ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
-    begins = [(ours.start, other.start) for ours, other in text.spans]
-    for (a, c), (b, d) in zip(ends, [*begins, (len(logprobs), len(theirs))], strict=True):
+    starts = [(ours.start, other.start) for ours, other in text.spans]
+    for (a, c), (b, d) in zip(ends, [*starts, (len(logprobs), len(theirs))], strict=True):
         if a < b:
             logprobs[a:b] = np.nansum(theirs[c:d]) / (b - a)
 

@@ -247,12 +247,12 @@ class Tokenizer:
     def _spans(self, text: str) -> list[tuple[int, int]]:
         with no_panic(self._model_id):
             spans: list[tuple[int, int]] = []
-            begin = 0
+            offset = 0
             for index, part in enumerate(self._added.split(text)):
                 size = len(part.encode())
                 inner = [(0, size)] if index % 2 else self._backend.spans(part, at_start=not index)
-                spans += [(begin + start, begin + end) for start, end in inner]
-                begin += size
+                spans += [(offset + start, offset + end) for start, end in inner]
+                offset += size
             return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -430,16 +430,18 @@ def _bounds(
     """
     if not tokens:
         return [len(data)], len(data)
-    begins, ends = _widen(tokens, data, spans)
+    span_starts, span_ends = _widen(tokens, data, spans)
     # An empty span (of all bytes of a character except the last byte) belongs to the next span.
-    is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
+    is_new = (span_starts[1:] >= span_ends[:-1]) & (span_starts[:-1] < span_ends[:-1])
     firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
     starts: list[int] = []
     num_changed = 0
     for first, stop in pairwise(firsts):
-        start = int(begins[first]) if first else 0
-        end = int(begins[stop]) if stop < len(tokens) else len(data)
-        stretch_bounds, changed = _stretch(tokens[first:stop], begins[first:stop], data, start, end)
+        start = int(span_starts[first]) if first else 0
+        end = int(span_starts[stop]) if stop < len(tokens) else len(data)
+        stretch_bounds, changed = _stretch(
+            tokens[first:stop], span_starts[first:stop], data, start, end
+        )
         starts += stretch_bounds
         num_changed += changed
     return [*starts, len(data)], num_changed
@@ -449,28 +451,28 @@ def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return starts and ends of the spans, extended over text that the library omits."""
-    begins, ends = np.array(spans).T
+    starts, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):
         last, text = ends[i - 1] if i else 0, token.lstrip()
         # If a normalizer replaces several characters, the span covers only the last character.
-        is_replaced = data[last : begins[i]].strip() and not data.startswith(text, begins[i])
-        if i and is_replaced and data[begins[i - 1] : last] == tokens[i - 1].lstrip():
-            begins[i] = last
+        is_replaced = data[last : starts[i]].strip() and not data.startswith(text, starts[i])
+        if i and is_replaced and data[starts[i - 1] : last] == tokens[i - 1].lstrip():
+            starts[i] = last
         # Some libraries omit spaces from a span.
-        before = begins[i] - len(token) + len(text)
+        before = starts[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
-            begins[i] = before
+            starts[i] = before
         # After an added space, it can omit the whole token. The span is then empty and follows the
         # text.
-        before = begins[i] - len(text)
-        if text and begins[i] == ends[i] and before >= last and data.startswith(text, before):
-            begins[i] = before
-    return np.minimum.accumulate(begins[::-1])[::-1], ends
+        before = starts[i] - len(text)
+        if text and starts[i] == ends[i] and before >= last and data.startswith(text, before):
+            starts[i] = before
+    return np.minimum.accumulate(starts[::-1])[::-1], ends
 
 
 def _stretch(
-    tokens: list[bytes], begins: NDArray[np.int64], data: bytes, start: int, end: int
+    tokens: list[bytes], span_starts: NDArray[np.int64], data: bytes, start: int, end: int
 ) -> tuple[list[int], int]:
     """Locate the tokens of a group in `data[start:end]`; also count the changed bytes.
 
@@ -478,10 +480,10 @@ def _stretch(
     """
     starts: list[int] = []
     num_changed = 0
-    begin = int(begins[0])
-    if len(tokens) > 1 and tokens[0].isspace() and not data[begin : begin + 1].isspace():
-        starts, num_changed = [start], begin - start  # the library added a space
-        tokens, begins, start = tokens[1:], begins[1:], begin
+    span_start = int(span_starts[0])
+    if len(tokens) > 1 and tokens[0].isspace() and not data[span_start : span_start + 1].isspace():
+        starts, num_changed = [start], span_start - start  # the library added a space
+        tokens, span_starts, start = tokens[1:], span_starts[1:], span_start
     spelled, stretch = b"".join(tokens), data[start:end]
     if spelled in (stretch, b" " + stretch):
         offsets = accumulate(map(len, tokens), initial=end - len(spelled))
@@ -489,7 +491,7 @@ def _stretch(
     # A control token can absorb adjacent whitespace.
     if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
         num_changed += end - start
-    firsts, indices = np.unique(begins.clip(start, end), return_index=True)
+    firsts, indices = np.unique(span_starts.clip(start, end), return_index=True)
     firsts[0] = start
     shared = np.interp(range(len(tokens)), [*indices, len(tokens)], [*firsts, end])
     return starts + shared.astype(int).tolist(), num_changed

@@ -65,8 +65,8 @@ def _ids(
     for index, (text, inner) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True)):
         bare = library(text, add_special_tokens=False, verbose=False)["input_ids"]
         whole = library(text, verbose=False)["input_ids"]
-        begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
-        before, behind = whole[:begin], whole[begin + len(bare) :]
+        start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        before, behind = whole[:start], whole[start + len(bare) :]
         own_ids = [*before, *inner, *behind] if rows is None else [*rows[index]]
         ends = [behind, [], *([i] for i in eos)]
         accepted = [[*b, *bare, *e] for b in _beginnings(before, bare, bos[:1]) for e in ends]

@@ -192,10 +192,10 @@ class TokenTable:
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
         """Return the ids to add before and after a text's ids: bos and eos, unless present."""
-        begins, ends = (self.roles.get(role, ()) for role in ("bos", "eos"))
+        bos_ids, eos_ids = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
-            [*begins[:1]] if bos and not {*ids[:1]} & {*begins} else [],
-            [*ends[:1]] if eos and not {*ids[-1:]} & {*ends} else [],
+            [*bos_ids[:1]] if bos and not {*ids[:1]} & {*bos_ids} else [],
+            [*eos_ids[:1]] if eos and not {*ids[-1:]} & {*eos_ids} else [],
         )
 
     def name(self, token_id: int) -> str:

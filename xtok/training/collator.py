@@ -289,8 +289,8 @@ class DistillationCollator:
 
     def _with_bos(self, tokenizer: Tokenizer, parts: list[Part], *, is_target: bool) -> list[Part]:
         first = next((ids for ids, _ in parts if ids), [])
-        begin, _ = tokenizer.table.around(first, bos=self.bos)
-        return [(begin, is_target), *parts] if begin else parts
+        bos, _ = tokenizer.table.around(first, bos=self.bos)
+        return [(bos, is_target), *parts] if bos else parts
 
     def _prompt_ids(self, number: int, prompt: Any) -> list[int]:
         teacher = self.teachers[number]
@@ -314,10 +314,10 @@ class DistillationCollator:
         for sample in samples:
             if isinstance(sample, SideText):
                 inner = next(encoded)
-                begin, end = tokenizer.table.around(inner, bos=self.bos, eos=self.eos)
-                ids = np.array([*begin, *inner, *end], np.int64)
+                bos, eos = tokenizer.table.around(inner, bos=self.bos, eos=self.eos)
+                ids = np.array([*bos, *inner, *eos], np.int64)
                 row = SampleRow(
-                    ids, np.ones(len(ids), np.bool_), text=sample.text, num_before=len(begin),
+                    ids, np.ones(len(ids), np.bool_), text=sample.text, num_before=len(bos),
                     own_bos=int(bool({*inner[:1]} & {*tokenizer.table.roles.get("bos", ())})),
                 )  # fmt: skip
                 rows.append(row.insert_context(next(contexts)))

@@ -41,21 +41,21 @@ class SampleRow(NamedTuple):
     num_before: int = 0
     own_bos: int = 0  # 1 if the text itself begins with a bos token
     num_alone: int = 0
-    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the ranges of targets
+    ends: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the ranges of targets
 
     @property
-    def begin(self) -> int:
+    def alone_start(self) -> int:
         """First position of the tokens that only the teacher reads."""
         return self.num_before + self.own_bos
 
     def insert_context(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
         """Return the row with inserted tokens, which only the teacher reads."""
-        begin, size = self.begin, len(context)
+        start, size = self.alone_start, len(context)
         return self._replace(
-            ids=np.insert(self.ids, begin, context),
-            is_target=np.insert(self.is_target, begin, [False] * size),
+            ids=np.insert(self.ids, start, context),
+            is_target=np.insert(self.is_target, start, [False] * size),
             num_alone=self.num_alone + size,
-            stops=self.stops + size * (self.stops > begin),
+            ends=self.ends + size * (self.ends > start),
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
@@ -77,7 +77,7 @@ class SampleRow(NamedTuple):
         the right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
-        excluded = slice(self.begin, self.begin + excess)
+        excluded = slice(self.alone_start, self.alone_start + excess)
         return np.delete(np.arange(len(self.ids)), excluded)[:end]
 
 
@@ -121,7 +121,7 @@ def split_parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     """Split a row at the positions where targets begin or end."""
     starts = np.flatnonzero(np.diff(is_target, prepend=~is_target[:1]))
     bounds = pairwise([*starts, len(ids)])
-    return [(ids[start:stop].tolist(), bool(is_target[start])) for start, stop in bounds]
+    return [(ids[start:end].tolist(), bool(is_target[start])) for start, end in bounds]
 
 
 def join_parts(parts: Sequence[Part]) -> SampleRow:
@@ -130,7 +130,7 @@ def join_parts(parts: Sequence[Part]) -> SampleRow:
     mask = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
     return SampleRow(
-        np.array(ids, np.int64), np.array(mask, np.bool_), stops=ends[[flag for _, flag in parts]]
+        np.array(ids, np.int64), np.array(mask, np.bool_), ends=ends[[flag for _, flag in parts]]
     )
 
 
@@ -143,10 +143,10 @@ def align_rows(
     """Align two whole rows, truncate both to `end`, and keep the chunks that consist of targets."""
     student, teacher = rows
     if student.conversation is None or teacher.conversation is None:
-        teacher_only = teacher.begin + np.arange(teacher.num_alone)
+        teacher_only = teacher.alone_start + np.arange(teacher.num_alone)
         shared = teacher._replace(ids=np.delete(teacher.ids, teacher_only))
         alignment = _align_texts(aligner, tokenizers, (student, shared))
-        chunk = np.insert(alignment.teacher_chunk_id, teacher.begin, [-1] * len(teacher_only))
+        chunk = np.insert(alignment.teacher_chunk_id, teacher.alone_start, [-1] * len(teacher_only))
         alignment = replace(alignment, teacher_chunk_id=chunk)
     else:
         alignment = align_rendered(aligner, student.conversation, teacher.conversation)
@@ -190,7 +190,7 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
     if row.conversation is not None:
         sizes = np.diff(row.conversation.bounds)
     else:
-        shared = np.delete(np.arange(len(row.ids)), row.begin + np.arange(row.num_alone))
+        shared = np.delete(np.arange(len(row.ids)), row.alone_start + np.arange(row.num_alone))
         inner, sizes = tokenizer.encode(row.text or ""), np.zeros(len(row.ids), np.int64)
         sizes[shared[row.num_before :][: len(inner.ids)]] = np.diff(inner.bounds)
     sizes[tokenizer.table.types[row.ids] == TokenType.CONTROL] = 0
@@ -208,7 +208,7 @@ def align_targets(
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         positions = np.flatnonzero(row.is_target & ~is_left_out)
-        targets.append((positions, np.append(0, np.searchsorted(positions, row.stops))))
+        targets.append((positions, np.append(0, np.searchsorted(positions, row.ends))))
     (our_positions, our_bounds), (their_positions, their_bounds) = targets
     aligned = aligner.align_ids(
         ours.ids[our_positions], our_bounds, theirs.ids[their_positions], their_bounds

@@ -67,13 +67,13 @@ class AlignedTexts(NamedTuple):
         # Per side: its ids, and the starts and ends of the ranges between chunks
         sides = []
         for side, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
-            start, stop = side.bounds[document : document + 2]
-            sides.append((side.ids, np.append(start, bounds[1]), np.append(bounds[0], stop)))
-        index = int(np.any([begins < ends for _, begins, ends in sides], axis=0).argmax())
+            start, end = side.bounds[document : document + 2]
+            sides.append((side.ids, np.append(start, bounds[1]), np.append(bounds[0], end)))
+        index = int(np.any([starts < ends for _, starts, ends in sides], axis=0).argmax())
         excerpts = []
-        for table, (ids, begins, ends) in zip(tables, sides, strict=True):
-            context = _spell(table, ids[begins[0] : begins[index]][-_CONTEXT:])[-_CONTEXT:]
-            differing = _spell(table, ids[begins[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
+        for table, (ids, starts, ends) in zip(tables, sides, strict=True):
+            context = _spell(table, ids[starts[0] : starts[index]][-_CONTEXT:])[-_CONTEXT:]
+            differing = _spell(table, ids[starts[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
             excerpts.append(quoted(escape(_whole_characters(context) + differing)))
         return Difference(group, *excerpts)
 

@@ -130,9 +130,9 @@ class DistinctChunks(NamedTuple):
         """
         pairs = PairCounts()
         for start in range(0, len(self.counts), _CHUNKS_AT_ONCE):
-            stop = start + _CHUNKS_AT_ONCE
-            bounds, widths = self.bounds[start : stop + 1], self.widths[start:stop]
-            part = DistinctChunks(self.ids, bounds, widths, self.counts[start:stop])
+            end = start + _CHUNKS_AT_ONCE
+            bounds, widths = self.bounds[start : end + 1], self.widths[start:end]
+            part = DistinctChunks(self.ids, bounds, widths, self.counts[start:end])
             num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
             keys, amounts = np.empty((2, num_pairs), np.int64)
             chunk_pairs(part, UNIT, predicted or _NO_ROWS, keys, amounts)

@@ -98,23 +98,23 @@ def add_chunks(  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _mix(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
-    for a in range(start, stop):
+def _mix(mixed, ids, start, end):  # type: ignore[no-untyped-def]
+    for a in range(start, end):
         mixed = (mixed ^ np.uint64(ids[a])) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
     return mixed
 
 
 @inner_kernel
-def _has(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
-    while start < stop and ids[index] == others[start]:
+def _has(ids, index, others, start, end):  # type: ignore[no-untyped-def]
+    while start < end and ids[index] == others[start]:
         index, start = index + 1, start + 1
-    return start == stop
+    return start == end
 
 
 @inner_kernel
-def _copy(ids, index, others, start, stop):  # type: ignore[no-untyped-def]
-    for a in range(start, stop):
+def _copy(ids, index, others, start, end):  # type: ignore[no-untyped-def]
+    for a in range(start, end):
         ids[index + a - start] = others[a]
 
 

@@ -159,10 +159,10 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 
     def batches(num_texts: int) -> Iterator[TextBatch]:
         for start in range(0, num_texts, _TEXTS_AT_ONCE):
-            stop = min(start + _TEXTS_AT_ONCE, num_texts)
-            texts = source.texts(stop - start)
+            end = min(start + _TEXTS_AT_ONCE, num_texts)
+            texts = source.texts(end - start)
             parts = [texts[i : i + _PER_DOCUMENT] for i in range(0, len(texts), _PER_DOCUMENT)]
-            yield TextBatch(list(map("".join, parts)), "", stop)
+            yield TextBatch(list(map("".join, parts)), "", end)
 
     with (
         TextEncoder(*pair.tokenizers) as encoder,

@@ -21,14 +21,14 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
     for row in range(tile.shape[0]):
         floor = values[row, k - 1]
         for start in range(0, num_columns, STRIDE):
-            stop = min(start + STRIDE, num_columns)
+            end = min(start + STRIDE, num_columns)
             above = 0
-            for column in range(start, stop):
+            for column in range(start, end):
                 x = tile[row, column]
                 above += (x > floor) | (absolute & (x < -floor))
             if above == 0:
                 continue
-            for column in range(start, stop):
+            for column in range(start, end):
                 x = tile[row, column]
                 if absolute:
                     x = abs(x)

@@ -44,14 +44,14 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
     groups = (roles.get(role, ()) for role in ("pad", "bos", "eos"))
-    is_pad, is_begin, is_end = (np.isin(topk.token_ids, ids) for ids in groups)
+    is_pad, is_bos, is_eos = (np.isin(topk.token_ids, ids) for ids in groups)
     num_text, document = offsets_of(~is_pad), segment_ids(topk.bounds)  # tokens before each
-    begin, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
-    is_leading, is_trailing = num_text[1:] == begin, num_text[1:] == end
-    is_trailing &= ~is_end | np.append(False, is_pad)[:-1]
-    is_leading &= ~is_begin | np.append(is_pad, False)[1:]
-    at_an_edge: NDArray[np.bool_] = is_trailing | (is_leading & ~is_end)
-    return at_an_edge & is_pad & (end > begin)
+    start, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
+    is_leading, is_trailing = num_text[1:] == start, num_text[1:] == end
+    is_trailing &= ~is_eos | np.append(False, is_pad)[:-1]
+    is_leading &= ~is_bos | np.append(is_pad, False)[1:]
+    at_an_edge: NDArray[np.bool_] = is_trailing | (is_leading & ~is_eos)
+    return at_an_edge & is_pad & (end > start)
 
 
 def check_predictions(

@@ -56,7 +56,7 @@ def _rows(stored: Any) -> Iterator[JsonRow]:
         bounds = [0, *stored["end_indices"]]
         if bounds[:-1] != stored["start_indices"]:
             raise ValueError("rows that overlap")
-        yield from ([*dict.fromkeys(entries[begin:end])] for begin, end in pairwise(bounds))
+        yield from ([*dict.fromkeys(entries[start:end])] for start, end in pairwise(bounds))
         return
     for row in stored:
         items = () if row is None else row.items()
@@ -80,22 +80,22 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     starts = topk.starts.tolist()
-    for document, (begin, end) in enumerate(pairwise(topk.bounds.tolist())):
-        span = slice(starts[begin], starts[end])
+    for document, (start, end) in enumerate(pairwise(topk.bounds.tolist())):
+        span = slice(starts[start], starts[end])
         entries = zip(topk.ids[span].tolist(), topk.logprobs[span].tolist(), strict=True)
         rows = [
             _rank(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], realized[i])
-            for i in range(begin, end)
+            for i in range(start, end)
         ]
         choice = {
             "index": 0, "text": "", "logprobs": None, "finish_reason": "length",
-            "prompt_token_ids": tokens[begin:end],
+            "prompt_token_ids": tokens[start:end],
             "prompt_logprobs": [None, *rows[1:]] if rows else [],
         }  # fmt: skip
         others = json.dumps({name: values[document] for name, values in columns.items()})
         line = {
             **json.loads(others, parse_constant=lambda _: None),  # JSON has no NaN and no Infinity
-            **({} if mask is None else {"loss_mask": mask[begin:end]}),
+            **({} if mask is None else {"loss_mask": mask[start:end]}),
             "object": "text_completion", "model": model, "system_fingerprint": PROJECTED,
             "choices": [choice],
         }  # fmt: skip

@@ -124,7 +124,7 @@ class Connection:
         Raises:
             TeacherError: if the server does not respond within `wait` seconds, or is still busy.
         """
-        begin, noted_at = asyncio.get_running_loop().time(), -NOTE_INTERVAL
+        started_at, noted_at = asyncio.get_running_loop().time(), -NOTE_INTERVAL
         while True:
             try:
                 response = await self.send("GET", route)
@@ -133,7 +133,7 @@ class Connection:
                 problem = problem_of(response)
             except httpx.RequestError as error:
                 problem = reason(error)
-            waited = asyncio.get_running_loop().time() - begin
+            waited = asyncio.get_running_loop().time() - started_at
             if waited >= wait:
                 raise TeacherError(problem)
             if waited - noted_at >= NOTE_INTERVAL:

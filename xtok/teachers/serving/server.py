@@ -255,9 +255,9 @@ class Proxy:
             )
 
     async def _score(self, text: SharedText, top_k: int, *, chooses: bool = False) -> RankedTopK:
-        begin, candidates = time.perf_counter(), self.teacher.candidates
+        started_at, candidates = time.perf_counter(), self.teacher.candidates
         answer = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
-        self.metrics.teacher.observe(time.perf_counter() - begin)
+        self.metrics.teacher.observe(time.perf_counter() - started_at)
         size = max(top_k + 1, candidates) * (16 if chooses else 1)
         scores = await asyncio.get_running_loop().run_in_executor(
             self._pool, self._project, self.translator, text, answer, size

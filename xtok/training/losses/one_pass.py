@@ -250,21 +250,21 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
     step, max_positions = _block_lengths(logits, parts)
     order, bounds, ordered = _order(parts, logits.shape[0] * logits.shape[1], step)
     slices = _slices(parts, ordered, bounds)
-    begin, blocks = bounds[0], list[Block]()
-    for start, stop in pairwise(bounds):
-        if blocks and stop - begin > max_positions:
-            yield order[begin:start], blocks
-            begin, blocks = start, []
+    group_start, blocks = bounds[0], list[Block]()
+    for start, end in pairwise(bounds):
+        if blocks and end - group_start > max_positions:
+            yield order[group_start:start], blocks
+            group_start, blocks = start, []
         in_block: list[InBlock] = []
         for number, (ranks, indices) in enumerate(ordered):
             first, last, *entries = next(slices)
             if last > first:
-                local = None if last - first == stop - start else ranks[first:last] - start
+                local = None if last - first == end - start else ranks[first:last] - start
                 ends = zip(entries[::2], entries[1::2], strict=True)
                 rows = Rows(indices[first:last], [slice(*e) for e in ends], ranks.new_empty(0))
                 in_block.append((number, rows, local))
-        blocks.append((slice(start - begin, stop - begin), in_block))
-    yield order[begin:], blocks
+        blocks.append((slice(start - group_start, end - group_start), in_block))
+    yield order[group_start:], blocks
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
@@ -334,7 +334,7 @@ def _slices(
 ) -> Iterator[list[int]]:
     """For each block, yield the bounds of the rows and entries of each part."""
     if len(parts) == 1 and not parts[0].entry_positions:
-        yield from ([start, stop] for start, stop in pairwise(bounds))
+        yield from ([start, end] for start, end in pairwise(bounds))
         return
     columns = []
     for part, (ranks, indices) in zip(parts, ordered, strict=True):
