@@ -26,10 +26,10 @@ def pieces_for(tokenizer: Tokenizer, names: bool = True) -> list[str]:
     return [*PIECES * 2, *filter(None, added), *(control if names else [])]
 
 
-def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterator[str]:
+def texts(tokenizer: Tokenizer, names: bool = True, num_texts: int = 60) -> Iterator[str]:
     """Texts of these pieces; the same texts on every call."""
     rng, pieces = random.Random(0), pieces_for(tokenizer, names)
-    for _ in range(number):
+    for _ in range(num_texts):
         yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
 
 

@@ -137,7 +137,7 @@ def test_real_files_encode_as_their_libraries(
             name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens=special
         )
         library = lambda text: encoding.encode(text, allowed_special="all")  # noqa: E731
-    for text in texts(tokenizer, names=path.suffix == ".tiktoken", number=150):
+    for text in texts(tokenizer, names=path.suffix == ".tiktoken", num_texts=150):
         check_encoding(tokenizer, library, text)
 
 

@@ -130,7 +130,7 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     pieces = [token for token in theirs.table.tokens() if token]
     pieces = pieces[:: 1 + len(pieces) // 2000]
     assert ours.segment_batch(pieces) == theirs.segment_batch(pieces)
-    for text in texts(ours, number=num_texts):
+    for text in texts(ours, num_texts=num_texts):
         check_encoding(
             ours, lambda text: list(auto(text, add_special_tokens=False)["input_ids"]), text
         )

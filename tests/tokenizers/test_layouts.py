@@ -170,7 +170,7 @@ def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
             assert i in table.roles[role.removesuffix("_token")]
     assert ours.vocabulary.tokenizer_vocab_size == max(auto.get_vocab().values()) + 1
     own = f"{SPECIAL[0]}user\n{CORPUS[0][:40]}{SPECIAL[1]} </s>a <s>b<pad>[INST] c<extra_id_0>"
-    samples = [own, "", " ", "  a  b\n\nc ", *texts(ours, number=100)]
+    samples = [own, "", " ", "  a  b\n\nc ", *texts(ours, num_texts=100)]
     expected = [list(ids) for ids in auto(samples, add_special_tokens=False)["input_ids"]]
     assert ours.encode_batch(samples) == expected
     for text, ids in zip(samples, expected, strict=True):

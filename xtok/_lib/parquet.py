@@ -89,7 +89,7 @@ class ParquetTable:
         A batch has up to 256 rows. `max_values` limits the number of values in the longest column
         of a batch, approximately. A row of more than `MAX_ROW_BYTES` is an error.
         """
-        number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
+        row = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
             num_rows = 256
             if max_values is not None:
@@ -102,19 +102,19 @@ class ParquetTable:
                 columns=columns if columns is None else list(columns),
                 use_threads=False,
             ):
-                for part in self._cast(batch, number):
-                    yield [f"{self._path}, row {number + i}" for i in range(len(part))], part
-                    number += len(part)
+                for part in self._cast(batch, row):
+                    yield [f"{self._path}, row {row + i}" for i in range(len(part))], part
+                    row += len(part)
 
-    def _cast(self, batch: Any, number: int) -> Iterator[Any]:
+    def _cast(self, batch: Any, row: int) -> Iterator[Any]:
         size = sum(map(self._num_bytes, batch.columns))
         if len(batch) == 1 and size > MAX_ROW_BYTES:
-            problem = f"row {number} is larger than {MAX_ROW_BYTES >> 20} MiB"
+            problem = f"row {row} is larger than {MAX_ROW_BYTES >> 20} MiB"
             raise self._error(problem, "split the row into several")
         if len(batch) > 1 and size > BATCH_BYTES:
             half = len(batch) // 2
-            yield from self._cast(batch.slice(0, half), number)
-            yield from self._cast(batch.slice(half), number + half)
+            yield from self._cast(batch.slice(0, half), row)
+            yield from self._cast(batch.slice(half), row + half)
             return
         fields = [self.schema.field(name) for name in batch.schema.names]
         arrays = [

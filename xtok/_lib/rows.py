@@ -34,8 +34,8 @@ def read_rows(
         if document is None:
             yield from json_lines(shard, hint=hint, parameter=parameter)
         elif isinstance(document, list) and not any(map(_is_message, document)):
-            for number, value in enumerate(document):
-                yield FileRow(f"{shard.path}, row {number}", value, shard.size)
+            for index, value in enumerate(document):
+                yield FileRow(f"{shard.path}, row {index}", value, shard.size)
         else:
             yield FileRow(str(shard.path), document, shard.size)
 

@@ -106,8 +106,8 @@ class FlatAlignment:
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
         student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))
         is_single = np.append(self.is_correct, False)
-        for number in (student, teacher):
-            is_single[:-1] &= np.bincount(number, minlength=len(is_single))[:-1] == 1
+        for chunk_ids in (student, teacher):
+            is_single[:-1] &= np.bincount(chunk_ids, minlength=len(is_single))[:-1] == 1
         return PaddedAlignment(
             pair_valid=valid,
             pair_is_correct=filled(valid, self.is_correct, False),
@@ -279,10 +279,10 @@ class TokenAligner:
         s_parts, s_index = _segments(self.student, *student, shared)
         t_parts, t_index = _segments(self.teacher, *teacher, shared)
         same = np.array([a == b != b"" for a, b in zip(s_parts, t_parts, strict=True)], np.bool_)
-        number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
+        chunk_ids = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
         total = int(same.sum())
         is_correct = np.ones(total, np.bool_)
-        return FlatAlignment(number[s_index], number[t_index], np.array([total]), is_correct)
+        return FlatAlignment(chunk_ids[s_index], chunk_ids[t_index], np.array([total]), is_correct)
 
     def align_ids(
         self,

@@ -88,7 +88,7 @@ def align_rendered(
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
     # By side: chunk of each token in the whole conversation, −1 for tokens in no chunk
-    numbers = [np.full(len(row), -1, np.int32) for row in ids]
+    chunk_ids = [np.full(len(row), -1, np.int32) for row in ids]
     correct: list[bool] = []
 
     def align(
@@ -102,9 +102,9 @@ def align_rendered(
             aligned = aligner.align_spans(*zip(parts, bounds, strict=True))
         else:
             aligned = aligner.align_document(*parts)
-        chunk_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
-        for number, p, chunk in zip(numbers, positions, chunk_ids, strict=True):
-            number[p] = np.where(chunk >= 0, chunk + len(correct), -1)
+        new_ids = (aligned.student_chunk_id, aligned.teacher_chunk_id)
+        for side_ids, p, chunk in zip(chunk_ids, positions, new_ids, strict=True):
+            side_ids[p] = np.where(chunk >= 0, chunk + len(correct), -1)
         correct.extend(aligned.is_correct.tolist())
 
     # In text order: the control tokens before each string, then the string. A token that belongs to
@@ -118,7 +118,7 @@ def align_rendered(
         ends = [s.end for s in strings]
     align(_positions_between(controls, ends, list(map(len, ids))))
     total = np.array([len(correct)])
-    return FlatAlignment(numbers[0], numbers[1], total, np.array(correct, np.bool_))
+    return FlatAlignment(chunk_ids[0], chunk_ids[1], total, np.array(correct, np.bool_))
 
 
 def _positions_between(

@@ -91,5 +91,5 @@ def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | No
         is_both = has[:, alone].any(1).all()
         rest = np.flatnonzero(alone)[0] if is_both else np.flatnonzero(~alone)[-1]
         components = np.where(alone[components], rest, components)
-    unique, numbers = np.unique(components, return_inverse=True)
-    return numbers.astype(np.int32), None if rest is None else int(np.searchsorted(unique, rest))
+    unique, event_ids = np.unique(components, return_inverse=True)
+    return event_ids.astype(np.int32), None if rest is None else int(np.searchsorted(unique, rest))

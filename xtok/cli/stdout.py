@@ -39,19 +39,19 @@ def print_path(path: Path) -> None:
 
 
 @contextmanager
-def redirected(stream: TextIO, number: int, file: IO[bytes]) -> Iterator[int]:
+def redirected(stream: TextIO, descriptor: int, file: IO[bytes]) -> Iterator[int]:
     """Redirect a stream to a file, together with the output of C and Rust code.
 
     Yields a copy of the stream's descriptor.
     """
     stream.flush()
-    saved = os.dup(number)
-    os.dup2(file.fileno(), number)
+    saved = os.dup(descriptor)
+    os.dup2(file.fileno(), descriptor)
     try:
         yield saved
     finally:
         stream.flush()
-        os.dup2(saved, number)
+        os.dup2(saved, descriptor)
         os.close(saved)
 
 
@@ -64,7 +64,7 @@ def reserved_stdout() -> Iterator[None]:
     """
     global _result
     try:
-        number = sys.stdout.fileno()
+        descriptor = sys.stdout.fileno()
     except (OSError, ValueError):  # a test replaced sys.stdout
         yield
         return
@@ -73,7 +73,7 @@ def reserved_stdout() -> Iterator[None]:
     with _scratch_file() as others:
         try:
             with (
-                redirected(sys.stdout, number, others) as stdout,
+                redirected(sys.stdout, descriptor, others) as stdout,
                 open(stdout, "w", -1, encoding, "backslashreplace", closefd=False) as _result,
             ):
                 yield

@@ -288,10 +288,10 @@ class _LeafCheck:
 
     def _marked_paths(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
         inputs, marks = self.inputs, {}
-        for number, leaf in enumerate(leaves, start=_FIRST_MARKER):
+        for marker, leaf in enumerate(leaves, start=_FIRST_MARKER):
             if isinstance(leaf.value, (str, int, float)):
-                value = f"{leaf.value}{number}" if isinstance(leaf.value, str) else number
-                inputs, marks[leaf.path] = _with_value(inputs, leaf.path, value), str(number)
+                value = f"{leaf.value}{marker}" if isinstance(leaf.value, str) else marker
+                inputs, marks[leaf.path] = _with_value(inputs, leaf.path, value), str(marker)
         with suppress(XtokError):
             text = self._render(inputs).text
             yield from (path for path, mark in marks.items() if mark in text)

@@ -148,9 +148,9 @@ def _call(count: int, **fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls, **fields}
 
 
-def _tool(number: int) -> dict[str, Any]:
+def _tool(index: int) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
-    function = {"name": f"ztool{number}", "description": "words", "parameters": parameters}
+    function = {"name": f"ztool{index}", "description": "words", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
@@ -175,7 +175,7 @@ def _sample_conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[st
         is_short, calls = len(sample) < 4, any("tool_calls" in message for message in sample)
         for start in ([], [{"role": "system", "content": "words"}])[: 1 + is_short]:
             for count in (0, 1, 2, 3) if sample == [ask] else (0, 2) if calls or is_short else (0,):
-                yield [*start, *sample], [_tool(number) for number in range(count)]
+                yield [*start, *sample], [_tool(index) for index in range(count)]
 
 
 @functools.lru_cache(maxsize=16)
@@ -209,20 +209,20 @@ def _rendering_pieces(
 ) -> Iterator[tuple[_Slot, _Piece]]:
     rendering = renderer.render(messages)
     text, offset_of = _text_symbols(renderer.tokenizer, rendering.text)
-    before, number, end = _START, 0, 0
+    before, num_seen, end = _START, 0, 0
     previous: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
     for run in sorted(_rendered_values(rendering)):
         role = "tools" if run.message < 0 else messages[run.message]["role"]
         path = tuple("#" if isinstance(x, int) else x for x in run.path)
         slot = _Slot(role, path, is_json=run.offset < 0)
-        num_ahead = 0 if role in ("system", "tools") else run.message - first + 1 - number
+        num_ahead = 0 if role in ("system", "tools") else run.message - first + 1 - num_seen
         indices = tuple(x for x in run.path if isinstance(x, int))
         if num_ahead in (0, 1):
             piece = _Piece("", slot, num_ahead == 1, indices != previous and not num_ahead)
             yield from _gap_pieces(text, end, offset_of(run.start), before, piece)
         before, previous, end = slot, indices, offset_of(run.end)
-        number += num_ahead
+        num_seen += num_ahead
     last = _PROMPT if renderer.add_generation_prompt else _END
     yield from _gap_pieces(text, end, len(text), before, _Piece("", last, False, previous != ()))
 

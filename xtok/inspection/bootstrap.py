@@ -39,8 +39,8 @@ def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Int
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
         return Interval(value=value)
-    samples, number = resample(np.stack([sums, counts], axis=1)).T
-    low, high = np.quantile(samples / np.maximum(1, number), [0.025, 0.975]).tolist()
+    sample_sums, sample_counts = resample(np.stack([sums, counts], axis=1)).T
+    low, high = np.quantile(sample_sums / np.maximum(1, sample_counts), [0.025, 0.975]).tolist()
     return Interval(value=value, low=low, high=high)
 
 

@@ -233,14 +233,14 @@ def _map_fields(
                     over_chunks=over_chunks,
                 )
             )
-    number = int(by_row.by_chunk)  # the view for which classes, rows and ranking are computed
+    view_index = int(by_row.by_chunk)  # the view for which classes, rows and ranking are computed
     classes, worst = [], []
     for name, m in maps.items():
-        loss, floor = losses[name][number], floors[m.top_k][number]
+        loss, floor = losses[name][view_index], floors[m.top_k][view_index]
         classes += by_row.classes(name, loss, floor, is_covered[name])
         worst += by_row.worst(name, loss - floor, weights_at(m.edges, by_row.keys))
-    sums = np.stack([views[number].sums(by_view[number]) for by_view in losses.values()])
-    ranking = None if for_loss is None else rank(for_loss, [*maps], sums, views[number].counts)
+    sums = np.stack([views[view_index].sums(by_view[view_index]) for by_view in losses.values()])
+    ranking = None if for_loss is None else rank(for_loss, [*maps], sums, views[view_index].counts)
     return {
         "measures": tuple(measures),
         "classes": tuple(classes),

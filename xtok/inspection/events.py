@@ -63,7 +63,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
         num_events=m.num_events,
         one_to_one=int((sizes == 1).all(axis=0).sum()),
         rest=None if m.rest is None else _event(m, m.rest),
-        largest=tuple(_event(m, number) for number in largest if total[number]),
+        largest=tuple(_event(m, event) for event in largest if total[event]),
     )
 
 

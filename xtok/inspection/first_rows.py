@@ -93,12 +93,12 @@ def compare_side(
         tokenizer, [*texts.values()], None if rows is None else [rows[n] for n in texts]
     )
     report = SideReport(differences, library is not None, len(texts), len(chats), [])
-    for number, chat in enumerate(chats):
+    for index, chat in enumerate(chats):
         try:
             report.rendered.append(chat.render(tokenizer, template))
             if library is not None:
                 expected = _by_library(library, tokenizer, template, chat)
-                differences += _chat_differences(number, report.rendered[-1], chat, expected)
+                differences += _chat_differences(index, report.rendered[-1], chat, expected)
         except XtokError as error:
             if error.message not in differences:
                 differences.append(error.message)
@@ -126,11 +126,11 @@ def _by_library(
 
 
 def _chat_differences(
-    number: int, conversation: Conversation, chat: ChatRecord, expected: Mapping[str, Any]
+    index: int, conversation: Conversation, chat: ChatRecord, expected: Mapping[str, Any]
 ) -> Iterator[str]:
     ids, mask = conversation.ids.tolist(), conversation.assistant_mask
     if ids != expected["input_ids"]:
-        yield f"conversation {number} is {ids_apart(ids, expected['input_ids'])}"
+        yield f"conversation {index} is {ids_apart(ids, expected['input_ids'])}"
         return
     masks = np.array(expected.get("assistant_masks", mask), np.bool_)
     may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*conversation.notes} or any(
@@ -138,7 +138,7 @@ def _chat_differences(
     )
     if (mask & ~masks).any() if may_lack else (mask != masks).any():
         difference = ids_apart(conversation.ids[mask].tolist(), conversation.ids[masks].tolist())
-        yield f"the targets of conversation {number} are {difference}"
+        yield f"the targets of conversation {index} are {difference}"
 
 
 def alignment_findings(
@@ -210,10 +210,10 @@ def _decode_chunks(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the student's and the teacher's text for some of the `chunks`.
 
-    `chunks`, `[N, 2]`, contains the row and the number of each chunk.
+    `chunks`, `[N, 2]`, contains the row and the id of each chunk.
     """
-    for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
-        side_ids = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
+    for row, chunk_id in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
+        side_ids = [x[row][c[row] == chunk_id] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
         if all((table.lengths[chunk] > 0).all() for table, chunk in sides):
             yield tuple(quoted(escape(b"".join(table[i] for i in chunk))) for table, chunk in sides)

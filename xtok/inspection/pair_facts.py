@@ -76,7 +76,7 @@ class SpellingFacts:
 
     def __str__(self) -> str:
         words = f"{self.shared:,} shared, {self.spelled:,} spelled"
-        reasons = ", ".join(f"{number:,} ({reason})" for reason, number in self.left_out.items())
+        reasons = ", ".join(f"{count:,} ({reason})" for reason, count in self.left_out.items())
         return f"{words}; left out: {reasons or 'none'}"
 
     @staticmethod

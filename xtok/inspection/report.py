@@ -186,9 +186,9 @@ def _findings(
     `empty` contains, for each map, the share of the text's student tokens that have an empty row.
     """
     findings = [*_pair_findings(pair)]
-    for number, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
+    for n, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
         map_findings = _empty_rows(m.description, pair, share), _find_unreached(m.description)
-        findings += [replace(f, map_number=number if len(maps) > 1 else None) for f in map_findings]
+        findings += [replace(f, map_number=n if len(maps) > 1 else None) for f in map_findings]
     return tuple(sorted(findings, key=lambda finding: _GRADES.index(finding.grade)))
 
 

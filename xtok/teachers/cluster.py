@@ -69,10 +69,10 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
                 raise XtokError(value, hint=hint)
             if isinstance(value, XtokError):
                 raise value
-            number = waiting.pop(done)
-            tokens, parts[number] = value
-            advance(job.shards[number][1].size, tokens)
-    return [parts[number] for number in range(len(job.shards))]
+            index = waiting.pop(done)
+            tokens, parts[index] = value
+            advance(job.shards[index][1].size, tokens)
+    return [parts[index] for index in range(len(job.shards))]
 
 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:

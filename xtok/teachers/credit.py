@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 
 @np.errstate(all="ignore")  # NaN for tokens without a log-probability
-def chunk_sums(number: NDArray[np.int64], logprobs: NDArray[Any], size: int) -> NDArray[np.float64]:
+def chunk_sums(
+    chunk_ids: NDArray[np.int64], logprobs: NDArray[Any], size: int
+) -> NDArray[np.float64]:
     """Return the sum of the log-probabilities in each chunk, `[size]`, rounded to float32."""
-    return np.bincount(number, logprobs, size).astype(np.float32).astype(np.float64)
+    return np.bincount(chunk_ids, logprobs, size).astype(np.float32).astype(np.float64)
 
 
 def prefix_weights(
     aligner: TokenAligner,
     student: FlatIds | Sequences,
     teacher: FlatIds | Sequences,
-    numbers: Sequence[NDArray[np.int64]],
+    chunk_ids: Sequence[NDArray[np.int64]],
     predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
@@ -42,22 +44,22 @@ def prefix_weights(
     (`scripts/benchmark.py credit` measures the error). If a teacher token of a chunk has no
     candidates, all weights in the chunk are equal.
 
-    `numbers` contains the chunk number of each student token and of each teacher token; the largest
-    number means "no chunk". `sums`, `[chunks + 1]`, contains the log-probability of each chunk.
+    `chunk_ids` contains the chunk id of each student token and of each teacher token; the largest
+    id means "no chunk". `sums`, `[chunks + 1]`, contains the log-probability of each chunk.
 
     Returns:
         float64 `[student tokens]`, negative log-probabilities; 1 for a token that is the only
         student token of its chunk.
     """
-    is_shared = np.bincount(numbers[0], minlength=len(sums)) > 1
+    is_shared = np.bincount(chunk_ids[0], minlength=len(sums)) > 1
     is_shared[-1] = False
     weights = np.ones(len(student.ids))
     if not is_shared.any():
         return weights
     chunks = []
-    for number in numbers:
-        positions = np.flatnonzero(is_shared[number])
-        sizes = np.bincount(number[positions], minlength=len(sums))[is_shared]
+    for side_ids in chunk_ids:
+        positions = np.flatnonzero(is_shared[side_ids])
+        sizes = np.bincount(side_ids[positions], minlength=len(sums))[is_shared]
         chunks += [positions, offsets_of(sizes)]
     sides = aligner.student.with_ids(student), aligner.teacher.with_ids(teacher)
     by_bytes = aligner.teacher.by_bytes
@@ -68,7 +70,7 @@ def prefix_weights(
 @np.errstate(all="ignore")  # NaN for chunks without a sum
 def shares(
     sums: NDArray[np.float64],
-    number: NDArray[np.int64],
+    chunk_ids: NDArray[np.int64],
     tokens: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float32]:
@@ -80,22 +82,22 @@ def shares(
 
     Args:
         sums: `[chunks + 1]`, float32 values.
-        number: `[all tokens]`, the chunk number of each token.
+        chunk_ids: `[all tokens]`, the chunk number of each token.
         tokens: the indices of the tokens that get a share, ascending. They must include all tokens
             of a chunk, or no token of it.
         weights: `[all tokens]`, at least 0.
     """
-    token_share = np.zeros(len(number), np.float32)
-    total = np.bincount(number, weights, len(sums))
-    weights = np.where(total[number] == 0, 1.0, weights)
-    total = np.bincount(number, weights, len(sums))
+    token_share = np.zeros(len(chunk_ids), np.float32)
+    total = np.bincount(chunk_ids, weights, len(sums))
+    weights = np.where(total[chunk_ids] == 0, 1.0, weights)
+    total = np.bincount(chunk_ids, weights, len(sums))
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
     whole = (sums == 0) | ~np.isfinite(sums)  # each token gets the whole sum
     so_far, sum_so_far = np.zeros_like(sums), np.zeros_like(sums)
-    rank = ranks(number[tokens])  # position of the token in its chunk
+    rank = ranks(chunk_ids[tokens])  # position of the token in its chunk
     in_turn = tokens[np.argsort(rank, kind="stable")]
     for turn in np.split(in_turn, np.cumsum(np.bincount(rank))[:-1]):
-        chunk = number[turn]
+        chunk = chunk_ids[turn]
         so_far[chunk] += weights[turn]
         now = np.rint(sums[chunk] / last_bit[chunk] * (so_far[chunk] / total[chunk]))
         share = (now - sum_so_far[chunk]) * last_bit[chunk]

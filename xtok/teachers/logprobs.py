@@ -121,8 +121,8 @@ def project_logprobs(
     sums = chunk_sums(theirs_in, theirs, len(shared))
     if isinstance(credit, PrefixCredit):
         predictions = _predictions(aligner, teacher, theirs, credit)
-        numbers = np.where(valid, ours_in, len(shared) - 1), theirs_in
-        weights = prefix_weights(aligner, student, teacher, numbers, predictions, sums)
+        chunk_ids = np.where(valid, ours_in, len(shared) - 1), theirs_in
+        weights = prefix_weights(aligner, student, teacher, chunk_ids, predictions, sums)
     logprobs = shares(sums, ours_in, np.flatnonzero(valid), weights)
     return ProjectedLogprobs(
         logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
@@ -131,7 +131,7 @@ def project_logprobs(
 
 def _exclude_unscored(
     shared: NDArray[np.bool_],
-    number: NDArray[np.int64],
+    chunk_ids: NDArray[np.int64],
     name: str,
     side: Sequences,
     values: NDArray[np.float64],
@@ -142,8 +142,8 @@ def _exclude_unscored(
     All other tokens must have a score.
     """
     is_first = np.isin(np.arange(len(values)), document_starts(side.bounds))
-    shared[number[is_stand_in(values) | (is_unscored & is_first)]] = False
-    unscored = np.flatnonzero(is_unscored & shared[number])
+    shared[chunk_ids[is_stand_in(values) | (is_unscored & is_first)]] = False
+    unscored = np.flatnonzero(is_unscored & shared[chunk_ids])
     if len(unscored):
         index = side.original_index(unscored[0])
         raise ValueError(

@@ -142,16 +142,16 @@ class Projector:
         positions = self.positions(student, texts)
         position, inside, is_aligned = positions[:3]
         credit = self._credit(student, texts, teacher, positions)
-        numbers = np.flatnonzero(position >= 0)
-        numbers = numbers[teacher.valid[position[numbers]]]
+        indices = np.flatnonzero(position >= 0)
+        indices = indices[teacher.valid[position[indices]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, position, side="right")]
         predictions = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(position), np.int64)
         rest, realized = np.full((2, len(position)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
-        for start in range(0, len(numbers), at_once):
-            some = numbers[start : start + at_once]
+        for start in range(0, len(indices), at_once):
+            some = indices[start : start + at_once]
             rows = kernels.RowBlock(
                 position[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
@@ -194,8 +194,8 @@ class Projector:
         *_, ours_in, theirs_in, size = positions
         is_shared = positions.position >= 0
         sums = chunk_sums(theirs_in, predictions.realized_logprob, size)
-        numbers = np.where(is_shared, ours_in, size - 1), theirs_in
-        weights = prefix_weights(self.aligner, student, teacher, numbers, predictions, sums)
+        chunk_ids = np.where(is_shared, ours_in, size - 1), theirs_in
+        weights = prefix_weights(self.aligner, student, teacher, chunk_ids, predictions, sums)
         credit = shares(sums, ours_in, np.flatnonzero(is_shared), weights)
         return np.where(is_shared, credit, np.float32(np.nan))
 

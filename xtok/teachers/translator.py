@@ -270,10 +270,10 @@ class Translator:
         own = chat.messages[0]["role"] in ("system", "developer")
         first = {"role": "system", "content": system}
         chat = replace(chat, messages=[first, *chat.messages[own:]])
-        numbers = {i: i - 1 + own for i in range(1, len(chat.messages))}
+        new_indices = {i: i - 1 + own for i in range(1, len(chat.messages))}
         other = chat.render(tokenizer, template)
         whole = other.message_spans[0].whole
-        return other.renumber(numbers), slice(*whole.tokens) if whole else slice(0, 0)
+        return other.renumber(new_indices), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the bytes of student ids in teacher tokens, after a text for the teacher only.

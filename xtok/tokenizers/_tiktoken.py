@@ -49,8 +49,8 @@ def _llama_4_names() -> str:
     )
     names: list[str] = []
     for word in short.split():
-        part, _, numbers = word.rstrip("}").partition("{")
-        span = range(*map(int, numbers.split(":"))) if numbers else ()
+        part, _, bounds = word.rstrip("}").partition("{")
+        span = range(*map(int, bounds.split(":"))) if bounds else ()
         names += [f"{part}reserved_special_token_{i}" for i in span] or [part]
     return " ".join(f"<|{name}|>" for name in names)
 
@@ -160,17 +160,17 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     """
     ranks: dict[bytes, int] = {}
     ids_seen: set[int] = set()
-    for number, line in enumerate(data.splitlines(), 1):
+    for line_number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         parsed = _token_and_rank(line)
         if parsed is None:
-            raise damaged(f"{source}, line {number}: expected a base64 token and a rank")
+            raise damaged(f"{source}, line {line_number}: expected a base64 token and a rank")
         token, rank = parsed
         if not token:  # multilingual.tiktoken of Whisper ends with an empty token
             continue
         if token in ranks or rank in ids_seen:
-            raise damaged(f"{source}, line {number}: repeats a token or a rank")
+            raise damaged(f"{source}, line {line_number}: repeats a token or a rank")
         ranks[token] = rank
         ids_seen.add(rank)
     require_single_bytes(ranks, source)

@@ -113,13 +113,13 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{rounded:.{digits}%}"
 
 
-def plural(number: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return a number with a noun in the right form, such as `2 maps`.
 
     >>> plural(1, "document"), plural(1200, "document")
     ('1 document', '1,200 documents')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 _NOT_ASCII = re.compile(r"[^\n -~]+")

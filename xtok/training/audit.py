@@ -66,9 +66,9 @@ class Audit:
     @property
     def line(self) -> str:
         """One-line summary: the values, the skipped comparisons, and the number of differences."""
-        skipped, number = self.messages("skipped"), len(self.differences)
+        skipped, total = self.messages("skipped"), len(self.differences)
         missing = f"; not determined: {', '.join(skipped)}" if skipped else ""
-        count = f"{number} differences" if number > 1 else "1 difference" * number
+        count = f"{total} differences" if total > 1 else "1 difference" * total
         return (
             f"first batch: {', '.join(self.messages('ok'))}{missing}: "
             f"{count or 'no differences from the libraries'}"
@@ -125,8 +125,8 @@ def audit(
     tokenizers: list[Any] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
         tokenizers = [collator.student, *collator.teachers]
-        for number, side in enumerate(batches):
-            batches[number] = {**side, "target_bytes": collator.target_bytes(number, side)}
+        for index, side in enumerate(batches):
+            batches[index] = {**side, "target_bytes": collator.target_bytes(index, side)}
     sides = [*map(_AuditedSide, names, models, batches, tokenizers, heads or [None] * len(names))]
     with preserve_rng(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
@@ -214,14 +214,14 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
     yield from _student_findings(student, num_rows)
     if any(side.head for side in sides):
         yield "ok", "heads"
-    for number, teacher in enumerate(teachers):
+    for index, teacher in enumerate(teachers):
         if teacher.model is not None:
             yield from _shared_findings(student, teacher)
             problems = [*_teacher_problems(teacher, num_rows)]
             yield from _warnings(problems)
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
-            pair, labels = collator.pairs[number], student.batch["labels"].cpu().numpy()
+            pair, labels = collator.pairs[index], student.batch["labels"].cpu().numpy()
             ids = [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)]
             arrays = {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()}
             for level, message in alignment_findings(pair.tokenizers, labels, ids, arrays):
@@ -315,10 +315,10 @@ def _set_targets(
 ) -> int:
     """Write the targets of the texts to `expected`, and count the rows that lose all their ends."""
     num_cut = 0
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         positions = row.keep(max_length)
-        if int(is_token[number].sum()) == len(positions):
-            expected[number, is_token[number]] = torch.from_numpy(row.is_target[positions])
+        if int(is_token[index].sum()) == len(positions):
+            expected[index, is_token[index]] = torch.from_numpy(row.is_target[positions])
         ends = np.isin(row.ids, end_ids) & row.is_target
         num_cut += bool(ends.any() and not ends[positions].any())
     return num_cut

@@ -152,9 +152,9 @@ class DistillationCollator:
             warnings.warn(note, stacklevel=2)
         batch = _pad(student, self.student, self.max_length)
         batch |= {"samples": Samples(student_samples, student), "teachers": []}
-        for number, texts in enumerate(teacher_samples):
-            teacher = self.rows(number + 1, texts)
-            side = self._teacher_side(number, teacher, self._align(number, student, teacher), batch)
+        for index, texts in enumerate(teacher_samples):
+            teacher = self.rows(index + 1, texts)
+            side = self._teacher_side(index, teacher, self._align(index, student, teacher), batch)
             batch["teachers"].append({**side, "samples": Samples(texts, teacher)})
         return batch
 
@@ -203,16 +203,16 @@ class DistillationCollator:
         ]
         batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         batch |= {"labels": labels, "teachers": []}
-        for number in range(len(self.teachers)):
+        for index in range(len(self.teachers)):
             teacher_rows = [
-                self._teacher_row(number, parts, prompts[n][number], contexts[n][number])
-                for n, parts in enumerate(_respell(self._retokenizers[number], rows))
+                self._teacher_row(index, parts, prompts[n][index], contexts[n][index])
+                for n, parts in enumerate(_respell(self._retokenizers[index], rows))
             ]
             alignments = [
-                align_targets(self.aligners[number], join_parts(parts), row, self.max_length)
+                align_targets(self.aligners[index], join_parts(parts), row, self.max_length)
                 for parts, row in zip(rows, teacher_rows, strict=True)
             ]
-            batch["teachers"].append(self._teacher_side(number, teacher_rows, alignments, batch))
+            batch["teachers"].append(self._teacher_side(index, teacher_rows, alignments, batch))
         if (mask[:, :1] == 0).any():
             positions = (attention_mask != 0).long().cumsum(1) - 1
             batch["position_ids"] = positions.clamp(min=0)
@@ -246,40 +246,40 @@ class DistillationCollator:
 
     def _teacher_side(
         self,
-        number: int,
+        index: int,
         rows: Sequence[SampleRow],
         alignments: Sequence[FlatAlignment],
         batch: Mapping[str, Any],
     ) -> dict[str, Any]:
-        self._warn_if_cut(self.teachers[number], rows)
-        side = _pad(rows, self.teachers[number], self.max_length)
+        self._warn_if_cut(self.teachers[index], rows)
+        side = _pad(rows, self.teachers[index], self.max_length)
         masks = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side))
         arrays = vars(FlatAlignment.joined(alignments).padded(*masks))
         alignment = PaddedAlignment(**{n: torch.from_numpy(x) for n, x in arrays.items()})
         side["alignment"] = alignment
         has_targets = bool((batch["labels"] != IGNORED).any())
         if has_targets and not bool(alignment.pair_valid.any()):
-            name = self.teachers[number].vocabulary.model_id
+            name = self.teachers[index].vocabulary.model_id
             note = f"no chunk of this batch aligns with {name}, so {name} does not affect the loss"
             warnings.warn(note, stacklevel=3)
         return side
 
     def _align(
-        self, number: int, student: Sequence[SampleRow], teacher: Sequence[SampleRow]
+        self, index: int, student: Sequence[SampleRow], teacher: Sequence[SampleRow]
     ) -> list[FlatAlignment]:
-        aligner, tokenizers = self.aligners[number], self.pairs[number].tokenizers
+        aligner, tokenizers = self.aligners[index], self.pairs[index].tokenizers
         return [
             align_rows(aligner, tokenizers, rows, self.max_length)
             for rows in zip(student, teacher, strict=True)
         ]
 
     def _teacher_row(
-        self, number: int, parts: list[Part], prompt: Any, context: str | None
+        self, index: int, parts: list[Part], prompt: Any, context: str | None
     ) -> SampleRow:
-        teacher = self.teachers[number]
+        teacher = self.teachers[index]
         if prompt is not None:
             answers = dropwhile(lambda part: not part[1], parts)
-            parts = [(self._prompt_ids(number, prompt), False), *answers]
+            parts = [(self._prompt_ids(index, prompt), False), *answers]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
         row = join_parts(parts).after_bos(teacher.table)
@@ -292,13 +292,13 @@ class DistillationCollator:
         bos, _ = tokenizer.table.around(first, bos=self.bos)
         return [(bos, is_target), *parts] if bos else parts
 
-    def _prompt_ids(self, number: int, prompt: Any) -> list[int]:
-        teacher = self.teachers[number]
+    def _prompt_ids(self, index: int, prompt: Any) -> list[int]:
+        teacher = self.teachers[index]
         if isinstance(prompt, str):
             return teacher.encode_batch([prompt])[0]
         with naming_template("teacher_templates"):
             conversation = drop_answer(prompt).render(
-                teacher, self.teacher_templates[number], add_generation_prompt=True
+                teacher, self.teacher_templates[index], add_generation_prompt=True
             )
         return [*map(int, conversation.ids)]
 
@@ -353,10 +353,10 @@ class DistillationCollator:
 
     def _warn_if_cut(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
         end, cut_rows = self.max_length, []
-        for number, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row.num_alone and end is not None and len(row.ids) > end:
                 has_room = len(row.ids) - row.num_alone < end
-                cut_rows.append(f"sample {number}" + " (to nothing)" * (not has_room))
+                cut_rows.append(f"sample {index}" + " (to nothing)" * (not has_room))
         if cut_rows:
             name = teacher.vocabulary.model_id
             note = f"the additional text of {name} is cut from the left to fit max_length {end}"

@@ -190,26 +190,26 @@ def find_heads(
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
     notes, in_blocks = list[str](), list[str]()
-    for number, (model, side, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
-        require_id_rows(model, side, number)
+    for index, (model, side, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+        require_id_rows(model, side, index)
         if model is None or wanted is False:
             continue
         result: Head | str = "its loss requires whole distributions"
         if allowed:
             result = why_whole_logits(model) or find_head(model, side["input_ids"])
         if isinstance(result, Head):
-            heads[number] = result
-            in_blocks.append(names[number])
+            heads[index] = result
+            in_blocks.append(names[index])
         elif wanted:
-            raise XtokError(f"{names[number]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
+            raise XtokError(f"{names[index]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
-            notes.append(f"{names[number]} computes whole logits: {result}")
+            notes.append(f"{names[index]} computes whole logits: {result}")
     if in_blocks:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(in_blocks)}")
     return heads, notes
 
 
-def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
+def require_id_rows(model: Any, side: Mapping[str, Any], index: int) -> None:
     """Check that a model has an embedding for each id, because a missing embedding crashes a GPU.
 
     Issues a warning for rows that are longer than the model's maximum number of positions.
@@ -221,7 +221,7 @@ def require_id_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
     with suppress(AttributeError, NotImplementedError):  # also for None, which has no embeddings
         rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
         limit = unwrap(model).config.get_text_config().max_position_embeddings
-    name = f"teacher {number}" if number else "the student"
+    name = f"teacher {index}" if index else "the student"
     if limit is not None and 0 < limit < side["input_ids"].shape[1]:
         warnings.warn(
             f"{name}, {_name(model)}, has {limit:,} positions, but rows are longer: it predicts "

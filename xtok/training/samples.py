@@ -213,11 +213,11 @@ def align_targets(
     aligned = aligner.align_ids(
         ours.ids[our_positions], our_bounds, theirs.ids[their_positions], their_bounds
     )
-    numbers = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
+    chunk_ids = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
     chunks = []
-    for row, (positions_there, _), number in zip(rows, targets, numbers, strict=True):
+    for row, (positions_there, _), side_ids in zip(rows, targets, chunk_ids, strict=True):
         chunk = np.full(len(row.ids), -1, np.int32)
-        chunk[positions_there] = np.where(number < len(aligned.is_correct), number, -1)
+        chunk[positions_there] = np.where(side_ids < len(aligned.is_correct), side_ids, -1)
         chunks.append(chunk)
     total = np.array([len(aligned.is_correct)])
     alignment = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
@@ -234,8 +234,8 @@ def _cut_alignment(
         is_kept[chunk[~row.is_target]] = False
         is_kept[np.delete(chunk, positions)] = False
     is_kept[-1] = False  # −1 for tokens outside chunks
-    number = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
-    chunks = [number[chunk[positions]] for _, chunk, positions in sides]
+    new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
+    chunks = [new_ids[chunk[positions]] for _, chunk, positions in sides]
     return FlatAlignment(
         chunks[0], chunks[1], np.array([is_kept.sum()]), alignment.is_correct[is_kept[:-1]]
     )

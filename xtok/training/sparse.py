@@ -58,9 +58,9 @@ def true_indices(mask: Tensor, count: int) -> Tensor:
 def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """Concatenate n ranges. Returns range numbers and indices, int64 `[total]` each."""
     device = starts.device
-    numbers = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
+    owners = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts
-    return numbers, torch.arange(total, device=device) + shift[numbers]
+    return owners, torch.arange(total, device=device) + shift[owners]
 
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:

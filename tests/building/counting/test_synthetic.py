@@ -105,7 +105,7 @@ def test_a_changed_text_does_not_exclude_other_texts(
 ) -> None:
     """Several texts are encoded at a time; counting continues after a difference."""
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
-    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: drawn[:number])
+    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, n: drawn[:n])
     advanced: list[int] = []
 
     @contextmanager
@@ -123,7 +123,7 @@ def test_a_changed_text_does_not_exclude_other_texts(
 def test_each_text_is_encoded_once_even_if_a_side_changes_all(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
+    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, n: ["２Q"] * n)
     encoded: list[str] = []
     start_encoding = TextEncoder.start_encoding
 

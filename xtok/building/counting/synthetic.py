@@ -243,9 +243,9 @@ class _EvenNumbers:
         self._rng = np.random.default_rng(0)
         self._next: dict[object, float] = {}
 
-    def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
+    def in_any_order(self, decision: object, num_draws: int) -> NDArray[np.float64]:
         """Return numbers for a decision, assigned in random order."""
-        return self(decision, self._rng.permutation(number))
+        return self(decision, self._rng.permutation(num_draws))
 
     def __call__(self, decision: object, causes: Integers) -> NDArray[np.float64]:
         """Return one number in [0, 1) for each element of `causes`."""
@@ -255,11 +255,11 @@ class _EvenNumbers:
         sequence = first + _GOLDEN * np.arange(len(causes) + 1)
         sequence -= np.floor(sequence)
         self._next[decision] = float(sequence[-1])
-        numbers = np.empty(len(causes))
+        draws = np.empty(len(causes))
         bits = len(causes).bit_length()  # sorting causes and indices as one integer is faster
         order = np.sort(causes << bits | np.arange(len(causes))) & (1 << bits) - 1
-        numbers[order] = sequence[:-1]
-        return numbers
+        draws[order] = sequence[:-1]
+        return draws
 
 
 class SyntheticSource:
@@ -315,9 +315,9 @@ class SyntheticSource:
         self.token_ends = self.ends[token_at]
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
-    def texts(self, number: int) -> list[str]:
+    def texts(self, num_texts: int) -> list[str]:
         """Draw this number of texts."""
-        starts, stops = self._spans(number)
+        starts, stops = self._spans(num_texts)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
         # [tokens], offset from a token's position in the text to its position in the data
@@ -329,23 +329,23 @@ class SyntheticSource:
             for start, stop in pairwise([0, *ends.tolist()])
         ]
 
-    def _spans(self, number: int) -> tuple[Integers, Integers]:
+    def _spans(self, num_texts: int) -> tuple[Integers, Integers]:
         """Draw texts of 24 tokens, as starts and ends in the joined tokens, `[number, 24]`."""
-        unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
-        script = self._draw_scripts(number)
+        unspaced = self.draw.in_any_order("unspaced", num_texts) < _SHARE_UNSPACED
+        script = self._draw_scripts(num_texts)
         # Cumulative transition probabilities after each kind, in texts with and without spaces
         chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(TextKind), -1).T
         kind = np.where(unspaced, TextKind.UNSPACED, TextKind.WORD)
-        indented = np.zeros(number, np.bool_)
+        indented = np.zeros(num_texts, np.bool_)
         # The last bytes of each text in reverse order, and their number
-        tail, tail_length = np.zeros((2, number), np.int64)
-        starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
-        start = np.zeros(number, np.int64)
+        tail, tail_length = np.zeros((2, num_texts), np.int64)
+        starts, stops = np.zeros((2, num_texts, _TOKENS_PER_TEXT), np.int64)
+        start = np.zeros(num_texts, np.int64)
         for step in range(_TOKENS_PER_TEXT):
             before, last = kind, start
             if step:
-                numbers = self.draw("kind", 2 * last + unspaced)
-                kind = (numbers > chain[:, before + len(TextKind) * unspaced]).sum(0)
+                draws = self.draw("kind", 2 * last + unspaced)
+                kind = (draws > chain[:, before + len(TextKind) * unspaced]).sum(0)
                 kind[indented & (kind == TextKind.SPACE)] = TextKind.WORD
             start, stop = self._draw_tokens(kind, script, last)
             if step:
@@ -363,12 +363,12 @@ class SyntheticSource:
             indented = (kind == TextKind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
         return starts, stops
 
-    def _draw_scripts(self, number: int) -> Integers:
-        language = self.draw.in_any_order("language", number)
+    def _draw_scripts(self, num_texts: int) -> Integers:
+        language = self.draw.in_any_order("language", num_texts)
         others = [pool for pool in self.pools if pool > _HAN]
         mass = np.cumsum([self.pools[s][1][-1] for s in others])
-        numbers = self.draw.in_any_order("script", number)
-        index = np.searchsorted(mass, numbers * mass[-1], side="right").clip(0, len(others) - 1)
+        draws = self.draw.in_any_order("script", num_texts)
+        index = np.searchsorted(mass, draws * mass[-1], side="right").clip(0, len(others) - 1)
         script = np.where(language < 0.45, _HAN, _JAPANESE)
         return np.where(language > 0.8, np.array(others)[index], script)
 

@@ -96,10 +96,10 @@ def _shared_ngrams(
         squares[in_columns > limit] = 0
         sums += np.bincount(owners, squares[grams], minlength=len(tokens))
         is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
-        number = np.cumsum(is_shared) - 1 + size
+        new_ids = np.cumsum(is_shared) - 1 + size
         is_kept = is_shared[grams]
         is_row &= is_kept
-        entries.append(owners[is_row].astype(np.int64) << 32 | number[grams[is_row]])
+        entries.append(owners[is_row].astype(np.int64) << 32 | new_ids[grams[is_row]])
         columns.append(owners[is_kept & is_column] - np.int32(num_rows))
         sizes.append(in_columns[is_shared])
         weights.append(squares[is_shared])
@@ -133,9 +133,9 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     Whole tokens come first, then n-grams by length. To save memory, each length is split into parts
     by the last symbol.
     """
-    number: dict[bytes, int] = {}
-    token_numbers = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
-    del number
+    known: dict[bytes, int] = {}
+    token_numbers = np.array([known.setdefault(token, len(known)) for token in tokens], np.int64)
+    del known
     yield _number(token_numbers, np.arange(len(tokens), dtype=np.int32))
     texts = [token[:_LONGEST] for token in tokens]
     sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 2

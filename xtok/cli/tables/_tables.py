@@ -50,8 +50,8 @@ def new_table(
     """Return a table with these rows. The columns in `right` (with numbers) are right-aligned."""
     shown = caption and Text(printable_lines(caption), "table.caption")
     table = Table(caption=shown, caption_justify="left")
-    for number, header in enumerate(map(cell, headers)):
-        table.add_column(header, overflow="fold", justify="right" if number in right else "left")
+    for index, header in enumerate(map(cell, headers)):
+        table.add_column(header, overflow="fold", justify="right" if index in right else "left")
     for row in rows:
         table.add_row(*map(cell, row))
     return table

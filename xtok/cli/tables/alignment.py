@@ -71,10 +71,10 @@ def _statistics(alignment: TextAlignment) -> list[str]:
 
 
 def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
-    number = 0
+    index = 0
     for kind, student, teacher in chunks(alignment):
-        mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
-        number += kind != "alone"
+        mark, style = _KINDS.get(kind, ("", _COLOURS[index % len(_COLOURS)]))
+        index += kind != "alone"
         upper, lower = (_BETWEEN.join(_isolate(t) for _, t in side) for side in (student, teacher))
         yield _ChunkBlock((upper, lower, mark), style)
 

@@ -94,8 +94,8 @@ def _spellings(d: SpellingDescription) -> Iterator[Table]:
 def _spelling_counts(d: SpellingDescription) -> Iterator[tuple[str, Sequence[int]]]:
     facts, sizes = [*d.spelled.values()], [*d.pieces.values()]
     yield "shared", [f.shared for f in facts]
-    for number in range(2, N_MAX + 1):
-        yield f"{number} pieces", [counts.get(number, 0) for counts in sizes]
+    for num_pieces in range(2, N_MAX + 1):
+        yield f"{num_pieces} pieces", [counts.get(num_pieces, 0) for counts in sizes]
     num_longer = [sum(n for size, n in counts.items() if size > N_MAX) for counts in sizes]
     yield "more, left out by NeMo-RL", num_longer
     for reason in dict.fromkeys(reason for f in facts for reason in f.left_out):

@@ -84,9 +84,9 @@ def _kinds(d: Description) -> Table:
 def _classes(coverage: Sequence[ClassCoverage]) -> Table:
     rows = []
     for c in coverage:
-        numbers = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
+        values = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
         unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
-        cells = f"{c.rows:,}", *(numbers if c.rows else "-" * 3), f"{c.teacher_ids:,}", unused
+        cells = f"{c.rows:,}", *(values if c.rows else "-" * 3), f"{c.teacher_ids:,}", unused
         rows.append((class_label(c.token_class), *cells))
     heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
     caption = (

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print measures for each group of text and each token class, worst rows and verdicts."""
-    numbers = {verdict.name: str(n) for n, verdict in enumerate(evaluation.verdicts, start=1)}
+    map_numbers = {verdict.name: str(n) for n, verdict in enumerate(evaluation.verdicts, start=1)}
     with printing() as console:
-        console.print(_measures(evaluation, numbers, wraps=console.width < 78))
-        for name, number in numbers.items():
-            console.print(cell(f"map {number}: {name}"))
-        console.print(_classes(evaluation, numbers))
+        console.print(_measures(evaluation, map_numbers, wraps=console.width < 78))
+        for name, map_number in map_numbers.items():
+            console.print(cell(f"map {map_number}: {name}"))
+        console.print(_classes(evaluation, map_numbers))
         if evaluation.worst_rows:
-            console.print(_worst(evaluation, numbers))
+            console.print(_worst(evaluation, map_numbers))
         for note in evaluation.notes:
             console.print(cell(f"note: {note}"))
         for verdict in evaluation.verdicts:
@@ -51,7 +51,7 @@ _EVENTS = (
 )
 
 
-def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
+def _measures(evaluation: Evaluation, map_numbers: Mapping[str, str], *, wraps: bool) -> Table:
     ranking, is_events = evaluation.ranking, bool(evaluation.event_measures)
     heads, legend = ["leak", "student", "teacher", "kept"], _EVENTS
     if not is_events:
@@ -71,50 +71,52 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
         table.add_section()
         table.add_row(cell(group))
         rows = _event_rows if is_events else partial(_map_rows, by_chunk=evaluation.by_chunk)
-        for row in rows(measures, numbers):
+        for row in rows(measures, map_numbers):
             table.add_row(*row)
     return table
 
 
 def _map_rows(
-    measures: Sequence[MapMeasures], numbers: Mapping[str, str], *, by_chunk: bool
+    measures: Sequence[MapMeasures], map_numbers: Mapping[str, str], *, by_chunk: bool
 ) -> Iterator[Sequence[str]]:
     losses = {
-        numbers[m.name]: (m.over_chunks, m.at_starts) if by_chunk else (m.at_starts, m.over_chunks)
+        map_numbers[m.name]: (m.over_chunks, m.at_starts)
+        if by_chunk
+        else (m.at_starts, m.over_chunks)
         for m in measures
     }
     for label in ("recipe", "floor"):
         numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # several if the cuts differ
-        for number, views in losses.items():
+        for map_number, views in losses.items():
             values = tuple(f"{getattr(view, label):.3f}" for view in views)
-            numbers_by_cells.setdefault(values, []).append(number)
+            numbers_by_cells.setdefault(values, []).append(map_number)
         for (first, second), maps in numbers_by_cells.items():
             which = f" of {', '.join(maps)}" if len(numbers_by_cells) > 1 else ""
             yield f"  {label}{which}", first, "", second
-    for m, (number, views) in zip(measures, losses.items(), strict=True):
+    for m, (map_number, views) in zip(measures, losses.items(), strict=True):
         cells = []
         for view in views:
             cells.append(format_interval(view.cross_entropy))
             cells.append("–" if view.closed is None else f"{view.closed:.2f}")
-        yield f"  map {number}", *cells, percent(m.coverage, 2), percent(m.top_1)
+        yield f"  map {map_number}", *cells, percent(m.coverage, 2), percent(m.top_1)
 
 
 def _event_rows(
-    measures: Sequence[EventMapMeasures], numbers: Mapping[str, str]
+    measures: Sequence[EventMapMeasures], map_numbers: Mapping[str, str]
 ) -> Iterator[Sequence[str]]:
     first = measures[0]
     yield "  tokens", "", f"{first.student_token_bits:.2f}", f"{first.teacher_token_bits:.2f}"
     yield "  shared vocabulary", percent(first.shared_leak, 2)
     for m in measures:
         bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
-        yield f"  map {numbers[m.name]}", percent(m.leak, 2), *bits, percent(m.kept)
+        yield f"  map {map_numbers[m.name]}", percent(m.leak, 2), *bits, percent(m.kept)
 
 
 def _measured_place(evaluation: Evaluation) -> str:
     return "over chunks" if evaluation.by_chunk else "at starts"
 
 
-def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
+def _classes(evaluation: Evaluation, map_numbers: Mapping[str, str]) -> Table:
     """Return a table with a row for each token class and a column for each map (at most four)."""
     if evaluation.event_measures:
         show: Callable[[float], str] = partial(percent, digits=2)
@@ -124,23 +126,23 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
         show = "{:.3f}".format
         measure, reference = "cross-entropy", "floor"
         caption = f"cross-entropy {_measured_place(evaluation)}, by class of the student's token"
-    names = list(numbers)[:4]
+    names = list(map_numbers)[:4]
     by_map = [[c for c in evaluation.classes if c.name == n] for n in names]
     references = {tuple(c.reference for c in classes) for classes in by_map}
     if len(references) > 1:  # the maps have different cuts
-        reference += f" of {numbers[names[0]]}"
+        reference += f" of {map_numbers[names[0]]}"
     rows = []
     for group in zip(*by_map, strict=True):
         first, values = group[0], (group[0].reference, *(c.loss for c in group))
         rows.append((class_label(first.token_class), f"{first.starts:,}", *map(show, values)))
-    heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
+    heads = [f"map {map_numbers[name]}" for name in names] if names[1:] else [measure]
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
         caption=caption,
     )  # fmt: skip
 
 
-def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
+def _worst(evaluation: Evaluation, map_numbers: Mapping[str, str]) -> Table:
     is_events = bool(evaluation.event_measures)
     heads = "worst rows", "map", "excess", "teacher tokens: share in the text, weight"
     caption = "excess: the row's part of the cross-entropy above the floor, "
@@ -156,5 +158,5 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
             lines.append(f"{quoted(token)} {percent(share)}{suffix}")
         name = f"{quoted(row.token)} #{row.student_id}"
         excess = percent(row.excess, 2) if is_events else format_weight(row.excess)
-        rows.append((name, numbers[row.name], excess, "\n".join(lines)))
+        rows.append((name, map_numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

@@ -50,9 +50,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 def _checks(side: TokenizerDiagnosis) -> Table:
     table = new_table(side.model_id, "", "finding")
     for name, checks in groupby(side.checks, key=attrgetter("name")):
-        for number, check in enumerate(checks):
+        for index, check in enumerate(checks):
             level = Text(check.level, STYLES[check.level])
-            table.add_row(cell("" if number else name), level, cell(check.message))
+            table.add_row(cell("" if index else name), level, cell(check.message))
     return table
 
 

@@ -42,9 +42,9 @@ def pack_columns(examined: PageData) -> PageColumns:
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
     columns = _tokens(examined.pair.tables, partners, examined.text)
     columns |= _pieces(examined.pair, partners)
-    for number, m in enumerate(examined.maps):
+    for index, m in enumerate(examined.maps):
         entries = _entries(m, partners[0])
-        columns |= {f"{name}_{number}": packed(column) for name, column in entries.items()}
+        columns |= {f"{name}_{index}": packed(column) for name, column in entries.items()}
     return columns
 
 

@@ -104,8 +104,8 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
         choices = [x for x in choices if isinstance(x, dict)] if isinstance(choices, list) else []
         choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
         choices = _without_repetitions(choices, item.get("usage"))
-        for number, choice in enumerate(choices or [{}]):
-            yield _choice_answer(item, choice, number, is_only=len(choices) < 2)
+        for index, choice in enumerate(choices or [{}]):
+            yield _choice_answer(item, choice, index, is_only=len(choices) < 2)
 
 
 def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
@@ -122,24 +122,24 @@ def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict
 
 
 def _choice_answer(
-    value: Mapping[str, Any], choice: Mapping[str, Any], number: int, *, is_only: bool
+    value: Mapping[str, Any], choice: Mapping[str, Any], index: int, *, is_only: bool
 ) -> dict[str, Any]:
     """Merge a choice with the fields of the response that apply to all choices."""
     answer = {name: v for name, v in value.items() if name != "choices"}
     answer |= {name: v for name, v in choice.items() if name in FIELDS}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
-    answer["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, number))
+    answer["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, index))
     if isinstance(prompt, str):
         answer.setdefault("text", prompt)
     if "id" in answer and not is_only:
-        answer["id"] = f"{answer['id']}-{number}"
+        answer["id"] = f"{answer['id']}-{index}"
     return answer
 
 
-def _item(prompt: Any, number: int) -> Any:
+def _item(prompt: Any, index: int) -> Any:
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], list)):
         return prompt
-    return prompt[number] if number < len(prompt) else None
+    return prompt[index] if index < len(prompt) else None
 
 
 def _require_no_error(value: Mapping[str, Any], location: LineOffset) -> None:

@@ -126,7 +126,7 @@ def completions(body: bytes) -> ScoringRequest:
     sequences, _ = _split(request.prompt, "prompt")
     top_k = _checked_top_k(request.prompt_logprobs)
 
-    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, request_index: int) -> bytes:
         size = sum(map(len, sequences))
         choices = [
             {
@@ -138,7 +138,7 @@ def completions(body: bytes) -> ScoringRequest:
         ]  # fmt: skip
         usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
         return msgspec.json.encode({
-            "id": f"cmpl-{number}", "object": "text_completion", "created": 0,
+            "id": f"cmpl-{request_index}", "object": "text_completion", "created": 0,
             "model": student.model_id, "choices": choices, "usage": usage,
         })  # fmt: skip
 
@@ -166,10 +166,10 @@ def inference(body: bytes) -> ScoringRequest:
         top_k, chosen = top_k or 0, _position_ids(sampling, len(ids))
     size = _checked_top_k(top_k)
 
-    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, request_index: int) -> bytes:
         [ranked] = scores
         answer: dict[str, Any] = {
-            "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
+            "request_id": f"generate-tokens-{request_index}", "prompt_logprobs": None,
             "choices": [
                 {"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}
             ],
@@ -260,9 +260,9 @@ def generate_request(body: bytes) -> ScoringRequest:
     top_k = _checked_top_k(request.top_logprobs_num, "top_logprobs_num")
     chosen = _chosen_ids(request, sequences)
 
-    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, request_index: int) -> bytes:
         responses = [
-            _sglang_response(f"{number}-{n}", ranked, student, request, ids)
+            _sglang_response(f"{request_index}-{n}", ranked, student, request, ids)
             for n, (ranked, ids) in enumerate(zip(scores, chosen, strict=True))
         ]
         return msgspec.json.encode(responses[0] if is_one else responses)
@@ -329,7 +329,7 @@ def _demo(body: bytes) -> ScoringRequest:
         raise BadRequest("prompt: expected {'prompt_token_ids': [...]}")
     top_k = _checked_top_k(request.prompt_logprobs)
 
-    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, request_index: int) -> bytes:
         rows = [
             {i: entry.logprob for i, entry in (row or {}).items()} or None
             for row in vllm.response_rows(scores[0], top_k, student.vocab_size)

@@ -120,9 +120,9 @@ def number_chunks(
         sides.append(ids)
         valid &= sizes[-1] > 0
     total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
-    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
+    chunk_ids = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
     # Column 0 is for positions outside chunks.
-    padded = torch.nn.functional.pad(number, (1, 0), value=total)
+    padded = torch.nn.functional.pad(chunk_ids, (1, 0), value=total)
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
     indices = true_indices(valid.flatten(), total)
     sizes = [size.flatten()[indices] for size in sizes]
@@ -164,9 +164,9 @@ class ChunkTokens(NamedTuple):
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
         """Return the `total` tokens of these chunks, which must be ascending."""
         sizes = self.sizes[chunks]
-        number, indices = ranges(self.starts[chunks], sizes, total)
+        chunk, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
-        return ChunkTokens(self.positions[indices], number, self.ids[indices], starts, sizes)
+        return ChunkTokens(self.positions[indices], chunk, self.ids[indices], starts, sizes)
 
     def sums(self, values: Tensor) -> Tensor:
         """Return the sum over each chunk, `[N, …]`, of values `[n, …]`."""
@@ -183,23 +183,23 @@ class ChunkTokens(NamedTuple):
 
 
 def tokens_in(
-    side: str, numbers: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
+    side: str, chunk_ids: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
 ) -> ChunkTokens:
     """Return the `count` tokens of one side that are in chunks.
 
-    `numbers`, `[B, T]`, contains the chunk number of each position, or N for a position outside
+    `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N for a position outside
     chunks. On a CPU, ids are checked. On other devices, an invalid id becomes −1, and its
     log-probability becomes NaN.
 
     Raises:
         ValueError: if the targets' shape does not match, or a target is not an id.
     """
-    if targets is not None and targets.shape != numbers.shape:
+    if targets is not None and targets.shape != chunk_ids.shape:
         raise ValueError(
             f"the {side}'s targets have shape {list(targets.shape)}, expected "
-            f"{list(numbers.shape)}, [B, T]"
+            f"{list(chunk_ids.shape)}, [B, T]"
         )
-    flat, starts = numbers.flatten(), sizes.cumsum(0) - sizes
+    flat, starts = chunk_ids.flatten(), sizes.cumsum(0) - sizes
     positions = flat.argsort(stable=True)[:count]
     chunk = flat[positions]
     if targets is None:
@@ -258,11 +258,11 @@ class BothLogits(NamedTuple):
             ValueError: if the batch size or length of the logits does not match the chunks.
         """
         sides = zip(SIDES, self[:2], widths, self.chunks[:2], strict=True)
-        for side, logits, width, numbers in sides:
+        for side, logits, width, chunk_ids in sides:
             check_width(side, logits.shape[-1], width)
-            if logits.ndim != 3 or numbers.shape != logits.shape[:2]:
+            if logits.ndim != 3 or chunk_ids.shape != logits.shape[:2]:
                 raise ValueError(
-                    f"{side}_chunk_id is {list(numbers.shape)}, but the {side}'s logits are "
+                    f"{side}_chunk_id is {list(chunk_ids.shape)}, but the {side}'s logits are "
                     f"{list(logits.shape)}, [B, T, V]"
                 )
         return both_tokens(self.chunks, targets, widths)
@@ -329,9 +329,9 @@ def chunk_part(
 
 
 def _in_block(tokens: ChunkTokens, chunks: slice, indices: Tensor | slice) -> ChunkTokens:
-    number, sizes = tokens.chunk[indices] - chunks.start, tokens.sizes[chunks]
+    chunk, sizes = tokens.chunk[indices] - chunks.start, tokens.sizes[chunks]
     starts = sizes.cumsum(0) - sizes
-    return ChunkTokens(tokens.positions[indices], number, tokens.ids[indices], starts, sizes)
+    return ChunkTokens(tokens.positions[indices], chunk, tokens.ids[indices], starts, sizes)
 
 
 def gather(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:

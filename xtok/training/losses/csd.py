@@ -140,10 +140,10 @@ class _SharedTokens(NamedTuple):
     def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return cells for the first tokens and the completions of chunks that are not 1:1."""
         width = self.spellings.widths[0]
-        numbers = torch.arange(len(events.groups), device=events.groups.device)
+        rest_chunks = torch.arange(len(events.groups), device=events.groups.device)
         student, teacher = (side.ids[side.starts[events.groups]] for side in self.tokens)
         tokens = torch.cat([student, self.spellings.teacher_partner[teacher], events.student])
-        chunks = torch.cat([numbers, numbers, events.chunk])
+        chunks = torch.cat([rest_chunks, rest_chunks, events.chunk])
         is_shared = (tokens >= 0) & (self.spellings.student_partner[tokens] >= 0)
         cells = torch.unique((chunks * width + tokens)[is_shared])
         return cells // width, cells % width

@@ -46,14 +46,14 @@ def event_index(events: EventMap) -> EventIndex:
     sides = events.student_event, events.teacher_event
     counts = [np.bincount(side, minlength=events.num_events) for side in sides]
     has_several = (counts[0] > 1) | (counts[1] > 1)
-    number = np.cumsum(has_several) - 1
+    sum_ids = np.cumsum(has_several) - 1
     tokens = [np.flatnonzero(has_several[side]) for side in sides]
     _, first = np.unique(events.teacher_event, return_index=True)
 
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
 
-    sums = [number[side[ids]] for side, ids in zip(sides, tokens, strict=True)]
+    sums = [sum_ids[side[ids]] for side, ids in zip(sides, tokens, strict=True)]
     return EventIndex(
         partner=tensor(first[events.student_event]),
         student_tokens=tensor(tokens[0]), student_sums=tensor(sums[0]),
@@ -215,10 +215,10 @@ def _kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tens
     return loss, t.neg_().add_(p)
 
 
-def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
+def _log_sums(log_p: Tensor, sum_ids: Tensor, count: int) -> Tensor:
     sums = torch.zeros((len(log_p), count), dtype=torch.float64, device=log_p.device)
     p = log_p.to(sums.dtype, copy=True).exp_()
-    sums.scatter_add_(1, numbers.expand(len(p), -1), p)
+    sums.scatter_add_(1, sum_ids.expand(len(p), -1), p)
     return sums.clamp_(min=torch.finfo(sums.dtype).tiny).log_().to(log_p.dtype)
 
 

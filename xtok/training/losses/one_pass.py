@@ -192,8 +192,8 @@ def _compare_block(
 ) -> Tensor | None:
     """Add the losses of a block to the totals, and return the gradient of the block's logits."""
     block, grad = LogitBlock(logits), None
-    for number, rows, indices in in_block:
-        part, factor, total = terms[number]
+    for part_index, rows, indices in in_block:
+        part, factor, total = terms[part_index]
         part_block = block if indices is None else LogitBlock(logits[indices])
         loss, block_grad = part.compare(part_block, rows)
         total += loss
@@ -225,11 +225,11 @@ def _with_teachers(
 ) -> Iterator[Block]:
     """Compute the teacher's logits of several blocks together, and yield the blocks with them."""
     logits: dict[int, Iterator[Tensor]] = {}
-    for number, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if read := part.teacher:
-            at = [read.at(rows) for _, block in blocks for n, rows, _ in block if n == number]
+            at = [read.at(rows) for _, block in blocks for n, rows, _ in block if n == index]
             sizes = [*map(len, at)]
-            logits[number] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
+            logits[index] = iter(read.logits.at(torch.cat(at), dtype).split(sizes) if at else ())
     for span, in_block in blocks:
         with_logits = [
             (n, rows._replace(teacher_logits=next(logits[n])) if n in logits else rows, indices)
@@ -256,13 +256,13 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
             yield order[group_start:start], blocks
             group_start, blocks = start, []
         in_block: list[InBlock] = []
-        for number, (ranks, indices) in enumerate(ordered):
+        for index, (ranks, indices) in enumerate(ordered):
             first, last, *entries = next(slices)
             if last > first:
                 local = None if last - first == end - start else ranks[first:last] - start
                 ends = zip(entries[::2], entries[1::2], strict=True)
                 rows = Rows(indices[first:last], [slice(*e) for e in ends], ranks.new_empty(0))
-                in_block.append((number, rows, local))
+                in_block.append((index, rows, local))
         blocks.append((slice(start - group_start, end - group_start), in_block))
     yield order[group_start:], blocks
 
@@ -303,10 +303,10 @@ def _order(
         indices = torch.arange(len(first), device=device)
         return first, [*range(0, len(first), step), len(first)], [(indices, indices)]
     code, joined = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
-    for number, part in enumerate(parts):
+    for index, part in enumerate(parts):
         code *= 2
         code[part.positions] += 1
-        if number % 32 == 31:  # so that codes fit into 64 bits
+        if index % 32 == 31:  # so that codes fit into 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
     for positions, *_, chunk in parts:
         if chunk is not None:

@@ -161,8 +161,8 @@ def _build_trie(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int
     for level in range(depth):
         is_longer = np.flatnonzero(counts[tokens] - 1 > level)
         key = node[is_longer] * width + pieces[starts[tokens[is_longer]] + level]
-        unique, number = np.unique(key, return_inverse=True)
-        node[is_longer] = offset + 1 + number
+        unique, inverse = np.unique(key, return_inverse=True)
+        node[is_longer] = offset + 1 + inverse
         keys.append(unique)
         offset += len(unique)
     last = pieces[starts[tokens] + counts[tokens] - 1].astype(np.int64)

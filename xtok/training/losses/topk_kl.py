@@ -72,8 +72,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
     dtype = work_dtype(student)
     top_ids, top_logprobs, rest_logprob, _ = (x.flatten(0, 1) for x in vars(stored).values())
 
-    def gather_stored(numbers: Tensor) -> list[Tensor]:
-        return [x[tokens[numbers]] for x in (top_ids, top_logprobs, rest_logprob)]
+    def gather_stored(indices: Tensor) -> list[Tensor]:
+        return [x[tokens[indices]] for x in (top_ids, top_logprobs, rest_logprob)]
 
     def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)

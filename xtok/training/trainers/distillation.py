@@ -155,8 +155,8 @@ class DistillationTrainer(Trainer):
         router = means.new_zeros(()) if router is None else router.to(means)
         means = torch.cat([means, router[None]]).float()
         if evaluation is not None:
-            numbers = torch.cat([count, count[:1]]).float()
-            sums = [*torch.stack([means * numbers, numbers], 1)]
+            counts = torch.cat([count, count[:1]]).float()
+            sums = [*torch.stack([means * counts, counts], 1)]
             if isinstance(collator := self.distillation_collator, DistillationCollator):
                 sides = [batch, *batch["teachers"]]
                 sizes = [collator.target_bytes(n, side) for n, side in enumerate(sides)]
@@ -199,13 +199,13 @@ class DistillationTrainer(Trainer):
             self._evaluation = None
         if evaluation.terms is None:
             return output
-        sums, numbers = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
-        means = sums / numbers.clamp(min=1)
+        sums, counts = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
+        means = sums / counts.clamp(min=1)
         start = 2 + len(self.objective.losses)  # sums for the bits per byte
         metrics = self._combine(means[:start])
         prefixes = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(prefixes if len(prefixes) > 1 else ["teacher_"])]
-        for name, nats, num_bytes in zip(names, means[start:], numbers[start:], strict=False):
+        for name, nats, num_bytes in zip(names, means[start:], counts[start:], strict=False):
             if num_bytes:
                 metrics[f"{name}bits_per_byte"] = nats / math.log(2)
         output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
@@ -245,8 +245,8 @@ class DistillationTrainer(Trainer):
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
         """Check the ids of each batch; for the first batch, find the heads and run the audit."""
         sides = [batch, *batch["teachers"]]
-        for number, (model, side) in enumerate(zip(models, sides, strict=True)):
-            require_id_rows(model, side, number)
+        for index, (model, side) in enumerate(zip(models, sides, strict=True)):
+            require_id_rows(model, side, index)
         if self._heads_model is not models[0]:  # an evaluation passes the model without its wrapper
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)

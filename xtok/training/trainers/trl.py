@@ -150,11 +150,12 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         TRL divides the sums of these losses by the number of batches. xtok corrects this, because
         the loss of a batch is its share of the step's loss.
         """
-        loss, number = super().training_step(*args, **kwargs), self.args.gradient_accumulation_steps
-        index = (self._step - 1) % number
+        loss = super().training_step(*args, **kwargs)
+        num_batches = self.args.gradient_accumulation_steps
+        index = (self._step - 1) % num_batches
         batch = self._buffered_inputs[index]["_xtok"]
         share = float(batch["count"][0] / batch["totals"][0].clamp(min=1))
-        change = share * self.accelerator.num_processes - 1 / number
+        change = share * self.accelerator.num_processes - 1 / num_batches
         # Workaround: GOLDTrainer (TRL 1.14 to 1.16) adds 1 / number to this private counter, in a
         # long method that cannot be overridden in part.
         name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
