@@ -397,7 +397,7 @@ def texts_of(trainer: Any, rows: torch.Tensor) -> list[bytes]:
     [
         ({"messages": CHAT, "teacher_messages": [CHAT[0], {**CHAT[1], "content": ""}]}, "byte"),
         ({"messages": CHAT, "teacher_messages": CHAT, "teacher_prompt": CHAT}, "both"),
-        ({"messages": CHAT, "teacher_context": "x"}, "not used"),
+        ({"messages": CHAT, "teacher_context": "x"}, "no effect"),
     ],
 )  # fmt: skip
 def test_error_names_the_fields_of_the_teacher(make_trainer: Make, row: Any, word: str) -> None:
