@@ -225,9 +225,9 @@ class TokenAligner:
         """
         student = Sequences(self.student, student_ids, student_attention_mask)
         teacher = Sequences(self.teacher, teacher_ids, teacher_attention_mask)
-        for side in (student, teacher):
-            if side.is_list or side.kept.ndim != 2:
-                raise ValueError(f"{side.side}_ids must be a padded batch [B, T]")
+        for sequences in (student, teacher):
+            if sequences.is_list or sequences.kept.ndim != 2:
+                raise ValueError(f"{sequences.side}_ids must be a padded batch [B, T]")
         batch = self.align_sequences(student, teacher).padded(student.kept, teacher.kept)
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
         return PaddedAlignment(**arrays)
@@ -265,7 +265,7 @@ class TokenAligner:
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
         """Whether these ids contain unknown tokens that `align_spans` can locate."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
-        has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
+        has_unknown = any(bool(np.isin(ids, table.unknown_ids).any()) for table, ids in sides)
         return has_unknown and not self.is_lossy
 
     def align_spans(self, student: BoundedIds, teacher: BoundedIds) -> FlatAlignment:
@@ -329,15 +329,15 @@ class TokenAligner:
 
 
 def _segments(
-    side: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
+    table: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the symbols between neighboring shared boundaries, and the segment of each token.
 
     The segment is −1 for tokens without symbols, and for tokens before the first or after the last
     shared boundary.
     """
-    starts, ends = side.offsets[ids], side.offsets[ids + 1]
-    symbols = [side.symbols[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
+    starts, ends = table.offsets[ids], table.offsets[ids + 1]
+    symbols = [table.symbols[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
     cuts = np.searchsorted(bounds[:-1], shared).tolist()
     segment = np.searchsorted(shared, bounds[:-1], side="right") - 1
     segment[(starts == ends) | (segment == len(shared) - 1)] = -1

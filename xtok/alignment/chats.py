@@ -139,7 +139,7 @@ def written_alike(
     """
     alike = []
     sides = (student, teacher)
-    texts = [side.text.encode() for side in sides]
+    texts = [chat.text.encode() for chat in sides]
     for strings in _match(_stretches(student), _stretches(teacher)):
         offsets = [string.offsets for string in strings]
         _, *shared = np.intersect1d(offsets[0], offsets[1], return_indices=True)
@@ -147,12 +147,12 @@ def written_alike(
             continue
         spans = [(s.start + at[0], s.start + at[-1]) for s, at in zip(strings, shared, strict=True)]
         written = [
-            text[side.bounds[start] : side.bounds[end]]
-            for text, side, (start, end) in zip(texts, sides, spans, strict=True)
+            text[chat.bounds[start] : chat.bounds[end]]
+            for text, chat, (start, end) in zip(texts, sides, spans, strict=True)
         ]
         if written[0] != written[1]:  # a template changed the string
             spans = [(string.start, string.end) for string in strings]
-        behind, other = (side.ids[end:][:1] for side, (_, end) in zip(sides, spans, strict=True))
+        behind, other = (chat.ids[end:][:1] for chat, (_, end) in zip(sides, spans, strict=True))
         ends_turn = len(behind) > 0 and [roles.get(i) for i in behind.tolist()] == other.tolist()
         ours, theirs = (slice(int(start), int(end) + ends_turn) for start, end in spans)
         alike.append((ours, theirs))

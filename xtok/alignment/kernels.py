@@ -100,8 +100,8 @@ def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _num_symbols(side, i):  # type: ignore[no-untyped-def]
-    return side.offsets[side.ids[i] + 1] - side.offsets[side.ids[i]]
+def _num_symbols(tokens, i):  # type: ignore[no-untyped-def]
+    return tokens.offsets[tokens.ids[i] + 1] - tokens.offsets[tokens.ids[i]]
 
 
 @inner_kernel
@@ -177,9 +177,9 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
 
 
 @inner_kernel
-def _has_text(side, start, end):  # type: ignore[no-untyped-def]
-    for token in side.ids[start:end]:
-        for symbol in side.symbols[side.offsets[token] : side.offsets[token + 1]]:
+def _has_text(tokens, start, end):  # type: ignore[no-untyped-def]
+    for token in tokens.ids[start:end]:
+        for symbol in tokens.symbols[tokens.offsets[token] : tokens.offsets[token + 1]]:
             if symbol < CONTROL or symbol >= FIRST_UNKNOWN:
                 return True
     return False
@@ -208,19 +208,19 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _stream(side, start, end):  # type: ignore[no-untyped-def]
+def _stream(tokens, start, end):  # type: ignore[no-untyped-def]
     """Return the symbols of tokens, and for each symbol the token that starts there, or −1."""
     total = 0
     for i in range(start, end):
-        total += _num_symbols(side, i)
+        total += _num_symbols(tokens, i)
     stream = np.empty(total, np.uint16)
     ends = np.full(total + 1, -1, np.int64)
     ends[0] = start
     index = 0
     for i in range(start, end):
-        symbol_start, symbol_end = side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]
+        symbol_start, symbol_end = tokens.offsets[tokens.ids[i]], tokens.offsets[tokens.ids[i] + 1]
         for x in range(symbol_start, symbol_end):
-            stream[index] = side.symbols[x]
+            stream[index] = tokens.symbols[x]
             index += 1
         if symbol_start < symbol_end:
             ends[index] = i + 1

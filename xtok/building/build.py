@@ -261,7 +261,7 @@ class _Request:
         return (None, reason) if reason else (existing, None)
 
     def cache_path(self) -> Path:
-        definitions = [side.definition_sha256 for side in self.pair.sides]
+        definitions = [vocabulary.definition_sha256 for vocabulary in self.pair.sides]
         loss = {EventMap: "event-kl", SpellingMap: "csd"}.get(self.kind)
         key = [definitions, self.pair.shape, self.recipe() or {"for": loss}]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

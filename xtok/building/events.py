@@ -84,7 +84,7 @@ def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | No
     """Number events by lowest token; components with tokens of only one side are one event."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
-    has = np.stack([np.bincount(side, minlength=len(labels)) > 0 for side in sides])
+    has = np.stack([np.bincount(events, minlength=len(labels)) > 0 for events in sides])
     alone = np.logical_not(has.all(0))
     rest = None
     if alone.any():

@@ -84,7 +84,7 @@ def render_file(
                     tokenizer, template, add_generation_prompt=add_generation_prompt
                 )
                 sides = [s for s in teacher_chats(chat, None) if s.answers is not None][:1]
-                teacher_sides = [side.render(tokenizer, template) for side in sides]
+                teacher_sides = [side_chat.render(tokenizer, template) for side_chat in sides]
             num_targets = int(conversation.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(conversation.ids), targets=num_targets)
             extra_tokens = sum(len(r.ids) - len(conversation.ids) for r in teacher_sides)

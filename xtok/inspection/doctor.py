@@ -69,13 +69,13 @@ class Diagnosis:
     @property
     def failed(self) -> tuple[str, ...]:
         """The failed checks, formatted as `MODEL: CHECK`."""
-        checks = ((side.model_id, check) for side in self.tokenizers for check in side.checks)
+        checks = ((t.model_id, check) for t in self.tokenizers for check in t.checks)
         return tuple(f"{model}: {check.name}" for model, check in checks if check.level == "failed")
 
     @property
     def summary(self) -> str:
         """One line with the failed checks, the number of warnings, and the advice for a pair."""
-        checks = [*self.pair_checks, *(c for side in self.tokenizers for c in side.checks)]
+        checks = [*self.pair_checks, *(c for t in self.tokenizers for c in t.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         result = f"no check failed, {plural(warnings, 'warning')}"
         if self.failed:
@@ -134,11 +134,11 @@ def doctor(
         return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
     facts, checks = _checked_pair(pair, texts, templates, field, progress)
     # All losses compare the two sides over the bytes of a text.
-    failed = {c.name for side in diagnosed for c in side.checks if c.level == "failed"}
+    failed = {c.name for t in diagnosed for c in t.checks if c.level == "failed"}
     return Diagnosis(
         tokenizers=diagnosed,
         pair=facts,
-        advice=None if _PROBE_TEXT in failed else advise(facts, [side.name for side in tokenizers]),
+        advice=None if _PROBE_TEXT in failed else advise(facts, [t.name for t in tokenizers]),
         pair_checks=(_turn_end_check(pair, *trials), *checks),
     )
 
@@ -281,7 +281,7 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         if other is None:
             return ""
         name, reading = other
-        rows = zip(texts, *(side.encode_batch(texts) for side in (tokenizer, reading)), strict=True)
+        rows = zip(texts, *(t.encode_batch(texts) for t in (tokenizer, reading)), strict=True)
     except TokenizerError:
         return "ids are not compared, because there is no other reader for these files"
     differing = [row for row in rows if row[1] != row[2]]

@@ -287,7 +287,7 @@ def _extra_check(
             continue
         try:
             sides = chat, *teacher_chats(chat, 1)
-            sizes.append([len(side.render(teacher, template).ids) for side in sides])
+            sizes.append([len(side_chat.render(teacher, template).ids) for side_chat in sides])
         except XtokError as error:
             yield Check(name, "warning", error.message)
     if sizes:
@@ -316,7 +316,7 @@ def _aligned_rows(
             sides.append(side_ids)
     if not sides:
         return
-    ids, kept = zip(*(_pad(side) for side in zip(*sides, strict=True)), strict=True)
+    ids, kept = zip(*(_pad(side_ids) for side_ids in zip(*sides, strict=True)), strict=True)
     is_target, _ = _pad(masks)
     padded = FlatAlignment.joined(alignments).padded(*kept)
     labels = np.where(is_target != 0, ids[0], -100)

@@ -171,7 +171,7 @@ def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
             language=language,
             direction="rtl" if language == "ar" else "ltr",
             alignment=describe_alignment(
-                aligner, pair, *(side.library_ids([text])[0] for side in pair.tokenizers)
+                aligner, pair, *(tokenizer.library_ids([text])[0] for tokenizer in pair.tokenizers)
             ),
         )
         for label, language, text in BUILT_IN

@@ -171,7 +171,7 @@ def _count_edges(counts: Mapping[Any, Any]) -> Edges:
     are_numbers = {int, float}.issuperset(map(type, counts.values()))
     require_valid(are_pairs and are_numbers, "a key or value of the dict")
     n = len(counts)
-    s, t = (np.fromiter((pair[side] for pair in counts), np.int64, n) for side in (0, 1))
+    s, t = (np.fromiter((pair[i] for pair in counts), np.int64, n) for i in (0, 1))
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 

@@ -133,7 +133,7 @@ def _exclude_unscored(
     shared: NDArray[np.bool_],
     chunk_ids: NDArray[np.int64],
     name: str,
-    side: Sequences,
+    rows: Sequences,
     values: NDArray[np.float64],
     is_unscored: NDArray[np.bool_],
 ) -> None:
@@ -141,23 +141,23 @@ def _exclude_unscored(
 
     All other tokens must have a score.
     """
-    is_first = np.isin(np.arange(len(values)), document_starts(side.bounds))
+    is_first = np.isin(np.arange(len(values)), document_starts(rows.bounds))
     shared[chunk_ids[is_stand_in(values) | (is_unscored & is_first)]] = False
     unscored = np.flatnonzero(is_unscored & shared[chunk_ids])
     if len(unscored):
-        index = side.original_index(unscored[0])
+        index = rows.original_index(unscored[0])
         raise ValueError(
             f"{name}: {values[unscored[0]]} at {index}, but only a first token and "
             "tokens outside response_mask may lack a log-probability"
         )
 
 
-def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDArray[np.float64]:
-    flat = side.values(name, values, np.float64, ndim=ndim)
+def _logprobs(name: str, values: Any, rows: Sequences, *, ndim: int = 1) -> NDArray[np.float64]:
+    flat = rows.values(name, values, np.float64, ndim=ndim)
     wrong = np.argwhere(exceeds(flat, 0))
     if len(wrong):
         first = tuple(wrong[0].tolist())
-        value = f"{flat[first]:g} at {side.original_index(first[0])}"
+        value = f"{flat[first]:g} at {rows.original_index(first[0])}"
         raise ValueError(f"{name}: {value}, expected log-probabilities of at most 0")
     return flat
 
@@ -191,13 +191,13 @@ def _require_one_text(
 ) -> None:
     """Raise an error if the texts of a row differ. Only decodes rows with unaligned tokens."""
     tables, rows = (aligner.student.table, aligner.teacher.table), set[int]()
-    for side, table, outside in zip(sides, tables, is_outside, strict=True):
-        indices = np.flatnonzero(outside & (table.lengths[side.ids] > 0))
-        rows |= {*(np.searchsorted(side.bounds, indices, side="right") - 1).tolist()}
+    for sequences, table, outside in zip(sides, tables, is_outside, strict=True):
+        indices = np.flatnonzero(outside & (table.lengths[sequences.ids] > 0))
+        rows |= {*(np.searchsorted(sequences.bounds, indices, side="right") - 1).tolist()}
     for row in sorted(rows):
         texts = []
-        for side, table in zip(sides, tables, strict=True):
-            ids = side.ids[side.bounds[row] : side.bounds[row + 1]].tolist()
+        for sequences, table in zip(sides, tables, strict=True):
+            ids = sequences.ids[sequences.bounds[row] : sequences.bounds[row + 1]].tolist()
             texts.append(b"".join(table[i] for i in ids))
         if difference := _difference(*texts):
             common, ours, theirs = difference
@@ -226,7 +226,7 @@ def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
 
 def _excerpt(text: str, other: str) -> str:
     shown = f'"{escape(text[:SHOWN_AROUND].encode())}"'
-    looks = [normalize("NFKC", side[:SHOWN_AROUND])[:1] for side in (text, other)]
+    looks = [normalize("NFKC", string[:SHOWN_AROUND])[:1] for string in (text, other)]
     if looks[0] != looks[1]:
         return shown
     return f"{shown} ({' '.join(f'U+{ord(char):04X}' for char in text[:2])})"

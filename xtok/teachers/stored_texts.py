@@ -233,9 +233,9 @@ def _sides(fields: dict[str, Any], own: Any, location: object) -> Sides | None:
 def _render(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
     chats = []
     with at_location(sides[1].location):
-        for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):
-            asks = message_dicts(side.messages)[-1]["role"] != "assistant"
-            chats.append(side.render(tokenizer, template, add_generation_prompt=asks))
+        for chat, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True):
+            asks = message_dicts(chat.messages)[-1]["role"] != "assistant"
+            chats.append(chat.render(tokenizer, template, add_generation_prompt=asks))
     return chats
 
 

@@ -252,19 +252,21 @@ class Translator:
         for both in spans:
             is_target[both[source]] = False
             student, teacher = (
-                b"".join(table[i] for i in side.ids[span].tolist())
-                for table, side, span in zip(self.pair.tables, sides, both, strict=True)
+                b"".join(table[i] for i in chat.ids[span].tolist())
+                for table, chat, span in zip(self.pair.tables, sides, both, strict=True)
             )
             if student != teacher:
                 return []
         return [] if is_target.any() else spans
 
-    def _other_side(self, chat: ReadBack, side: int, system: str) -> tuple[Conversation, slice]:
+    def _other_side(
+        self, chat: ReadBack, side_index: int, system: str
+    ) -> tuple[Conversation, slice]:
         """Render a recovered conversation with the template of one side and a system text.
 
         Also returns the slice of the system text's tokens.
         """
-        tokenizer, template = self.pair.tokenizers[side], self.templates[side]
+        tokenizer, template = self.pair.tokenizers[side_index], self.templates[side_index]
         if not system:
             return chat.render(tokenizer, template), slice(0, 0)
         own = chat.messages[0]["role"] in ("system", "developer")
@@ -375,11 +377,11 @@ def _spelled_ids(texts: Sequence[SharedText]) -> FlatIds:
 
 
 def _in_spans(
-    texts: Sequence[SharedText], side: Literal[0, 1], flat: FlatIds
+    texts: Sequence[SharedText], side_index: Literal[0, 1], flat: FlatIds
 ) -> tuple[NDArray[np.int64], FlatIds]:
     """Return the positions of the tokens that are in spans, and the spans as documents."""
     ranges = [
-        np.arange(offset + span[side].start, offset + span[side].stop)
+        np.arange(offset + span[side_index].start, offset + span[side_index].stop)
         for text, offset in zip(texts, flat.bounds.tolist(), strict=False)
         for span in text.spans
     ]

@@ -65,8 +65,8 @@ class Pair:
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
         """The two vocabularies as stored in a map, with the digests of the tokenizers."""
         student, teacher = (
-            replace(side, definition_sha256=tokenizer.definition_sha256) if tokenizer else side
-            for side, tokenizer in self._with_tokenizers()
+            replace(v, definition_sha256=tokenizer.definition_sha256) if tokenizer else v
+            for v, tokenizer in self._with_tokenizers()
         )
         return student, teacher
 
@@ -188,8 +188,8 @@ class Pair:
             return self
         if key not in self._forms:
             student, teacher = (
-                replace(side, table=_in_form(require_table(side), tokenizer, form, frozenset(ids)))
-                for (side, tokenizer), ids in zip(self._with_tokenizers(), ignored, strict=True)
+                replace(v, table=_in_form(require_table(v), tokenizer, form, frozenset(ids)))
+                for (v, tokenizer), ids in zip(self._with_tokenizers(), ignored, strict=True)
             )
             self._forms[key] = replace(self, student=student, teacher=teacher)
         return self._forms[key]

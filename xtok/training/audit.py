@@ -125,8 +125,8 @@ def audit(
     tokenizers: list[Any] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
         tokenizers = [collator.student, *collator.teachers]
-        for index, side in enumerate(batches):
-            batches[index] = {**side, "target_bytes": collator.target_bytes(index, side)}
+        for n, side_batch in enumerate(batches):
+            batches[n] = {**side_batch, "target_bytes": collator.target_bytes(n, side_batch)}
     sides = [*map(_AuditedSide, names, models, batches, tokenizers, heads or [None] * len(names))]
     with preserve_rng(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
@@ -198,9 +198,9 @@ class _AuditedSide:
         return {**window, "targets": shifted_targets(window)}
 
 
-def _crop(side: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
+def _crop(side_batch: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
     names = "input_ids", "attention_mask", "labels", "targets", "target_bytes", "position_ids"
-    return {name: side[name][rows, positions] for name in names if name in side}
+    return {name: side_batch[name][rows, positions] for name in names if name in side_batch}
 
 
 def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
@@ -209,10 +209,10 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
         yield from _row_findings(sides, collator)
     else:
         yield from _warnings(_label_problems(student))
-    widths = [side.batch["input_ids"].shape[1] for side in sides if "input_ids" in side.batch]
+    widths = [s.batch["input_ids"].shape[1] for s in sides if "input_ids" in s.batch]
     num_rows = max(1, MAX_TOKENS // max(widths))
     yield from _student_findings(student, num_rows)
-    if any(side.head for side in sides):
+    if any(s.head for s in sides):
         yield "ok", "heads"
     for index, teacher in enumerate(teachers):
         if teacher.model is not None:
@@ -222,7 +222,7 @@ def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
             pair, labels = collator.pairs[index], student.batch["labels"].cpu().numpy()
-            ids = [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)]
+            ids = [audited.batch["input_ids"].cpu().numpy() for audited in (student, teacher)]
             arrays = {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()}
             for level, message in alignment_findings(pair.tokenizers, labels, ids, arrays):
                 yield level, message if level == "ok" else f"{teacher.name}: {message}"
@@ -234,10 +234,11 @@ def _row_findings(
     templates = [collator.student_template, *collator.teacher_templates]
     skipped = "" if "samples" in sides[0].batch else "the batch contains no texts"
     is_scored = "realized_logprob" in sides[-1].batch
-    for side, template in zip(sides, templates, strict=False):
-        tokenizer, samples = side.tokenizer, side.batch.get("samples")
+    for audited, template in zip(sides, templates, strict=False):
+        tokenizer, samples = audited.tokenizer, audited.batch.get("samples")
         rows = None if samples is None else samples.rows
-        pairs = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
+        batch = audited.batch
+        pairs = zip(batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True)
         ids = [row[mask != 0].tolist() for row, mask in pairs]
         if samples is not None:
             report = compare_side(tokenizer, samples.sources, template=template, rows=ids)
@@ -246,8 +247,8 @@ def _row_findings(
             if not report.is_compared:
                 skipped = "a tokenizer has no library"
         elif not is_scored:
-            yield from _warnings(_bos_problems(side, ids))
-        yield from _warnings(_label_problems(side, rows, collator.max_length))
+            yield from _warnings(_bos_problems(audited, ids))
+        yield from _warnings(_label_problems(audited, rows, collator.max_length))
     yield ("skipped", f"ids and masks ({skipped})") if skipped else ("ok", "ids, masks")
 
 
@@ -255,31 +256,31 @@ def _warnings(problems: Iterable[str]) -> Iterator[Result]:
     return (("warning", problem) for problem in problems)
 
 
-def _bos_problems(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
+def _bos_problems(audited: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
     """Check rows that have ids but no texts: repeated bos tokens, and prompts that are targets."""
-    bos = {*token_ids(side.tokenizer, "bos")}
+    bos = {*token_ids(audited.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
-        yield f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
-    is_target = side.batch["labels"] != IGNORED
-    is_all = torch.equal(is_target, side.batch["attention_mask"] != 0)
+        yield f"{twice} of {len(rows)} rows of {audited.name} begin with two bos tokens"
+    is_target = audited.batch["labels"] != IGNORED
+    is_all = torch.equal(is_target, audited.batch["attention_mask"] != 0)
     if is_all and all({*row[:1]} <= bos for row in rows):
         yield (
-            f"all tokens of {side.name} are targets, including the bos tokens, which no model "
+            f"all tokens of {audited.name} are targets, including the bos tokens, which no model "
             f"generates: set the labels of prompts to {IGNORED}"
         )
 
 
 def _label_problems(
-    side: _AuditedSide, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
+    audited: _AuditedSide, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
 ) -> Iterator[str]:
     """Compare the labels with the ids and with the targets of the texts.
 
     Without `rows`, a token that ends a turn or text should be a target if it follows a target.
     """
-    name = side.name
-    ids, labels, is_token = (side.batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
+    name, batch = audited.name, audited.batch
+    ids, labels, is_token = (batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
     is_target, is_token = labels != IGNORED, is_token != 0
-    end_ids = token_ids(side.tokenizer, "eos", "turn_end")
+    end_ids = token_ids(audited.tokenizer, "eos", "turn_end")
     is_end = torch.isin(ids, torch.tensor(end_ids, dtype=torch.int64))
     has_end = bool((is_target & is_end).any())
     expected = is_target.clone()
@@ -291,7 +292,7 @@ def _label_problems(
         expected |= is_end & is_token & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
         yield f"{name} has no targets, so nothing is learned from this batch"
-    if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
+    if not torch.equal(audited.batch["targets"], shifted_targets(audited.batch)):
         yield f"the targets of {name} are not its labels, shifted by one position"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not its ids"),
@@ -324,18 +325,18 @@ def _set_targets(
     return num_cut
 
 
-def _student_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
-    inner, window = side.inner, side.window()
+def _student_findings(audited: _AuditedSide, num_rows: int) -> Iterator[Result]:
+    inner, window = audited.inner, audited.window()
     with torch.set_grad_enabled(not _is_sharded(inner)):
         labels = {"labels": window["labels"]} if accepts(inner, "labels") else {}
         outputs = run(inner, window, **labels)
-        yield from _gradient_findings(side, outputs)
+        yield from _gradient_findings(audited, outputs)
     yield from _loss_findings(inner, outputs, window["targets"])
-    with evaluating([side.model]):
-        side.measure(num_rows)
-    if side.count:
-        yield "ok", f"loss {side.nats[1] / side.count:.2f}"
-    yield from _warnings(_uniform_problems(side))
+    with evaluating([audited.model]):
+        audited.measure(num_rows)
+    if audited.count:
+        yield "ok", f"loss {audited.nats[1] / audited.count:.2f}"
+    yield from _warnings(_uniform_problems(audited))
 
 
 def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
@@ -378,12 +379,12 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
         )
 
 
-def _uniform_problems(side: _AuditedSide) -> Iterator[str]:
-    if side.count >= FEWEST_TARGETS and not side.nats[1] <= ABOVE_UNIFORM * side.uniform:
+def _uniform_problems(audited: _AuditedSide) -> Iterator[str]:
+    if audited.count >= FEWEST_TARGETS and not audited.nats[1] <= ABOVE_UNIFORM * audited.uniform:
         yield (
-            f"{side.name} needs {side.nats[1] / side.count:.2f} nats per token, a uniform "
-            f"distribution {side.uniform / side.count:.2f}: check that its weights are loaded, and "
-            "that the ids belong to its tokenizer"
+            f"{audited.name} needs {audited.nats[1] / audited.count:.2f} nats per token, a uniform "
+            f"distribution {audited.uniform / audited.count:.2f}: check that its weights are "
+            "loaded, and that the ids belong to its tokenizer"
         )
 
 
@@ -442,24 +443,24 @@ def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[R
         )
 
 
-def _teacher_problems(side: _AuditedSide, num_rows: int) -> Iterator[str]:
-    name, model = side.name, side.model
+def _teacher_problems(audited: _AuditedSide, num_rows: int) -> Iterator[str]:
+    name, model = audited.name, audited.model
     if any(module.training for module in model.modules()):
         yield f"{name} is in training mode: call eval() on it"
-    first, second = side.measure(num_rows), side.measure(num_rows)
+    first, second = audited.measure(num_rows), audited.measure(num_rows)
     # Search all parameters: the first parameter of a quantized model can have an integer dtype.
     eps = next(torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point())
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
         yield f"{name} gives two results for the same batch, {results}: check it for dropout"
-    yield from _uniform_problems(side)
+    yield from _uniform_problems(audited)
     for index, neighbor in ((0, "before"), (2, "after")):
-        if side.bits(index) < side.bits() / 2:
+        if audited.bits(index) < audited.bits() / 2:
             yield (
-                f"{name} predicts the tokens {neighbor} its targets ({side.bits(index):.2f} bits "
-                f"per byte) better than the targets ({side.bits():.2f}); its logits or ids are "
-                "shifted"
+                f"{name} predicts the tokens {neighbor} its targets ({audited.bits(index):.2f} "
+                f"bits per byte) better than the targets ({audited.bits():.2f}); its logits or ids "
+                "are shifted"
             )
 
 

@@ -154,8 +154,9 @@ class DistillationCollator:
         batch |= {"samples": Samples(student_samples, student), "teachers": []}
         for index, texts in enumerate(teacher_samples):
             teacher = self.rows(index + 1, texts)
-            side = self._teacher_side(index, teacher, self._align(index, student, teacher), batch)
-            batch["teachers"].append({**side, "samples": Samples(texts, teacher)})
+            alignments = self._align(index, student, teacher)
+            side_batch = self._teacher_side(index, teacher, alignments, batch)
+            batch["teachers"].append({**side_batch, "samples": Samples(texts, teacher)})
         return batch
 
     def from_student_ids(
@@ -240,9 +241,9 @@ class DistillationCollator:
             for row_parts in _respell(Retokenizer(self.pairs[0].reversed), parts)
         ]
         batch = _pad(student, self.student, self.max_length)
-        side = self._teacher_side(0, teacher, self._align(0, student, teacher), batch)
-        side["realized_logprob"] = stack([row[: self.max_length] for row in realized], np.nan)
-        return {**batch, "teachers": [side]}
+        side_batch = self._teacher_side(0, teacher, self._align(0, student, teacher), batch)
+        side_batch["realized_logprob"] = stack([row[: self.max_length] for row in realized], np.nan)
+        return {**batch, "teachers": [side_batch]}
 
     def _teacher_side(
         self,
@@ -252,17 +253,17 @@ class DistillationCollator:
         batch: Mapping[str, Any],
     ) -> dict[str, Any]:
         self._warn_if_cut(self.teachers[index], rows)
-        side = _pad(rows, self.teachers[index], self.max_length)
-        masks = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side))
+        side_batch = _pad(rows, self.teachers[index], self.max_length)
+        masks = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side_batch))
         arrays = vars(FlatAlignment.joined(alignments).padded(*masks))
         alignment = PaddedAlignment(**{n: torch.from_numpy(x) for n, x in arrays.items()})
-        side["alignment"] = alignment
+        side_batch["alignment"] = alignment
         has_targets = bool((batch["labels"] != IGNORED).any())
         if has_targets and not bool(alignment.pair_valid.any()):
             name = self.teachers[index].vocabulary.model_id
             note = f"no chunk of this batch aligns with {name}, so {name} does not affect the loss"
             warnings.warn(note, stacklevel=3)
-        return side
+        return side_batch
 
     def _align(
         self, index: int, student: Sequence[SampleRow], teacher: Sequence[SampleRow]
@@ -366,10 +367,10 @@ class DistillationCollator:
 def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     """Return the first rows of a collator's batch; call it before `prepare`."""
     part: dict[str, Any] = map_tensors(batch, lambda tensor: tensor[:num_rows])
-    for side in (part, *part["teachers"]):
-        if "samples" in side:
-            samples = side["samples"]
-            side["samples"] = Samples(samples.sources[:num_rows], samples.rows[:num_rows])
+    for side_batch in (part, *part["teachers"]):
+        if "samples" in side_batch:
+            samples = side_batch["samples"]
+            side_batch["samples"] = Samples(samples.sources[:num_rows], samples.rows[:num_rows])
     return part
 
 
@@ -385,21 +386,21 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     >>> batch["labels"].tolist(), batch["targets"].tolist()
     ([[104, 105]], [[105, -100]])
     """
-    student, *teachers = ({**side} for side in (batch, *batch["teachers"]))
-    for side in (student, *teachers):
-        if "labels" in side:
-            side["targets"] = shifted_targets(side)
-        if "alignment" in side:
-            shifted = shift_to_predictions(side["alignment"])
-            side["shifted"] = NumberedAlignment(**vars(shifted))
-        if "realized_logprob" in side:
-            side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
+    student, *teachers = ({**side_batch} for side_batch in (batch, *batch["teachers"]))
+    for side_batch in (student, *teachers):
+        if "labels" in side_batch:
+            side_batch["targets"] = shifted_targets(side_batch)
+        if "alignment" in side_batch:
+            shifted = shift_to_predictions(side_batch["alignment"])
+            side_batch["shifted"] = NumberedAlignment(**vars(shifted))
+        if "realized_logprob" in side_batch:
+            side_batch["teacher_logprobs"] = predicted(side_batch["realized_logprob"], torch.nan)
     return to_device({**student, "teachers": teachers}, device)
 
 
-def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:
+def shifted_targets(side_batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the label of the next position for each position, int64 `[B, T]`; -100 at padding."""
-    return predicted(side["labels"]).masked_fill(side["attention_mask"] == 0, IGNORED)
+    return predicted(side_batch["labels"]).masked_fill(side_batch["attention_mask"] == 0, IGNORED)
 
 
 def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:

@@ -190,26 +190,26 @@ def find_heads(
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
     notes, in_blocks = list[str](), list[str]()
-    for index, (model, side, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
-        require_id_rows(model, side, index)
+    for n, (model, side_batch, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+        require_id_rows(model, side_batch, n)
         if model is None or wanted is False:
             continue
         result: Head | str = "its loss requires whole distributions"
         if allowed:
-            result = why_whole_logits(model) or find_head(model, side["input_ids"])
+            result = why_whole_logits(model) or find_head(model, side_batch["input_ids"])
         if isinstance(result, Head):
-            heads[index] = result
-            in_blocks.append(names[index])
+            heads[n] = result
+            in_blocks.append(names[n])
         elif wanted:
-            raise XtokError(f"{names[index]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
+            raise XtokError(f"{names[n]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
-            notes.append(f"{names[index]} computes whole logits: {result}")
+            notes.append(f"{names[n]} computes whole logits: {result}")
     if in_blocks:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(in_blocks)}")
     return heads, notes
 
 
-def require_id_rows(model: Any, side: Mapping[str, Any], index: int) -> None:
+def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> None:
     """Check that a model has an embedding for each id, because a missing embedding crashes a GPU.
 
     Issues a warning for rows that are longer than the model's maximum number of positions.
@@ -222,13 +222,13 @@ def require_id_rows(model: Any, side: Mapping[str, Any], index: int) -> None:
         rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
         limit = unwrap(model).config.get_text_config().max_position_embeddings
     name = f"teacher {index}" if index else "the student"
-    if limit is not None and 0 < limit < side["input_ids"].shape[1]:
+    if limit is not None and 0 < limit < side_batch["input_ids"].shape[1]:
         warnings.warn(
             f"{name}, {_name(model)}, has {limit:,} positions, but rows are longer: it predicts "
             "the tokens beyond them badly, or fails; shorten the rows with max_length",
             stacklevel=3,
         )
-    if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
+    if rows is not None and (largest := int(side_batch["input_ids"].max())) >= rows:
         raise XtokError(
             f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but the batch contains id "
             f"{largest:,}",

@@ -86,7 +86,7 @@ class Objective:
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
-        counts = [loss.count(batch, side) for loss, side in sides]
+        counts = [loss.count(batch, side_batch) for loss, side_batch in sides]
         loss_counts = torch.tensor(counts, dtype=torch.int64, device=num_targets.device)
         return torch.cat([num_targets[None], loss_counts])
 
@@ -133,7 +133,7 @@ class Objective:
         weights = loss_weights(self.combine, *(whole or (shares[0], shares[0])))
         loss, distillation, cross_entropy = weighted_sum(*weights)
         is_target = batch["targets"] >= 0
-        covered = [(_is_covered(side) & is_target).sum() for side in batch["teachers"]]
+        covered = [(_is_covered(side_batch) & is_target).sum() for side_batch in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
         coverage = coverage * (shares[0] / count[0].clamp(min=1))
         aux = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
@@ -152,7 +152,9 @@ class Objective:
         cross-entropy. If it is left out, the cross-entropy is not computed, and its mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
-        plans = [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
+        plans = [
+            loss.plan(student, logits, batch, side_batch) for loss, logits, side_batch in sides
+        ]
         left_out = 1 + len(plans) - len(factors)
         if not left_out:
             plans.insert(0, plan_cross_entropy(student, batch["targets"]))
@@ -160,10 +162,10 @@ class Objective:
         return total, torch.stack([torch.zeros_like(means[0])] * left_out + means)
 
 
-def _is_covered(side: Mapping[str, Any]) -> Tensor:
-    if "stored" in side:
-        return torch.nn.functional.pad(side["stored"].valid[:, 1:], (0, 1))
-    chunks = chunks_in(side, (False, False))
+def _is_covered(side_batch: Mapping[str, Any]) -> Tensor:
+    if "stored" in side_batch:
+        return torch.nn.functional.pad(side_batch["stored"].valid[:, 1:], (0, 1))
+    chunks = chunks_in(side_batch, (False, False))
     return chunks.student < chunks.total
 
 

@@ -169,7 +169,7 @@ def _align_texts(
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(student.ids, teacher.ids)
-    offsets = [_byte_offsets(*side) for side in zip(sides, rows, strict=True)]
+    offsets = [_byte_offsets(*side_row) for side_row in zip(sides, rows, strict=True)]
     return aligner.align_spans((student.ids, offsets[0]), (teacher.ids, offsets[1]))
 
 

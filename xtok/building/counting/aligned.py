@@ -66,9 +66,9 @@ class AlignedTexts(NamedTuple):
         spans = self.spans[:, self.documents == document]
         # Per side: its ids, and the starts and ends of the ranges between chunks
         sides = []
-        for side, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
-            start, end = side.bounds[document : document + 2]
-            sides.append((side.ids, np.append(start, bounds[1]), np.append(bounds[0], end)))
+        for texts, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
+            start, end = texts.bounds[document : document + 2]
+            sides.append((texts.ids, np.append(start, bounds[1]), np.append(bounds[0], end)))
         index = int(np.any([starts < ends for _, starts, ends in sides], axis=0).argmax())
         excerpts = []
         for table, (ids, starts, ends) in zip(tables, sides, strict=True):
@@ -99,15 +99,15 @@ class TextAligner:
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)
         sides = (student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)
-        for (side, chunk_ids), table, (starts, ends) in zip(
+        for (texts, chunk_ids), table, (starts, ends) in zip(
             sides, self.tables, (spans[:2], spans[2:]), strict=True
         ):
-            chunk_spans(*side, chunk_ids, num_chunks, table.lengths, starts, ends, is_chunk)
+            chunk_spans(*texts, chunk_ids, num_chunks, table.lengths, starts, ends, is_chunk)
         documents = np.repeat(np.arange(len(num_chunks)), num_chunks)
         differs = np.zeros(len(num_chunks), np.bool_)
         differs[documents[~is_chunk]] = True
-        for side, chunk_ids in sides:
+        for texts, chunk_ids in sides:
             outside = np.flatnonzero(chunk_ids < 0)
-            differs[np.searchsorted(side.bounds, outside, "right") - 1] = True
+            differs[np.searchsorted(texts.bounds, outside, "right") - 1] = True
         spans, documents = spans[:, is_chunk], documents[is_chunk]
         return AlignedTexts(student, teacher, spans, documents, differs)

@@ -74,7 +74,7 @@ class TextEncoder:
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in self.tokenizers
         ]
-        return lambda: [_join(row for job in side for row in job.result()) for side in jobs]
+        return lambda: [_join(row for job in group for row in job.result()) for group in jobs]
 
 
 def _join(rows: Iterable[NDArray[np.int32]]) -> FlatIds:

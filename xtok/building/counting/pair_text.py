@@ -226,7 +226,7 @@ class PairText:
 def pair_tokenizers(pair: Pair) -> list[Tokenizer]:
     """Return the two tokenizers of a pair, or a single tokenizer."""
     sides = pair.student_tokenizer, pair.teacher_tokenizer
-    return [side for side in sides if side is not None]
+    return [tokenizer for tokenizer in sides if tokenizer is not None]
 
 
 class TextCounter:
@@ -234,7 +234,7 @@ class TextCounter:
 
     def __init__(self, pair: Pair, plan: CountPlan) -> None:
         self.plan, self.totals = plan, TextTotals()
-        self.tokens = [np.zeros(len(side.table), np.int64) for side in pair_tokenizers(pair)]
+        self.tokens = [np.zeros(len(t.table), np.int64) for t in pair_tokenizers(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
@@ -242,8 +242,8 @@ class TextCounter:
 
     def add(self, batch: TextBatch, sides: Sequence[FlatIds]) -> None:
         """Count documents, which are given as the ids of each tokenizer."""
-        for count, side in zip(self.tokens, sides, strict=True):
-            count += np.bincount(side.ids, minlength=len(count))
+        for count, texts in zip(self.tokens, sides, strict=True):
+            count += np.bincount(texts.ids, minlength=len(count))
         if self._aligner is None:
             return
         aligned = self._aligner.align(*sides)

@@ -149,7 +149,7 @@ def synthetic_edges(
 
 
 def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress) -> Counts:
-    tables = [side.table for side in pair.tokenizers]
+    tables = [tokenizer.table for tokenizer in pair.tokenizers]
     if num_texts is None:
         student, teacher = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(student & teacher) > len(student ^ teacher) else MANY_TEXTS

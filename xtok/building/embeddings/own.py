@@ -59,7 +59,7 @@ def fitted_embeddings(
     )
     anchors = _anchors(pair, row_ids, column_ids)  # indices into x and y
     held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
-    fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
+    fit, test = ([anchor_ids[chosen] for anchor_ids in anchors] for chosen in (~held_out, held_out))
     x_mean = x[fit[0]].mean(axis=0, dtype=np.float64).astype(np.float32)
     y_mean = y[fit[1]].mean(axis=0, dtype=np.float64).astype(np.float32)
     x, y = x - x_mean, y - y_mean

@@ -52,7 +52,7 @@ def most_similar(
     # Neighbours in sorted order share n-grams, so their columns are already in the processor's
     # cache.
     row_order, column_order = (
-        np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
+        np.array(sorted(range(len(texts)), key=texts.__getitem__)) for texts in (rows, columns)
     )
     tokens = [rows[i] for i in row_order.tolist()] + [columns[i] for i in column_order.tolist()]
     for limit in (most_columns, len(columns)):

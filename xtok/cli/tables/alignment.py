@@ -75,7 +75,7 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
     for kind, student, teacher in chunks(alignment):
         mark, style = _KINDS.get(kind, ("", _COLOURS[index % len(_COLOURS)]))
         index += kind != "alone"
-        upper, lower = (_BETWEEN.join(_isolate(t) for _, t in side) for side in (student, teacher))
+        upper, lower = (_BETWEEN.join(_isolate(t) for _, t in part) for part in (student, teacher))
         yield _ChunkBlock((upper, lower, mark), style)
 
 

@@ -31,8 +31,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print the verdict, one table per tokenizer, and recommendations for a pair."""
     with printing() as console:
         console.print(cell(diagnosis.summary))
-        for side in diagnosis.tokenizers:
-            console.print(_checks(side))
+        for tokenizer in diagnosis.tokenizers:
+            console.print(_checks(tokenizer))
         pair, advice = diagnosis.pair, diagnosis.advice
         if pair is not None:
             console.print(_pair(pair, diagnosis.pair_checks))
@@ -47,9 +47,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
 
-def _checks(side: TokenizerDiagnosis) -> Table:
-    table = new_table(side.model_id, "", "finding")
-    for name, checks in groupby(side.checks, key=attrgetter("name")):
+def _checks(tokenizer: TokenizerDiagnosis) -> Table:
+    table = new_table(tokenizer.model_id, "", "finding")
+    for name, checks in groupby(tokenizer.checks, key=attrgetter("name")):
         for index, check in enumerate(checks):
             level = Text(check.level, STYLES[check.level])
             table.add_row(cell("" if index else name), level, cell(check.message))

@@ -93,7 +93,7 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
         a, b = chunks.student.sums(student_logprob), chunks.teacher.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()
-            log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
+            log_x, log_y = (x / config.temperature - MARGIN for x in (a, b))
             if config.reverse_kl:
                 log_x, log_y = log_y, log_x
             loss = _binary_kl(log_x, log_y).sum() * config.temperature

@@ -65,10 +65,10 @@ class NumberedAlignment(ShiftedAlignment):
 
 
 def chunks_in(
-    side: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
+    side_batch: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
 ) -> Chunks:
     """Return the student's and a teacher's chunks, from the teacher's part of a prepared batch."""
-    aligned = side["shifted"]
+    aligned = side_batch["shifted"]
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[kind]
     return number_chunks(aligned, kind, device=device)

@@ -130,7 +130,7 @@ class _SharedTokens(NamedTuple):
             loss, grad = self.compare(block, rows.teacher_logits, block_cells)
             return loss * weight, grad.mul_(weight)
 
-        firsts = [side.positions[side.starts[chunks]] for side in self.tokens]
+        firsts = [tokens.positions[tokens.starts[chunks]] for tokens in self.tokens]
         teacher = self.logits.teacher
         entry_positions = [] if cells is None else cells[:1]
         return PlanPart(
@@ -141,7 +141,7 @@ class _SharedTokens(NamedTuple):
         """Return cells for the first tokens and the completions of chunks that are not 1:1."""
         width = self.spellings.widths[0]
         rest_chunks = torch.arange(len(events.groups), device=events.groups.device)
-        student, teacher = (side.ids[side.starts[events.groups]] for side in self.tokens)
+        student, teacher = (x.ids[x.starts[events.groups]] for x in self.tokens)
         tokens = torch.cat([student, self.spellings.teacher_partner[teacher], events.student])
         chunks = torch.cat([rest_chunks, rest_chunks, events.chunk])
         is_shared = (tokens >= 0) & (self.spellings.student_partner[tokens] >= 0)
@@ -186,9 +186,7 @@ def _group_part(
     events: Events,
 ) -> PlanPart:
     """Compare the G chunks that are not 1:1."""
-    groups = [
-        side.select(events.groups, size) for side, size in zip(tokens, events.sizes, strict=True)
-    ]
+    groups = [x.select(events.groups, size) for x, size in zip(tokens, events.sizes, strict=True)]
 
     def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(widths[0], config.temperature)
@@ -200,7 +198,7 @@ def _group_part(
         with torch.enable_grad():
             student.requires_grad_()
             zeros = student.new_zeros(len(chunks.student.sizes))
-            masses = [zeros.index_add(0, chunk, side.exp()) for side in (student, teacher)]
+            masses = [zeros.index_add(0, chunk, x.exp()) for x in (student, teacher)]
             rests = [(1 - mass).clamp(min=MIN_REST).log() for mass in masses]
             rest_terms, _ = _divergence(rests[0], rests[1], config)
             terms, _ = _divergence(student, teacher, config)

@@ -44,16 +44,16 @@ class EventIndex(NamedTuple):
 def event_index(events: EventMap) -> EventIndex:
     """Convert an event map to an index on the CPU."""
     sides = events.student_event, events.teacher_event
-    counts = [np.bincount(side, minlength=events.num_events) for side in sides]
+    counts = [np.bincount(event_ids, minlength=events.num_events) for event_ids in sides]
     has_several = (counts[0] > 1) | (counts[1] > 1)
     sum_ids = np.cumsum(has_several) - 1
-    tokens = [np.flatnonzero(has_several[side]) for side in sides]
+    tokens = [np.flatnonzero(has_several[event_ids]) for event_ids in sides]
     _, first = np.unique(events.teacher_event, return_index=True)
 
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
 
-    sums = [sum_ids[side[ids]] for side, ids in zip(sides, tokens, strict=True)]
+    sums = [sum_ids[event_ids[ids]] for event_ids, ids in zip(sides, tokens, strict=True)]
     return EventIndex(
         partner=tensor(first[events.student_event]),
         student_tokens=tensor(tokens[0]), student_sums=tensor(sums[0]),

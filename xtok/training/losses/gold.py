@@ -60,7 +60,7 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
         order = np.lexsort((rows, -weights, columns))
     order = order[is_pair[order]]
     order = np.sort(order[np.flatnonzero(np.diff(columns[order], prepend=-1))])  # first per column
-    sides = [side[order].astype(np.int64) for side in (rows, columns)]
+    sides = [side_ids[order].astype(np.int64) for side_ids in (rows, columns)]
     rests = [np.delete(np.arange(n), ids) for ids, n in zip(sides, projection.shape, strict=True)]
     return ExactPairs(*map(torch.from_numpy, (*sides, *rests)))
 
@@ -122,5 +122,5 @@ def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldCon
         towards, away = away, towards
     others = log_s[:, pairs.other_student_ids].exp(), log_r[:, pairs.other_teacher_ids].exp()
     length = min(others[0].shape[1], others[1].shape[1], config.uncommon_topk)
-    largest = [side.topk(length, dim=1).values for side in others]
+    largest = [p.topk(length, dim=1).values for p in others]
     return (towards.exp() * (towards - away)).sum() + (largest[0] - largest[1]).abs().sum()

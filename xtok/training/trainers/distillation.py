@@ -159,7 +159,7 @@ class DistillationTrainer(Trainer):
             sums = [*torch.stack([means * counts, counts], 1)]
             if isinstance(collator := self.distillation_collator, DistillationCollator):
                 sides = [batch, *batch["teachers"]]
-                sizes = [collator.target_bytes(n, side) for n, side in enumerate(sides)]
+                sizes = [collator.target_bytes(n, side_batch) for n, side_batch in enumerate(sides)]
                 sums.append(torch.stack([sums[0][0], sizes[0].sum().to(means)]))
                 by_teacher = zip(teachers, batch["teachers"], sizes[1:], strict=True)
                 sums += [_nats_and_bytes(*each).to(means) for each in by_teacher]
@@ -239,14 +239,17 @@ class DistillationTrainer(Trainer):
             outputs.logits = outputs.logits[: len(batch["input_ids"])]
         runs = zip(self.teachers, batch["teachers"], self._heads[1:], strict=True)
         with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
-            logits = [None if t is None else logits_of(t, side, head) for t, side, head in runs]
+            logits = [
+                None if t is None else logits_of(t, side_batch, head)
+                for t, side_batch, head in runs
+            ]
         return outputs.logits, logits, router_loss(model, outputs, self.router_aux_loss_coef)
 
     def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
         """Check the ids of each batch; for the first batch, find the heads and run the audit."""
         sides = [batch, *batch["teachers"]]
-        for index, (model, side) in enumerate(zip(models, sides, strict=True)):
-            require_id_rows(model, side, index)
+        for index, (model, side_batch) in enumerate(zip(models, sides, strict=True)):
+            require_id_rows(model, side_batch, index)
         if self._heads_model is not models[0]:  # an evaluation passes the model without its wrapper
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
@@ -307,20 +310,20 @@ class _EvaluationSums(_Sums):
         return int(num_rows)
 
 
-def _nats_and_bytes(logits: AnyLogits | None, side: Any, sizes: Tensor) -> Tensor:
+def _nats_and_bytes(logits: AnyLogits | None, side_batch: Any, sizes: Tensor) -> Tensor:
     """Return a teacher's total −log p of the targets, and the targets' bytes, float32 `[2]`.
 
     Args:
         logits: the teacher's logits. None uses stored log-probabilities, and ignores targets that
             have no stored value.
-        side: the teacher's part of the batch.
+        side_batch: the teacher's part of the batch.
         sizes: the number of bytes of each target, `[B, T]`, on the CPU.
     """
-    targets = side["targets"]
+    targets = side_batch["targets"]
     if logits is not None:
         nats = cross_entropy(logits, targets) * (targets >= 0).sum()
     else:
-        logprobs = side.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
+        logprobs = side_batch.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
         targets = targets.masked_fill(logprobs.to(targets.device).isnan(), -1)
         nats = -logprobs[targets >= 0].sum()
     return torch.stack([nats.cpu().float(), sizes[targets.cpu() >= 0].sum().float()])
