@@ -33,7 +33,7 @@ T = TypeVar("T")
 Done = subprocess.CompletedProcess[str]
 
 
-def known(value: T | None) -> T:
+def not_none(value: T | None) -> T:
     """Return a value that is not None."""
     assert value is not None
     return value
@@ -55,7 +55,7 @@ def not_loaded(model: str | Path, **options: Any) -> str:
 
 def related_by_bytes(projection: ProjectionMap) -> None:
     """Check that each text row has entries, and that each is a part of its token or contains it."""
-    table, columns = known(projection.student.table), known(projection.teacher.table).tokens()
+    table, columns = not_none(projection.student.table), not_none(projection.teacher.table).tokens()
     rows = table.tokens()
     assert (projection.entries_per_row[table.text_ids] > 0).all()
     for s, t in zip(projection.student_ids.tolist(), projection.teacher_ids.tolist(), strict=True):
@@ -66,7 +66,7 @@ def related_by_bytes(projection: ProjectionMap) -> None:
 
 def identity(projection: ProjectionMap) -> None:
     """Check that the row of each used token has one entry: a token with the same bytes."""
-    table = known(projection.student.table)
+    table = not_none(projection.student.table)
     tokens, same = table.tokens(), table.canonical_ids()
     used = np.flatnonzero(table.types != TokenType.UNUSED).tolist()
     assert projection.student_ids.tolist() == used

@@ -137,14 +137,14 @@ def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
                 inner, target = inner[target], key
             inner[target] = value
 
-    return changed(mapfile.to_safetensors(TINY), change)
+    return changed_file(mapfile.to_safetensors(TINY), change)
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 """A function that changes the tensors and the metadata of a map."""
 
 
-def changed(data: bytes, change: Change) -> bytes:
+def changed_file(data: bytes, change: Change) -> bytes:
     """Return the file of a map after a change of its tensors (None removes a tensor) and metadata.
 
     Like a file of an earlier version, it has no digest of the tensors.

@@ -19,7 +19,7 @@ class Model:
     """A server with exact log-probabilities of prompts, as from vLLM 0.32 or SGLang 0.5.
 
     Attributes:
-        asked: the ids of all requests.
+        requested_ids: the ids of all requests.
         status: the status of every response, if not 200.
         delay: seconds per response.
         busy: number of requests to refuse with Retry-After.
@@ -42,7 +42,7 @@ class Model:
         self.tokenizer, self.kind = tokenizer, kind
         self.max_logprobs, self.max_model_len = max_logprobs, max_model_len
         self.model = tiny_model(len(tokenizer.table), seed=seed, sharp=0.6).eval()
-        self.asked: list[list[int]] = []
+        self.requested_ids: list[list[int]] = []
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.status, self.delay = 200, 0.0
         self.gives = len(tokenizer.table)
@@ -72,7 +72,7 @@ class Model:
             self._known[tuple(ids)] = logits.float().log_softmax(-1)
         return self._known[tuple(ids)]
 
-    def own(self, ids: list[int]) -> list[float]:
+    def token_logprobs(self, ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first."""
         all_of = self.logprobs(ids)
         return [float(all_of[n, i]) for n, i in enumerate(ids[1:])]
@@ -111,7 +111,7 @@ class Model:
 
     async def scored_rows(self, request: Request, ids: list[int]) -> torch.Tensor | Response:
         self.keys.add(request.headers.get("authorization"))
-        self.asked.append(ids)
+        self.requested_ids.append(ids)
         self.running += 1
         self.most = max(self.most, self.running)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from checks import identity, known, related_by_bytes
+from checks import identity, not_none, related_by_bytes
 from conftest import FETCHED, Load
 from loss_inputs import nemo_values
 from make_maps import built
@@ -116,7 +116,7 @@ def test_llama_to_qwen(llama_to_qwen: ProjectionMap) -> None:
 
 
 def test_every_text_row_is_filled_and_related_by_bytes(llama_to_qwen: ProjectionMap) -> None:
-    assert len(known(llama_to_qwen.student.table).text_ids) == 128_000
+    assert len(not_none(llama_to_qwen.student.table).text_ids) == 128_000
     related_by_bytes(llama_to_qwen)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chat_families import TURNS
-from checks import fails, known
+from checks import fails, not_none
 from command_lines import two_files
 from conftest import REAL, Cli
 
@@ -128,7 +128,7 @@ def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
         inside = []
         for side, ids in zip((alignment.student, alignment.teacher), numbers, strict=True):
             span = side.message_spans[i].content
-            inside.append(set(ids[slice(*known(span).tokens)].tolist()))
+            inside.append(set(ids[slice(*not_none(span).tokens)].tolist()))
         assert inside[0] == inside[1] != {-1}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import fits_80_columns, known, mutant, printed_json, within, works
+from checks import fits_80_columns, mutant, not_none, printed_json, within, works
 from conftest import Cli, Load
 from loss_inputs import alignment
 from make_maps import vocabulary
@@ -156,7 +156,7 @@ def test_an_improbable_event_of_several_tokens_counts(low: float) -> None:
     expected = (theirs * (theirs.log() - events_of)).sum()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
     loss.backward()
-    share = float(known(ours.grad)[0, 0, student_tokens[:, 1] > 0].sum())
+    share = float(not_none(ours.grad)[0, 0, student_tokens[:, 1] > 0].sum())
     assert share == pytest.approx(-2 / 6, abs=1e-4)
 
 
@@ -207,7 +207,7 @@ def test_event_maps_are_deterministic_and_survive_their_file(
     for name in [f"{side}_{part}" for side in SIDES for part in parts.split()]:
         assert (getattr(loaded, name) == getattr(result, name)).all()
     assert getattr(loaded, "rest", None) == getattr(result, "rest", None)
-    assert known(loaded.student.table).sha256() == to_pieces.tables[0].sha256()
+    assert not_none(loaded.student.table).sha256() == to_pieces.tables[0].sha256()
     [step] = result.history
     assert sorted(step) == ["options", "stage", "xtok_version"]
     with safe_open(path, framework="np") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checks import fails, full_disk, known, works
+from checks import fails, full_disk, not_none, works
 from conftest import KINDS, Cli, Load, Tokenizers
 from make_tokenizers import byte_ranks
 
@@ -242,11 +242,11 @@ def test_verify_counts_spelled_and_omitted_tokens(tmp_path: Path) -> None:
 def test_doctor_counts_spelled_and_omitted_tokens(
     sentencepiece: Tokenizer, byte_level: Tokenizer
 ) -> None:
-    student, teacher = known(known(doctor(sentencepiece, byte_level).pair).spellings)
+    student, teacher = not_none(not_none(doctor(sentencepiece, byte_level).pair).spellings)
     m = xtok.spellings(xtok.load_pair(sentencepiece, byte_level))
     assert student.shared == teacher.shared == len(m.shared[0])
     assert student.spelled == int((m.student_counts > 1).sum())
     assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]
     counts = f"{teacher.shared:,} shared, {teacher.spelled:,} spelled"
     assert str(teacher) == f"{counts}; left out: 3 (special, without counterpart)"
-    assert known(doctor(byte_level, byte_level).pair).spellings is None
+    assert not_none(doctor(byte_level, byte_level).pair).spellings is None

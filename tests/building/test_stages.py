@@ -8,7 +8,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from checks import identity, known, related_by_bytes
+from checks import identity, not_none, related_by_bytes
 from conftest import KINDS, Tokenizers
 from make_maps import NO_SLOT, built, read_pt, row
 from make_tokenizers import byte_ranks, table_of
@@ -86,7 +86,7 @@ def test_the_reverse_pass_adds_tokens_that_start_with_the_token(tiny: Pair) -> N
 def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
     slots = multitoken(tiny)
     slots.check()
-    assert known(slots.scale_slot).tolist() == [1] * 262
+    assert not_none(slots.scale_slot).tolist() == [1] * 262
     slot = 263  # the teacher's first unused id
     assert row(slots, 260) == [
         (0x32, 0.750751), (0x30, 0.075075), (0x31, 0.007508), (slot, 0.166667)
@@ -96,7 +96,7 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
     pinned.check()
     assert row(pinned, 0x41) == [(0x41, 1.0)]
     assert row(pinned, 260) == row(slots, 260)
-    assert np.flatnonzero(known(pinned.scale_slot)).tolist() == [259, 260]
+    assert np.flatnonzero(not_none(pinned.scale_slot)).tolist() == [259, 260]
 
 
 def test_the_slot_counts_toward_top_k(tiny: Pair) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import chat_families
 import numpy as np
 import pytest
-from checks import error_of, known
+from checks import error_of, not_none
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,8 +96,8 @@ def check_spans(
                 assert conversation.bounds[start] <= stretch.bytes[0]
                 assert conversation.bounds[end] >= stretch.bytes[1]
         if span.verbatim:
-            text = conversation.text[slice(*known(span.content).chars)]
-            assert text == message["content"][slice(*known(span.source))]
+            text = conversation.text[slice(*not_none(span.content).chars)]
+            assert text == message["content"][slice(*not_none(span.source))]
 
 
 def test_chatml_exactly(byte_level: Tokenizer) -> None:
@@ -133,7 +133,7 @@ def test_generation_prompt_belongs_to_no_message(
     check_spans(rendered, CHAT, byte_level)
     assert rendered.text.endswith("<|im_start|>assistant\n") == asked
     assert targets(rendered) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
-    last = known(rendered.message_spans[-1].whole)
+    last = not_none(rendered.message_spans[-1].whole)
     assert rendered.text[slice(*last.chars)].strip() == "<|im_start|>assistant\n201<|im_end|>"
 
 
@@ -213,7 +213,7 @@ def test_content_spans_of_real_templates(
     rendered = render(byte_level, chat, template=name)
     for message, span in zip(chat, rendered.message_spans, strict=True):
         if message["content"]:
-            assert rendered.text[slice(*known(span.content).chars)] == message["content"]
+            assert rendered.text[slice(*not_none(span.content).chars)] == message["content"]
             assert span.source == (0, len(message["content"]))
 
 
@@ -904,7 +904,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
         rendered = render(tokenizer, [*chat, CHAT[3]])
         assert targets(rendered) == ["four<|im_end|>"]
         assert contents(rendered)[1] == "four"
-        assert message["content"][slice(*known(rendered.message_spans[1].source))] == "four"
+        assert message["content"][slice(*not_none(rendered.message_spans[1].source))] == "four"
 
 
 @pytest.mark.real

@@ -352,7 +352,7 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
 
 
 def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
-    def said(*samples: Any, **options: Any) -> list[str]:
+    def collator_warnings(*samples: Any, **options: Any) -> list[str]:
         collator = DistillationCollator(
             byte_level, [], student_template=chatml("{{ m.content }}"), **options
         )
@@ -362,15 +362,17 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
         return [str(warning.message).removeprefix("small-byte-level: ") for warning in caught]
 
     row = {"messages": [ASK, SEVEN], "teacher_messages": None, "source": "x"}
-    assert said(row, {"text": "boats", "id": 7}) == []
+    assert collator_warnings(row, {"text": "boats", "id": 7}) == []
     effect = " is ignored, because nothing uses it"
-    assert said({**row, "loss": 0}) == [f"the key 'loss' of conversations{effect}"]
+    assert collator_warnings({**row, "loss": 0}) == [f"the key 'loss' of conversations{effect}"]
     both = {**row, "text": "boats"}
-    assert said(both) == [f"the key 'messages' of texts{effect}"]
-    assert said([ASK]) == [NO_ANSWERS]
-    assert said([Message("user", "boats?"), Message("assistant", "Seven")]) == []
-    assert said([ASK, {**SEVEN, "finish_reason": "stop", "id": 3}]) == []
-    assert said(row, max_length=2)[0].startswith("max_length 2 cuts all targets of a sample")
+    assert collator_warnings(both) == [f"the key 'messages' of texts{effect}"]
+    assert collator_warnings([ASK]) == [NO_ANSWERS]
+    assert collator_warnings([Message("user", "boats?"), Message("assistant", "Seven")]) == []
+    assert collator_warnings([ASK, {**SEVEN, "finish_reason": "stop", "id": 3}]) == []
+    assert collator_warnings(row, max_length=2)[0].startswith(
+        "max_length 2 cuts all targets of a sample"
+    )
 
 
 def test_align_uses_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:

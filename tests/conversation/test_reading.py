@@ -11,7 +11,7 @@ import chat_families
 import numpy as np
 import pytest
 from chat_families import CALL, TOLD
-from checks import known
+from checks import not_none
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +85,7 @@ def outcome(tokenizer: Tokenizer, case: str) -> str:
         return NOT_WRITTEN
     ids, expected = chat.ids, plain(messages)
     if "cut off" in case:
-        content = known(chat.message_spans[-1].content)
+        content = not_none(chat.message_spans[-1].content)
         ids = ids[: content.tokens[1] - 2]
         data = chat.text.encode()[content.bytes[0] : chat.bounds[len(ids)]]
         expected[-1]["content"] = data.decode()
@@ -239,7 +239,7 @@ def byte_ids(tokenizer: Tokenizer, token: int) -> list[int]:
 def test_masks_of_ids_that_spell_the_text_byte_by_byte(qwen: Tokenizer) -> None:
     ids = render(qwen, [ASK, ANSWER]).ids.tolist()
     single = [i for token in ids for i in byte_ids(qwen, token)]
-    chat = known(read_back(qwen, single)).conversation
+    chat = not_none(read_back(qwen, single)).conversation
     data = chat.text.encode()
     written = [data[chat.bounds[i] : chat.bounds[i + 1]]
                for i in np.flatnonzero(chat.assistant_mask)]  # fmt: skip
@@ -258,7 +258,7 @@ def test_ids_without_a_conversation_return_none(qwen: Tokenizer, byte_level: Tok
 def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
     off = {"enable_thinking": False}
     ids = render(qwen, [ASK], add_generation_prompt=True, variables=off).ids.tolist()
-    read = known(read_back(qwen, ids))
+    read = not_none(read_back(qwen, ids))
     assert (read.variables, read.add_generation_prompt) == (off, True)
     assert read.messages == [ASK]
 
@@ -270,5 +270,5 @@ def test_arguments_without_types_require_the_tools(family: Family) -> None:
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None
     texts = {"name": "add", "arguments": {"a": "two", "b": "zwei"}}
     call = {**CALL, "tool_calls": [{"type": "function", "function": texts}]}
-    read = known(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
+    read = not_none(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
     assert plain(read.messages) == plain([ASK, call, TOLD, ANSWER])

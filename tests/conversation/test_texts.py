@@ -39,7 +39,7 @@ def json_lines(documents: list[str], field: str = "text") -> bytes:
     return b"".join(json.dumps({field: d, "n": 1}).encode() + b"\n" for d in documents)
 
 
-def refused(path: Path, field: str = "text") -> XtokError:
+def read_error(path: Path, field: str = "text") -> XtokError:
     with pytest.raises(XtokError) as error:
         read(path, field)
     return error.value
@@ -105,7 +105,7 @@ def test_long_lines_are_cut_or_refused(
     assert read(path) == ["abcd", "efgh", "i", "水水水水"]
     assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]
     write(tmp_path, "a.jsonl", json_lines(["a", "a" * 60]))
-    assert f"{path}, line 2: JSON value is larger than" in refused(path).message
+    assert f"{path}, line 2: JSON value is larger than" in read_error(path).message
 
 
 @each_suffix
@@ -114,13 +114,13 @@ def test_another_encoding_is_named_with_its_line_in_the_file(
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
     path = write(tmp_path, f"a.txt{suffix}", b"one two\n" * 5 + b"x\xff\n")
-    assert "byte 0xff at offset 41, in line 6" in refused(path).message
+    assert "byte 0xff at offset 41, in line 6" in read_error(path).message
 
 
 @pytest.mark.parametrize(("encoding", "byte"), [("utf-16-le", "0xff"), ("utf-16-be", "0xfe")])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> None:
-    error = refused(write(tmp_path, name, '\ufeff{"text": "one"}\n'.encode(encoding)))
+    error = read_error(write(tmp_path, name, '\ufeff{"text": "one"}\n'.encode(encoding)))
     assert f"byte {byte} at offset 0, in line 1" in error.message
     assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
 
@@ -130,11 +130,11 @@ def test_text_with_many_zero_bytes_is_refused(tmp_path: Path, suffix: str) -> No
     """The error covers UTF-16 without a byte order mark, and megabytes of zeros."""
     name = f"a.txt{suffix}"
     for encoding in ("UTF-16LE", "UTF-16BE"):
-        error = refused(write(tmp_path, name, "the text".encode(encoding)))
+        error = read_error(write(tmp_path, name, "the text".encode(encoding)))
         assert "8 of 16 bytes" in error.message
         assert encoding in error.hint
     zeros = write(tmp_path, name, b"\0" * 1_000_000)
-    assert "65,536 of 65,536 bytes" in refused(zeros).message
+    assert "65,536 of 65,536 bytes" in read_error(zeros).message
     assert read(write(tmp_path, name, b"one\0")) == ["one\0"]
 
 
@@ -144,7 +144,7 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     whole = COMPRESSIONS[suffix](("水" * 90).encode() + bytes(range(97, 123)))
     for data in (whole[:4] + b"\xff" * 30, whole + b"and no frame", whole[:-10]):
         path.write_bytes(data)
-        assert "cannot be read" in refused(path).message
+        assert "cannot be read" in read_error(path).message
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
 )
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
     path = write(tmp_path, "a.jsonl", b'{"text": "x"}\n' + line)
-    error = refused(path)
+    error = read_error(path)
     assert error.message.startswith(f"{path}, line 2: ")
     assert problem in error.message
     assert error.parameter == "field"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checks import known
+from checks import not_none
 from conftest import Load
 from make_tokenizers import byte_ranks
 
@@ -66,7 +66,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
     pair = xtok.load_pair(student, teacher)
-    text = known(pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text)
+    text = not_none(pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text)
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == SharedCounts(student=5, teacher=7, both=3)
     assert text.boundaries == 5
@@ -96,7 +96,7 @@ def test_p_kl_is_recommended_for_any_conditional_entropy(
     begin = f"{without.sentence} On "
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
-    partly = advise(replace(facts, text=replace(known(facts.text), left_out=lost)), ("s", "t"))
+    partly = advise(replace(facts, text=replace(not_none(facts.text), left_out=lost)), ("s", "t"))
     assert partly.sentence.startswith(
         f"{begin}the 10.0% of this text for which both sides have the same bytes, "
     )
@@ -109,8 +109,8 @@ def test_report_and_doctor_give_the_same_advice(
     sides = byte_level, digits
     m, text = xtok.build(*sides), tmp_path / "text.txt"
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
-    assert examine(m).report.advice.sentence == known(doctor(*sides).advice).sentence
-    by_text = known(doctor(*sides, text).advice)
+    assert examine(m).report.advice.sentence == not_none(doctor(*sides).advice).sentence
+    by_text = not_none(doctor(*sides, text).advice)
     page = examine(m, texts=[text], pair=xtok.load_pair(*sides)).report
     assert page.advice.sentence == by_text.sentence
 
@@ -157,7 +157,7 @@ def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:
     ):
         report = examine(m, texts=[tmp_path / "a.txt"], pair=pair).report
         [fit] = [fit for fit in report.maps[0].fits if fit.loss == "p-kl"]
-        verdict = known(report.maps[0].verdict)
+        verdict = not_none(report.maps[0].verdict)
         assert (fit.grade, verdict.grade) == (grade, grade)
         assert words in verdict.reason
         assert words in fit.why

@@ -12,7 +12,7 @@ from string import ascii_lowercase
 import pytest
 import small_tokenizers
 from chat_families import CHAT
-from checks import fits_80_columns, known, works
+from checks import fits_80_columns, not_none, works
 from conftest import REAL, Cli, Load
 from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
 from tokenizers import Tokenizer as Rust
@@ -78,7 +78,7 @@ def test_valid_tokenizer_has_no_failed_check(byte_level: Tokenizer) -> None:
     )
     assert diagnosis.turn_ends == ("<|im_end|>",)
     ids = {name: i for i, name in byte_level.table.control_names.items()}
-    suffix = known(diagnosis.tool_suffix_ids)
+    suffix = not_none(diagnosis.tool_suffix_ids)
     assert suffix[1] == ids["<|im_start|>"]
     text = "".join(byte_level.table.name(i) for i in suffix)
     assert text == r"\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
@@ -165,13 +165,13 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     """If both models are the same, the model is checked only once."""
     diagnosis = doctor(digits, sentencepiece)
-    pair = known(diagnosis.pair)
+    pair = not_none(diagnosis.pair)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")
-    assert known(diagnosis.advice).loss == "event KL"
+    assert not_none(diagnosis.advice).loss == "event KL"
     single, twice = doctor(digits), doctor(digits, digits)
     assert (single.pair, single.advice) == (None, None)
     assert twice.tokenizers == single.tokenizers
-    assert known(twice.advice).loss == "plain KL"
+    assert not_none(twice.advice).loss == "plain KL"
     assert twice.summary.startswith("ok: small-digits → small-digits: no check failed, ")
 
 
@@ -179,14 +179,14 @@ def test_two_models_of_the_same_family(small: Path, digits: Tokenizer) -> None:
     """A wider matrix is padding; the report names an id with different tokens."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
     diagnosis = doctor(digits, wide)
-    pair = known(diagnosis.pair)
+    pair = not_none(diagnosis.pair)
     assert (pair.same, pair.num_ids, pair.differing) == (True, 800, 0)
-    assert "first 800 columns" in known(diagnosis.advice).sentence
+    assert "first 800 columns" in not_none(diagnosis.advice).sentence
     other, names = copy.copy(digits), digits.table.control_names
     last = max(names)
     other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
     other.vocabulary = replace(digits.vocabulary, table=other.table)
-    facts = known(doctor(digits, other).pair)
+    facts = not_none(doctor(digits, other).pair)
     assert (facts.same, facts.differing) == (False, 1)
     assert facts.differing_examples == (f"{last} '{names[last]}' / '<|other|>'",)
 
@@ -238,7 +238,7 @@ def test_shares_of_tokens_known_to_the_other_side(
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.jsonl").write_text(json.dumps({"body": text}) + "\n")
     texts = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
-    facts = known(known(doctor(byte_level, sentencepiece, texts, field="body").pair).text)
+    facts = not_none(not_none(doctor(byte_level, sentencepiece, texts, field="body").pair).text)
     sides = byte_level, sentencepiece
     for side, other, share in zip(sides, sides[::-1], facts.partner_shares, strict=True):
         tokens = [side.table[t] for t in side.library_ids([text])[0]]
@@ -298,7 +298,7 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     assert not diagnosis.failed
     assert diagnosis.summary == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
-        f"{known(diagnosis.advice).sentence} {WHEN_TO_DISTIL}"
+        f"{not_none(diagnosis.advice).sentence} {WHEN_TO_DISTIL}"
     )
 
 

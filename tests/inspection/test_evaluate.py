@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checks import fails, fits_80_columns, known, printed_json, works
+from checks import fails, fits_80_columns, not_none, printed_json, works
 from conftest import ROOT, Cli, Load
 from make_tokenizers import byte_ranks
 from naive import map_rows
@@ -154,8 +154,8 @@ def test_measures_match_their_definition(
     closed = (plain.at_starts.recipe - measured.value) / (
         plain.at_starts.recipe - plain.at_starts.floor
     )
-    assert known(plain.at_starts.closed) == pytest.approx(closed)
-    assert known(measured.low) < measured.value < known(measured.high)
+    assert not_none(plain.at_starts.closed) == pytest.approx(closed)
+    assert not_none(measured.low) < measured.value < not_none(measured.high)
 
 
 def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_recipe_and_floor_equal_those_of_real_maps(
     )
     gained = plain.over_chunks.recipe - plain.over_chunks.cross_entropy.value
     closed = gained / (plain.over_chunks.recipe - plain.over_chunks.floor)
-    assert known(plain.over_chunks.closed) == pytest.approx(closed)
+    assert not_none(plain.over_chunks.closed) == pytest.approx(closed)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(pair, maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py.jsonl", "plain")]
@@ -247,11 +247,11 @@ def test_maps_are_ranked_by_the_measure_of_the_loss(pair: Pair, maps: Maps, text
     two = {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[BuildLoss, ...] = "p-kl", "gold", "h-kl"
     evaluations = [measure_maps(two, pair, text, for_loss=loss) for loss in losses]
-    rankings = [known(result.ranking) for result in evaluations]
+    rankings = [not_none(result.ranking) for result in evaluations]
     by_starts = "starts", "chunks"
     assert [ranking.names for ranking in rankings] == [("chunks", "starts"), by_starts, by_starts]
-    lead = known(rankings[0].lead)
-    assert 0 < known(lead.low) < lead.value
+    lead = not_none(rankings[0].lead)
+    assert 0 < not_none(lead.low) < lead.value
     assert rankings[0].sentence.startswith("For P-KL, chunks is better: ")
 
 
@@ -261,12 +261,12 @@ def test_maps_with_equal_measures_are_not_ranked(
     recipe = maps["recipe"]
     result = evaluate(pair, [recipe] * 2, counted_corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
-    assert "no difference between a and a (2)" in known(result.ranking).sentence
+    assert "no difference between a and a (2)" in not_none(result.ranking).sentence
     (tmp_path / "a.txt").write_text(TEXTS[0])  # one document
     result = evaluate(pair, [recipe] * 2, tmp_path / "a.txt", names=["a", "a"], for_loss="gold")
-    assert "no difference between a and a (2)" in known(result.ranking).sentence
+    assert "no difference between a and a (2)" in not_none(result.ranking).sentence
     measured = {"a": recipe}, pair, PairText.read(pair, counted_corpus, PER_DOCUMENT)
-    assert known(measure_maps(*measured, for_loss="gold").ranking).lead is None
+    assert not_none(measure_maps(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
         measure_maps(*measured, for_loss="kl")  # type: ignore[arg-type]
     first, again = measure_maps(*measured), measure_maps(*measured)
@@ -434,5 +434,5 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     pair = xtok.load_pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
     prior = build(*pair.tokenizers, BuildConfig.for_loss("p-kl"))
     [measures] = evaluate(pair, prior, text).measures
-    assert known(measures.over_chunks.closed) > 0.5  # 0.54, and 0.29 at starts
-    assert known(measures.at_starts.closed) > 0.25
+    assert not_none(measures.over_chunks.closed) > 0.5  # 0.54, and 0.29 at starts
+    assert not_none(measures.at_starts.closed) > 0.25

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from checks import known, works
+from checks import not_none, works
 from conftest import Cli, Load
 from make_maps import TINY, built, vocabulary
 from make_tokenizers import byte_ranks
@@ -153,7 +153,7 @@ def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
     assert "pass text" in report.maps[0].fits[3].why  # the missing input
-    for side in known(report.pair.spellings):
+    for side in not_none(report.pair.spellings):
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
 
@@ -197,8 +197,8 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
 def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, bytes]) -> None:
     report = measured.report
     assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
-    assert known(report.comparison).weighted_by_text
-    assert known(report.pair.text).num_bytes == len(text.read_bytes())
+    assert not_none(report.comparison).weighted_by_text
+    assert not_none(report.pair.text).num_bytes == len(text.read_bytes())
     assert report.evaluation is not None
     assert {f.map_number for f in report.findings} <= {None, 1, 2}
     assert not any(m.name in f.text for f in report.findings for m in report.maps)
@@ -313,7 +313,7 @@ def test_a_python_user_gets_the_same_page(
 
 def test_the_policy_allows_only_the_style_and_script_of_the_page(pages: dict[str, bytes]) -> None:
     elements = Elements(pages["hostile"])
-    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))
+    policy = not_none(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))
     data, script = elements.texts["script"]
     style_hash, script_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -476,7 +476,7 @@ def test_every_row_and_column_of_the_page_equals_the_map(
     weights = [e["weight"] for row in rows for e in row]
     assert weights == pytest.approx(projection.weights.tolist(), rel=0.005)
     names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
-    table = known(projection.teacher.table)
+    table = not_none(projection.teacher.table)
     expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]
     assert [name.removeprefix("◌") for name in names] == expected
     columns = browser.run("Array.from({length: teacher.length}, (_, id) => maps[0].column(id))")
@@ -509,7 +509,7 @@ def test_search_while_typing_and_by_keyboard(browser: Browser, files: dict[str, 
 @browsing
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
-    classes = known(plain.report.maps[0].description.coverage)
+    classes = not_none(plain.report.maps[0].description.coverage)
     rows = sorted(row.rows for row in classes if row.token_class != "unused")
     for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
         browser.run("document.querySelectorAll('#classes thead button')[1].click()")
@@ -524,7 +524,7 @@ def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path])
     browser.open(files["hostile"], "#search=script")
     assert browser.run("document.title") != "owned"
     shown = browser.run("Array.from({length: 13}, (_, id) => student.shown(id))")
-    table = known(hostile_map().student.table)
+    table = not_none(hostile_map().student.table)
     for i in range(10):
         assert shown[i].removeprefix("◌") == table.name(i).replace(" ", "␣")
     assert shown[10] == "x" * SHOWN_BYTES + "… (1,000,000 bytes in all)"

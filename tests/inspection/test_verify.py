@@ -12,7 +12,7 @@ import pytest
 import torch
 from checks import fails, printed_json
 from conftest import Cli
-from make_maps import Change, changed
+from make_maps import Change, changed_file
 from make_tokenizers import byte_ranks
 
 import xtok
@@ -49,7 +49,7 @@ def messages(verification: Verification) -> dict[str, str]:
 
 def edited(path: Path, edit: Change) -> Verification:
     """Change a file and verify it."""
-    path.write_bytes(changed(path.read_bytes(), edit))
+    path.write_bytes(changed_file(path.read_bytes(), edit))
     return verify(path)
 
 

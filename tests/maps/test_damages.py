@@ -21,7 +21,7 @@ import torch
 from command_lines import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make_maps import FOREIGN, TINY, changed, edited, load_bytes, pt_bytes
+from make_maps import FOREIGN, TINY, changed_file, edited, load_bytes, pt_bytes
 from make_tokenizers import byte_ranks
 from safetensors.torch import save
 
@@ -167,7 +167,7 @@ def test_an_error_names_the_damaged_file_and_the_damage(
 )
 def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> None:
     path = tmp_path / "events.safetensors"
-    data = changed(to_safetensors(xtok.events("bytes", "bytes")), change)
+    data = changed_file(to_safetensors(xtok.events("bytes", "bytes")), change)
     for content, what in ((data, message), (data[:-100], "complete")):
         path.write_bytes(content)
         with pytest.raises(MapFileError, match=what):
@@ -192,7 +192,7 @@ def test_a_damaged_spelling_map(tmp_path: Path, message: str, change: Change) ->
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab")
     path = tmp_path / "m.safetensors"
-    path.write_bytes(changed(to_safetensors(xtok.spellings(student, teacher)), change))
+    path.write_bytes(changed_file(to_safetensors(xtok.spellings(student, teacher)), change))
     with pytest.raises(MapFileError, match=message):
         SpellingMap.load(path)
 

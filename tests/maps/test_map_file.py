@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import full_disk, known
+from checks import full_disk, not_none
 from forked import Forks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_the_file_has_the_layout_of_the_guide() -> None:
     assert metadata.pop("student") == {
         "model_id": "org/student", "revision": "main", "backend": "hf", "vocab_size": 6,
         "width_source": "option", "tokenizer_vocab_size": 4,
-        "table_sha256": known(TINY.student.table).sha256(), "control_names": {"0": "<s>"},
+        "table_sha256": not_none(TINY.student.table).sha256(), "control_names": {"0": "<s>"},
         "roles": {"bos": [0]}, "preferred_ids": [],
     }  # fmt: skip
     del metadata["teacher"]
@@ -285,7 +285,7 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(
     projection = read_pt(
         tmp_path, {**FOREIGN, **declared}, preserve_last=slots, teacher_vocab_size=4
     )
-    assert known(projection.scale_slot).tolist() == [0, 1, 1, 1, 0]
+    assert not_none(projection.scale_slot).tolist() == [0, 1, 1, 1, 0]
     ids, weights = projection.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
     # Arguments take precedence over the metadata of the file.
@@ -302,7 +302,7 @@ def test_a_slot_with_the_id_of_another_entry_is_merged(tmp_path: Path) -> None:
     }
     projection = read_pt(tmp_path, value, teacher_vocab_size=4)
     assert projection.student_ids.tolist() == [0, 0, 1]
-    assert known(projection.scale_slot).tolist() == [
+    assert not_none(projection.scale_slot).tolist() == [
         1,
         0,
     ]  # a row never consists of a slot alone
@@ -365,7 +365,7 @@ def test_preserve_last_decides_about_slots(tmp_path: Path, suffix: str) -> None:
     replace(projection, top_k=3, history=()).save(path)
     slotted = ProjectionMap.load(path, preserve_last=True)
     slotted.check()
-    has_a_last_column = np.flatnonzero(known(slotted.scale_slot)).tolist()
+    has_a_last_column = np.flatnonzero(not_none(slotted.scale_slot)).tolist()
     assert has_a_last_column == [3]
     assert slotted.reports[-1].counts == {"rows with a scale slot in the last column": 1}
 

@@ -58,7 +58,7 @@ def run(cache_file: Path, back: Pair, back_map: Path) -> Run:
 
 
 @pytest.fixture
-def whole(run: Run, tmp_path: Path) -> bytes:
+def whole_output(run: Run, tmp_path: Path) -> bytes:
     """Return the output of an uninterrupted run."""
     run(tmp_path / "whole.parquet")
     return (tmp_path / "whole.parquet").read_bytes()
@@ -73,11 +73,11 @@ def stopped(run: Run, tmp_path: Path) -> Path:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out.parquet", progress=stopping)
     folder = tmp_path / "out.parquet.checkpoint"
-    assert names(folder) == KEPT
+    assert file_names(folder) == KEPT
     return folder
 
 
-def names(folder: Path) -> set[str]:
+def file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
@@ -99,7 +99,7 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_finished_parts_are_reused(
-    run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
+    run: Run, whole_output: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     """The output equals the output of an uninterrupted run, byte for byte."""
     notes: list[str] = []
@@ -107,8 +107,8 @@ def test_finished_parts_are_reused(
     assert run(out, note=notes.append).documents == 6
     assert batch_sizes == [2]
     assert notes[1:] == [f"resuming from 2 parts in {stopped}"]
-    assert out.read_bytes() == whole
-    assert names(tmp_path) == {"a.parquet", "whole.parquet", "out.parquet"}
+    assert out.read_bytes() == whole_output
+    assert file_names(tmp_path) == {"a.parquet", "whole.parquet", "out.parquet"}
 
 
 def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,16 +144,16 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damaged_parts_are_written_again(
-    name: str, run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
+    name: str, run: Run, whole_output: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     DAMAGE[name](stopped / "000001.part")
     run(tmp_path / "out.parquet")
     assert batch_sizes == [2, 2]
-    assert (tmp_path / "out.parquet").read_bytes() == whole
+    assert (tmp_path / "out.parquet").read_bytes() == whole_output
 
 
 def test_parts_contain_their_job(
-    run: Run, whole: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
+    run: Run, whole_output: bytes, stopped: Path, batch_sizes: list[int], tmp_path: Path
 ) -> None:
     (stopped / "job.json").unlink()
     other = ProjectConfig(top_k=2)
@@ -164,25 +164,25 @@ def test_parts_contain_their_job(
     assert (tmp_path / "less.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
     run(tmp_path / "out.parquet")
     assert batch_sizes == [2] * 7
-    assert (tmp_path / "out.parquet").read_bytes() == whole
+    assert (tmp_path / "out.parquet").read_bytes() == whole_output
 
 
 def test_another_job_does_not_use_the_parts(run: Run, stopped: Path, tmp_path: Path) -> None:
     with pytest.raises(XtokError, match="options") as error:
         run(tmp_path / "out.parquet", ProjectConfig(top_k=3))
     assert str(stopped) in error.value.hint
-    assert names(stopped) == KEPT
+    assert file_names(stopped) == KEPT
 
 
 def test_an_error_names_a_part_damaged_during_the_run(
-    run: Run, whole: bytes, tmp_path: Path
+    run: Run, whole_output: bytes, tmp_path: Path
 ) -> None:
     part, out = tmp_path / "out.parquet.checkpoint" / "000000.part", tmp_path / "out.parquet"
     with pytest.raises(XtokError, match=str(part)):
         run(out, progress=lambda *_: at_the_end(lambda: flip(part)))
     assert not out.exists()
     run(out)
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == whole_output
 
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -258,8 +258,8 @@ def test_finished_parts_survive_an_error(
         with pytest.raises(XtokError, match="row 5, position 3: "):
             run(tmp_path / "out.parquet")
         assert batch_sizes == [2, 2]
-    assert names(tmp_path / "out.parquet.checkpoint") == KEPT
-    assert names(tmp_path) == {"a.parquet", "out.parquet.checkpoint"}
+    assert file_names(tmp_path / "out.parquet.checkpoint") == KEPT
+    assert file_names(tmp_path) == {"a.parquet", "out.parquet.checkpoint"}
 
 
 def test_finished_parts_survive_a_missing_cluster(
@@ -269,7 +269,7 @@ def test_finished_parts_survive_a_missing_cluster(
     options = "-o", "out.parquet", "--engine", "ray", "--address", "nowhere"
     result = cli("project", cache_file, *models, "--map", back_map, *options)
     fails(result, "Ray cluster at nowhere: ")
-    assert names(stopped) == KEPT
+    assert file_names(stopped) == KEPT
 
 
 def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
 
 @pytest.mark.parametrize("is_link", [False, True], ids=["folder", "link"])
 def test_other_files_in_the_folder_of_parts_stay(
-    is_link: bool, run: Run, whole: bytes, tmp_path: Path
+    is_link: bool, run: Run, whole_output: bytes, tmp_path: Path
 ) -> None:
     """Parts may be in the user's folder or behind a link, for example to another disk."""
     folder, scratch = tmp_path / "out.parquet.checkpoint", tmp_path / "scratch"
@@ -298,10 +298,10 @@ def test_other_files_in_the_folder_of_parts_stay(
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
         run(out, progress=stopping)
-    assert names(folder) == KEPT | others
+    assert file_names(folder) == KEPT | others
     run(out)
-    assert out.read_bytes() == whole
-    assert names(folder) == others
+    assert out.read_bytes() == whole_output
+    assert file_names(folder) == others
     assert (folder / "data" / "000001.part").read_text() == "precious"
     assert folder.is_symlink() == is_link
 
@@ -319,7 +319,7 @@ def test_a_file_of_another_program_stays(
     else:
         with pytest.raises(XtokError, match=f"^{folder / name} already exists"):
             run(out)
-    assert names(folder) == {name}
+    assert file_names(folder) == {name}
     assert (folder / name).read_text() == '{"of": "my scheduler"}'
 
 
@@ -345,19 +345,19 @@ Path.replace = replacing
 
 
 def test_a_run_killed_before_its_first_part_does_not_block_the_output(
-    command: list[str], run: Run, whole: bytes, tmp_path: Path, forks: Forks
+    command: list[str], run: Run, whole_output: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     code = IN_THE_THIRD_PART.replace("000002", "000000")
     killed(code, "SIGKILL", [*command, "-k", "3"], tmp_path, forks)
-    assert "job.json" in names(tmp_path / "out.parquet.checkpoint")
+    assert "job.json" in file_names(tmp_path / "out.parquet.checkpoint")
     run(tmp_path / "out.parquet")
-    assert (tmp_path / "out.parquet").read_bytes() == whole
-    assert names(tmp_path) == {"a.parquet", "out.parquet", "whole.parquet"}
+    assert (tmp_path / "out.parquet").read_bytes() == whole_output
+    assert file_names(tmp_path) == {"a.parquet", "out.parquet", "whole.parquet"}
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
 def test_killed_run_resumes(
-    how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
+    how: str, cli: Cli, command: list[str], whole_output: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     result = killed(IN_THE_THIRD_PART, how, command, tmp_path, forks)
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 2
@@ -372,19 +372,19 @@ def test_killed_run_resumes(
             "note: 2 parts are kept; run the same command again to resume", word
         ]  # fmt: skip
     note = "note: resuming from 2 parts in out.parquet.checkpoint\n"
-    goes_on(cli(*command), note, whole, tmp_path)
+    goes_on(cli(*command), note, whole_output, tmp_path)
 
 
-def goes_on(result: Done, note: str, whole: bytes, folder: Path) -> None:
+def goes_on(result: Done, note: str, whole_output: bytes, folder: Path) -> None:
     """Check that a resumed command writes the same output as an uninterrupted run."""
     assert works(result).stdout == "out.parquet\n"
     assert note in result.stderr
-    assert (folder / "out.parquet").read_bytes() == whole
-    assert names(folder) == {"a.parquet", "out.parquet", "whole.parquet"}
+    assert (folder / "out.parquet").read_bytes() == whole_output
+    assert file_names(folder) == {"a.parquet", "out.parquet", "whole.parquet"}
 
 
 def test_a_second_run_with_the_same_output_is_an_error(
-    cli: Cli, command: list[str], run: Run, whole: bytes, tmp_path: Path
+    cli: Cli, command: list[str], run: Run, whole_output: bytes, tmp_path: Path
 ) -> None:
     """The second command runs when the first has all parts, but no output."""
 
@@ -393,7 +393,7 @@ def test_a_second_run_with_the_same_output_is_an_error(
         fails(result, "another run is writing out.parquet")
 
     run(tmp_path / "out.parquet", progress=lambda *_: at_the_end(again))
-    assert (tmp_path / "out.parquet").read_bytes() == whole
+    assert (tmp_path / "out.parquet").read_bytes() == whole_output
 
 
 def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> 
     with pytest.raises(XtokError, match="other predictions"):
         run(folder / "c.parquet", replace(ours, top_k=4))
     assert "k: 8\n" in config.read_text()
-    assert names(folder) == {"a.parquet", "b.parquet", config.name}
+    assert file_names(folder) == {"a.parquet", "b.parquet", config.name}
 
     def another() -> None:
         run(folder / "d.parquet", ours)
@@ -419,7 +419,7 @@ def test_outputs_in_the_same_folder_share_a_config(run: Run, tmp_path: Path) -> 
         )
     assert "k: 8\n" in config.read_text()
     kept = {"a.parquet", "b.parquet", "c.parquet.checkpoint", "d.parquet", config.name}
-    assert names(folder) == kept
+    assert file_names(folder) == kept
 
 
 def test_a_run_that_fails_leaves_no_config(run: Run, tmp_path: Path) -> None:
@@ -436,14 +436,14 @@ def test_a_run_that_fails_leaves_no_config(run: Run, tmp_path: Path) -> None:
             ProjectConfig(to="distillkit"),
             progress=lambda *_: at_the_end(interrupted),
         )
-    assert names(folder) == {"a.parquet.checkpoint", "b.parquet"}
+    assert file_names(folder) == {"a.parquet.checkpoint", "b.parquet"}
 
 
 def test_a_full_disk(
-    cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
+    cli: Cli, command: list[str], whole_output: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     """The error has one line; no file is incomplete, and finished parts are kept."""
-    size = len(whole) - 1000  # larger than a part, smaller than the output
+    size = len(whole_output) - 1000  # larger than a part, smaller than the output
     result = on_a_full_disk(forks, size, command, tmp_path)
     assert result.returncode == 1
     assert "out.parquet cannot be written: " in result.stderr
@@ -451,4 +451,4 @@ def test_a_full_disk(
     assert not (tmp_path / "out.parquet").exists()
     assert not [*tmp_path.rglob("*.tmp")]
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 3
-    goes_on(cli(*command), "note: resuming from 3 parts in ", whole, tmp_path)
+    goes_on(cli(*command), "note: resuming from 3 parts in ", whole_output, tmp_path)

@@ -20,7 +20,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 
-def said(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
+def teacher_answer(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
     """Return an answer with each token after the first and three other candidates, and a rest."""
     generator = np.random.default_rng(seed)
     own, size = np.array(ids, np.int32), len(ids)
@@ -54,7 +54,7 @@ def check_scores(
     """
     text = translating.from_student_ids(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
-    answer = said(teacher_ids, len(translating.teacher.table))
+    answer = teacher_answer(teacher_ids, len(translating.teacher.table))
     scores = score(translating, text, answer, 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]

@@ -76,7 +76,7 @@ def all_small(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {n: load_tokenizer((folder if n in LAYOUTS else small) / n) for n in SMALL}
 
 
-def own(tokenizer: Tokenizer, role: str) -> int | None:
+def library_id(tokenizer: Tokenizer, role: str) -> int | None:
     """Return the library's id for a role."""
     if tokenizer.library is not None:
         i: int | None = getattr(tokenizer.library, f"{role}_token_id")
@@ -100,7 +100,7 @@ def _check_roles(tokenizer: Tokenizer) -> None:
     table = tokenizer.table
     for role in ("bos", "eos", "pad", "unk"):
         ids = table.roles.get(role, ())
-        if (i := own(tokenizer, role)) is not None:
+        if (i := library_id(tokenizer, role)) is not None:
             assert ids[0] == i
         elif role != "unk" and tokenizer.library is not None:
             assert {tokenizer.declared["eos"].get(i) for i in ids} <= {"generation_config.json"}
@@ -151,7 +151,7 @@ def _check_chunks(pair: Pair) -> None:
     rows = batch["input_ids"][0], side["input_ids"][0]
     chunks = side["alignment"].student_chunk_id[0], side["alignment"].teacher_chunk_id[0]
     for index, role in ((0, "bos"), (-1, "eos")):
-        ours, theirs = own(student, role), own(teacher, role)
+        ours, theirs = library_id(student, role), library_id(teacher, role)
         assert ours is None or rows[0][index] == ours
         assert theirs is None or rows[1][index] == theirs
         if ours is not None and theirs is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_tokenizers
-from checks import known, not_loaded
+from checks import not_loaded, not_none
 from conftest import KINDS, Tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,7 +106,7 @@ def test_width_option_and_width_without_a_config(small: Path) -> None:
     own = load_tokenizer(str(small / "small.model")).vocabulary
     assert (own.vocab_size, own.width_source) == (own.tokenizer_vocab_size, "tokenizer")
     assert wide.table is not None
-    assert wide.table.sha256() == known(own.table).sha256()
+    assert wide.table.sha256() == not_none(own.table).sha256()
 
 
 def test_a_sentencepiece_file_and_its_folder_agree(small: Path, sentencepiece: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import known
+from checks import not_none
 from loss_inputs import loss_map
 from pretended_gpu import GPU, on_cpu, pretended_gpu
 
@@ -116,7 +116,7 @@ def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
         prepared = prepare(batch, device)
         value = loss(student, teacher[0] if teacher else None, prepared, prepared["teachers"][0])
         value.backward()
-        return [value.detach(), known(student.grad)]
+        return [value.detach(), not_none(student.grad)]
 
     same_on_gpu(step, FETCHES[name])
 
@@ -147,7 +147,7 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
         count = objective.count(prepared)
         terms = objective.terms(ours, theirs, prepared, count * 2)
         terms.loss.backward()
-        return [count, *(term.detach() for term in terms), known(ours.grad)]
+        return [count, *(term.detach() for term in terms), not_none(ours.grad)]
 
     # The waits fetch the counts of targets and their positions; dynamic scaling makes two passes.
     same_on_gpu(step, 11 if dynamic_scaling else 7)
@@ -162,8 +162,8 @@ def test_a_map_as_a_module(map_to_digits: ProjectionMap, learnable: bool) -> Non
         student = probs.to(device).detach().requires_grad_()
         projected = module(student)
         projected.square().sum().backward()
-        learned = [known(known(module.logits).grad)] if learnable else []
-        return [projected.detach(), known(student.grad), *learned]
+        learned = [not_none(not_none(module.logits).grad)] if learnable else []
+        return [projected.detach(), not_none(student.grad), *learned]
 
     same_on_gpu(step, 2)  # the number of entries in the columns, and their rows
 

@@ -54,7 +54,7 @@ def head(
     return [x.to(dtype).requires_grad_() for x in tensors], options
 
 
-def whole(tensors: list[Tensor], scale: float = 1.0, softcap: float | None = None) -> Tensor:
+def whole_logits(tensors: list[Tensor], scale: float = 1.0, softcap: float | None = None) -> Tensor:
     """Return the logits as a model computes them."""
     logits = tensors[0] @ tensors[1].t()
     logits = (logits + tensors[2] if len(tensors) > 2 else logits) * scale
@@ -151,7 +151,7 @@ def test_hidden_states_give_the_values_and_gradients_of_logits(
     loss, shapes = CASES[name]
     student, options = head(shapes[0], dtype=dtype, **head_options)
     teacher, _ = head(shapes[1], dtype=dtype, seed=1, **head_options)
-    logits = [whole(tensors, **options) for tensors in (student, teacher)]
+    logits = [whole_logits(tensors, **options) for tensors in (student, teacher)]
     expected = value_and_gradients(loss, logits, student)
     from_logits = value_and_gradients(loss, logits, [logits[0]])
     hidden = (
@@ -195,8 +195,8 @@ def test_hidden_states_in_bfloat16_are_as_exact_as_logits(reverse: bool) -> None
 
     low = [head(shape, dtype=torch.bfloat16, bias=True, seed=n)[0] for n, shape in enumerate(LARGE)]
     exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
-    expected = value_and_gradients(loss, [whole(side) for side in exact], exact[0])
-    from_logits = value_and_gradients(loss, [whole(side) for side in low], low[0])
+    expected = value_and_gradients(loss, [whole_logits(side) for side in exact], exact[0])
+    from_logits = value_and_gradients(loss, [whole_logits(side) for side in low], low[0])
     from_hidden = value_and_gradients(loss, [HiddenLogits(*side) for side in low], low[0])
     for hidden_value, other, right in zip(from_hidden, from_logits, expected, strict=True):
         assert hidden_value.dtype == other.dtype
@@ -228,8 +228,9 @@ def test_gradients_in_bfloat16_are_as_exact_as_those_of_logits(kind: str, limit:
             for n, shape in enumerate(LARGE)
         ]
         exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
-        right = value_and_gradients(kinds[kind], [whole(side) for side in exact], exact[0])[1:]
-        ways: list[list[Any]] = [[HiddenLogits(*x) for x in low], [whole(x) for x in low]]
+        sides_of_logits = [whole_logits(side) for side in exact]
+        right = value_and_gradients(kinds[kind], sides_of_logits, exact[0])[1:]
+        ways: list[list[Any]] = [[HiddenLogits(*x) for x in low], [whole_logits(x) for x in low]]
         for number, sides in enumerate(ways):
             gradients = value_and_gradients(kinds[kind], sides, low[0])[1:]
             squares[number] += torch.tensor(
@@ -248,7 +249,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
     inputs = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=generator)
     inputs[0, 5:9] = -100
     ours, options = head(LARGE[0], dtype=torch.float64, softcap=5.0)
-    teacher = whole(head(LARGE[1], dtype=torch.float64, seed=1)[0]).detach()
+    teacher = whole_logits(head(LARGE[1], dtype=torch.float64, seed=1)[0]).detach()
     config = ChunkLossConfig(temperature=2.0)
     weights: list[Any] = [0.5, 2.0, torch.tensor(0.25)]
 
@@ -261,7 +262,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
 
     chunks = number_chunks(aligned, (False, True))
     results = []
-    for student in (whole(ours, **options), Counted(*ours, **options)):
+    for student in (whole_logits(ours, **options), Counted(*ours, **options)):
         both = wrap_logits(student, teacher, chunks)
         total, parts = one_pass(
             student,
@@ -381,7 +382,7 @@ def test_a_factor_outside_of_the_loss_is_not_rounded() -> None:
     """In bfloat16, 0.3 is 0.30078."""
     own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
     tensors = [x.detach() for x in head(LARGE[0], dtype=torch.bfloat16)[0]]
-    logits = whole(tensors)
+    logits = whole_logits(tensors)
     for inputs in (tensors, [logits]):
         inputs = [x.clone().requires_grad_() for x in inputs]
         gradients = [

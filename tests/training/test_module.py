@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checks import known
+from checks import not_none
 from make_maps import GOOD, SLOT, random_map
 from torch import Tensor
 
@@ -43,7 +43,7 @@ def test_empty_batch_is_projected(shape: tuple[int, ...]) -> None:
     projected = ProjectionModule(SLOTTED, learnable=True)(probs)
     assert projected.shape == (*shape[:-1], 6)
     projected.sum().backward()
-    assert known(probs.grad).shape == shape
+    assert not_none(probs.grad).shape == shape
 
 
 def test_gradients() -> None:
@@ -78,7 +78,7 @@ def test_float32_under_autocast() -> None:
         assert projected.dtype == torch.float32
         projected[:, 5].sum().backward()
     torch.testing.assert_close(projected, PROBS.bfloat16().float() @ W)
-    assert known(probs.grad).dtype == torch.bfloat16
+    assert not_none(probs.grad).dtype == torch.bfloat16
     torch.testing.assert_close(probs.grad, W[:, 5].bfloat16().expand(2, 4))
 
 
@@ -133,7 +133,7 @@ def test_weights_of_0_are_removed_from_the_map() -> None:
     projection = learned.to_map()
     projection.check()
     assert projection.row(0)[0].tolist() == [3]
-    assert known(projection.scale_slot).tolist() == [0, 0, 0, 0]
+    assert not_none(projection.scale_slot).tolist() == [0, 0, 0, 0]
 
 
 def test_a_large_slot_leaves_weight_for_the_other_entries(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_large_slot_leaves_weight_for_the_other_entries(tmp_path: Path) -> Non
     projection = learned.to_map()
     projection.save(tmp_path / "learned.safetensors")
     assert projection.weights.tolist() == [2**-24, 1 - 2**-24, 1.0, 2**-24, 1 - 2**-24]
-    assert known(projection.scale_slot).tolist() == SLOT.tolist()
+    assert not_none(projection.scale_slot).tolist() == SLOT.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

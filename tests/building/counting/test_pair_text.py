@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 import pytest
 import small_tokenizers
-from checks import known, one_core
+from checks import not_none, one_core
 from command_lines import write_documents
 from make_tokenizers import token
 from pyarrow import parquet
@@ -97,7 +97,7 @@ def test_a_difference_excludes_only_its_own_chunk(
     ids = [side.library_ids(texts) for side in both.tokenizers]
     aligner = TokenAligner(both)
     chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
-    assert known(text.per_document).num_chunks.tolist() == [
+    assert not_none(text.per_document).num_chunks.tolist() == [
         len(side_tokens) for side_tokens in chunks
     ]
     tokens = [sum(map(len, side)) for side in ids]
@@ -115,7 +115,7 @@ def test_a_difference_excludes_only_its_own_chunk(
         "6 bytes of text left out (10.17%, in 2 documents) because the two sides differ, first in "
         "a.jsonl: '12' for the student, '1２' for the teacher"
     )
-    assert known(text.left_out).sentence == sentence
+    assert not_none(text.left_out).sentence == sentence
     config = xtok.BuildConfig(exact_match=False)
     counted = xtok.build(*both.tokenizers, config, texts=[path], initial=xtok.multitoken(both))
     assert sentence in counted.reports[-1].notes
@@ -173,7 +173,7 @@ def test_a_long_run_of_the_same_character_needs_little_memory(pair: Pair, tmp_pa
     """For each document, only its distinct chunks are kept, not its tokens."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"\1" * 3_000_000))
-    text = known(PairText.read(pair, path, CountPlan(per_document=True)).per_document)
+    text = not_none(PairText.read(pair, path, CountPlan(per_document=True)).per_document)
     assert len(text.groups) == 46
     assert len(text.documents) < 300
     assert text.num_chunks.sum() > 100_000

@@ -71,7 +71,7 @@ def predicted(tokenizer: Tokenizer, ids: Any) -> Row:
     return teachers.predicted(list(ids), tokenizer.vocabulary.vocab_size, K)
 
 
-def refused(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) -> XtokError:
+def project_error(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) -> XtokError:
     """Check that a cache is an error and leaves no file; return the error."""
     options.setdefault("back_map", built(teacher, student, BACK_MAP))
     with pytest.raises(XtokError) as error:
@@ -344,7 +344,7 @@ def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: P
     bad = json.loads(json.dumps(rows))
     apply(bad)
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
-    message = refused(path, byte_level, byte_level).message
+    message = project_error(path, byte_level, byte_level).message
     assert message.startswith(f"{path}, {where}: ")
     assert ("shifted" in message) == (where == "row 0")
 
@@ -354,7 +354,7 @@ def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: P
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     data = path.read_bytes()
     path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
-    assert f"{path} cannot be read: " in refused(path, byte_level, byte_level).message
+    assert f"{path} cannot be read: " in project_error(path, byte_level, byte_level).message
 
 
 def renormalized(rows: list[Row]) -> list[Row]:
@@ -467,9 +467,9 @@ def test_other_tokenizers_are_refused(
 ) -> None:
     about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": "0" * 64}
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    assert "belong to them" in refused(path, digits, byte_level).message
+    assert "belong to them" in project_error(path, digits, byte_level).message
     teachers.write_neutral(path, rows)
-    assert refused(path, byte_level, byte_level, back_map=back_map).parameter == "back_map"
+    assert project_error(path, byte_level, byte_level, back_map=back_map).parameter == "back_map"
 
 
 def test_a_cache_without_realized_logprob_loses_targets(
@@ -972,7 +972,7 @@ def test_footer_that_contradicts_the_rows_is_refused(
 ) -> None:
     about, words = SAYS[name]
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    assert words in refused(path, byte_level, byte_level).message
+    assert words in project_error(path, byte_level, byte_level).message
     as_it_is: dict[str, Any] = {"temperature": "1", "vocab_size": "1280", "k": "8"}
     read_documents(teachers.write_neutral(path, rows, **as_it_is), byte_level)
 

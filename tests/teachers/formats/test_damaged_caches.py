@@ -180,7 +180,7 @@ NAMES = (
 )
 
 
-def changed(rows: list[Row], name: str, generator: random.Random) -> Any:
+def changed_column(rows: list[Row], name: str, generator: random.Random) -> Any:
     """Return a column after one of its numbers is changed, in 64 bits."""
     column = copy.deepcopy([row.get(name, list(range(3))) for row in rows])
     holder = column[1]
@@ -205,7 +205,7 @@ def test_parquet(
         name = generator.choice(NAMES)
         if seed % 3 == 0:
             try:
-                table[name] = changed(rows, name, generator)
+                table[name] = changed_column(rows, name, generator)
             except (OverflowError, pyarrow.ArrowException, TypeError):
                 continue  # Arrow cannot represent this column
         else:

@@ -229,7 +229,7 @@ def test_a_server_that_does_not_score_is_an_error(
     answer = served.scored_rows
 
     async def once(request: Any, ids: list[int]) -> Any:
-        if len(served.asked) > 1:  # after the detection and the comparison of tokenizers
+        if len(served.requested_ids) > 1:  # after the detection and the comparison of tokenizers
             served.status = 500
         return await answer(request, ids)
 

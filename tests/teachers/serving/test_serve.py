@@ -80,7 +80,7 @@ def prompt_rows(response: Any) -> list[list[dict[str, Any]]]:
     return [choice["prompt_logprobs"] for choice in response.json()["choices"]]
 
 
-def refused(response: Any, status: int) -> str:
+def error_message(response: Any, status: int) -> str:
     """Return the error message of a response with this status."""
     assert response.status_code == status, response.text
     message: str = response.json()["error"]["message"]
@@ -113,7 +113,7 @@ def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
         yield get
 
 
-def own(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
+def token_logprobs(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
     """Return the value of each token after the first; it must be the first in its row."""
     assert rows[0] is None
     logprobs = []
@@ -125,7 +125,7 @@ def own(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
 
 def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) -> None:
     """Check the properties that trainers rely on."""
-    assert all(math.isfinite(value) and value <= 0 for value in own(ids, rows))
+    assert all(math.isfinite(value) and value <= 0 for value in token_logprobs(ids, rows))
     for row in rows[1:]:
         candidates = [int(i) for i in row]
         ranks = [entry["rank"] for entry in row.values()]
@@ -151,19 +151,19 @@ def test_sums_of_chunks_equal_the_teachers(
     ours, theirs = served.pair.tokenizers
     ids = ours.encode(TEXT).ids.tolist()
     bos = list(ours.table.roles.get("bos", ())[:1])
-    served.model.asked.clear()
+    served.model.requested_ids.clear()
     [rows] = served.rows([*bos, *ids])
     check_rows([*bos, *ids], rows, 5, len(ours.table))
-    [asked] = served.model.asked
-    assert b"".join(theirs.table[i] for i in asked) == b"".join(ours.table[i] for i in ids)
-    values = [math.nan] * (not bos) + own([*bos, *ids], rows)
-    teacher_values = [math.nan, *served.model.own(asked)]
-    start_of = len(asked) - len(asked[1:]) if theirs.table.lengths[asked[0]] == 0 else 0
+    [teacher_ids] = served.model.requested_ids
+    assert b"".join(theirs.table[i] for i in teacher_ids) == b"".join(ours.table[i] for i in ids)
+    values = [math.nan] * (not bos) + token_logprobs([*bos, *ids], rows)
+    teacher_values = [math.nan, *served.model.token_logprobs(teacher_ids)]
+    num_bos = 1 if theirs.table.lengths[teacher_ids[0]] == 0 else 0
     seen = 0
-    for chunk in xtok.TokenAligner(served.pair).pairs(ids, asked[start_of:]):
+    for chunk in xtok.TokenAligner(served.pair).pairs(ids, teacher_ids[num_bos:]):
         (a, b), (c, d) = chunk.student_tokens, chunk.teacher_tokens
         if a or bos:
-            expected = sum(teacher_values[start_of + c : start_of + d])
+            expected = sum(teacher_values[num_bos + c : num_bos + d])
             assert sum(values[a:b]) == pytest.approx(expected, abs=1e-5)
         seen += b - a
     assert seen == len(ids)
@@ -176,7 +176,7 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
     unused = np.flatnonzero(tokenizer.table.types == TokenType.UNUSED).tolist()
     ids = [*tokenizer.encode(TEXT).ids.tolist(), unused[0], 5]
     [rows] = served.rows(ids, top_k=7)
-    assert served.model.asked[-1] == ids
+    assert served.model.requested_ids[-1] == ids
     for i, row, values in zip(ids[1:], rows[1:], served.model.logprobs(ids), strict=True):
         best = values.topk(7)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -233,7 +233,7 @@ def test_sglangs_answer(start: Start) -> None:
     scored = info["input_token_logprobs"]
     assert scored[0] == [None, ids[0], None]
     assert [entry[1] for entry in scored] == ids
-    assert [entry[0] for entry in scored[1:]] == own(ids, rows)
+    assert [entry[0] for entry in scored[1:]] == token_logprobs(ids, rows)
     # A batch with a start position, best candidates and chosen ids
     [more, last] = served.post(
         "/generate", input_ids=[ids, ids[:6]], logprob_start_len=4, top_logprobs_num=3,
@@ -261,7 +261,7 @@ def test_sglangs_answer(start: Start) -> None:
         "/generate", input_ids=ids, logprob_start_len=0, token_ids_logprob_positions=each, **ask
     )["meta_info"]["input_token_ids_logprobs"]
     assert [[entry[1] for entry in row] for row in positions[1:]] == each[1:]
-    assert [row[0][0] for row in positions[1:]] == own(ids, rows)
+    assert [row[0][0] for row in positions[1:]] == token_logprobs(ids, rows)
 
 
 def test_vllms_other_routes(start: Start) -> None:
@@ -288,7 +288,7 @@ def test_vllms_other_routes(start: Start) -> None:
     answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
     matrix = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
     assert (matrix.dtype, matrix.shape) == (np.float32, (len(ids) - start_of, 3))
-    assert matrix[:, 0].astype(float).tolist() == own(ids, rows)[start_of - 1 :]
+    assert matrix[:, 0].astype(float).tolist() == token_logprobs(ids, rows)[start_of - 1 :]
     assert np.isfinite(matrix[:, 1]).all()
     assert np.isneginf(matrix[:, 2]).all()
     sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids are counted
@@ -386,7 +386,7 @@ def test_a_bad_request_is_refused(start: Start, path: str, body: Any, words: str
     served = start("byte_level", "digits")
     content = body if isinstance(body, bytes) else json.dumps(body)
     response = served.client.post(served.url + path, content=content)
-    assert words in refused(response, 400)
+    assert words in error_message(response, 400)
     assert response.json()["error"]["code"] == 400
 
 
@@ -413,13 +413,13 @@ def test_random_requests_get_an_answer_or_an_error(start: Start, path: str, body
     response = served.client.post(served.url + path, content=json.dumps({**defaults, **body}))
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
-        assert refused(response, 400)
+        assert error_message(response, 400)
 
 
 def test_the_error_of_a_long_sequence_has_both_counts(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].segment(b" 2014" * 1000)
-    message = refused(post(served.url, ids), 400)
+    message = error_message(post(served.url, ids), 400)
     assert message.startswith(f"the sequence has {len(ids)} tokens, ")
     assert (
         "server accepts at most 2047: send shorter sequences, or start the server with a larger"
@@ -457,7 +457,7 @@ def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
     served.post("/v1/completions", **plain, **{f"invented-{n}": 1 for n in range(200)})
     assert len(served.notes) == server.MAX_NOTES
     response = served.client.post(f"{served.url}/v1/completions", json={**plain, "model": "gpt"})
-    assert refused(response, 404) == "model: gpt is not served, expected small-digits"
+    assert error_message(response, 404) == "model: gpt is not served, expected small-digits"
 
 
 def test_another_temperature_is_noted_once(start: Start) -> None:
@@ -504,14 +504,15 @@ def test_conversations_are_read_by_the_teachers_template(
     theirs = render(teacher, messages, template=template, add_generation_prompt=asks).ids.tolist()
     both = ("chatml", template)
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
-        model.asked.clear()
+        model.requested_ids.clear()
         [rows] = prompt_rows(post(url, ids, 5))
         metrics = httpx.get(f"{url}/metrics").text
     check_rows(ids, rows, 5, len(student.table))
-    [asked] = model.asked
+    [teacher_ids] = model.requested_ids
     assert 'xtok_sequences_total{chat="true"} 1.0' in metrics
-    assert asked == theirs[: len(asked) if isinstance(end, int) else None]
-    values, teacher_values = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
+    assert teacher_ids == theirs[: len(teacher_ids) if isinstance(end, int) else None]
+    values = [math.nan, *token_logprobs(ids, rows)]
+    teacher_values = [math.nan, *model.token_logprobs(teacher_ids)]
     for n, message in enumerate(messages[: 3 if isinstance(end, int) else None]):
         # the sum over a message and its end of turn equals the teacher's
         words = message["content"].encode()
@@ -519,7 +520,7 @@ def test_conversations_are_read_by_the_teachers_template(
             sum(numbers[a:b])
             for side, side_ids, numbers in (
                 (student, ids, values),
-                (teacher, asked, teacher_values),
+                (teacher, teacher_ids, teacher_values),
             )
             for a, b in [span_of(side, side_ids, words)]
         ]
@@ -558,7 +559,7 @@ def test_only_the_teacher_has_a_system_text(
         expected = [*expected, *teacher.encode_batch([SYSTEM])[0], *teacher.segment(TEXT)]
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         body = {"prompt": ids, "prompt_logprobs": 5}
-        model.asked.clear()
+        model.requested_ids.clear()
         answers = [
             httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60)
             for more in ({"teacher_system": SYSTEM}, {"teacher_system": ""}, {})
@@ -566,8 +567,9 @@ def test_only_the_teacher_has_a_system_text(
     [rows], [usual], [without] = map(prompt_rows, answers)
     check_rows(ids, rows, 5, len(student.table))
     assert usual == without != rows
-    assert model.asked[0] == expected
-    values, teacher_values = [math.nan, *own(ids, rows)], [math.nan, *model.own(expected)]
+    assert model.requested_ids[0] == expected
+    values = [math.nan, *token_logprobs(ids, rows)]
+    teacher_values = [math.nan, *model.token_logprobs(expected)]
     for words in [m["content"].encode() for m in CHAT] if kind == "chat" else ():
         sums = [
             sum(numbers[slice(*span_of(side, side_ids, words))])
@@ -586,13 +588,15 @@ def test_only_the_teacher_has_a_system_text(
 def test_equal_tokenizers_with_a_system_text(start: Start, kind: str) -> None:
     served = start("byte_level", "byte_level", kind)
     ids = served.pair.tokenizers[0].encode(TEXT).ids.tolist()
-    served.model.asked.clear()
+    served.model.requested_ids.clear()
     body = {"prompt": ids, "prompt_logprobs": 5, "teacher_system": SYSTEM}
     [choice] = served.post("/v1/completions", **body)["choices"]
-    rows, [asked] = choice["prompt_logprobs"], served.model.asked
+    rows, [teacher_ids] = choice["prompt_logprobs"], served.model.requested_ids
     check_rows(ids, rows, 5, len(served.pair.tokenizers[0].table))
-    assert asked[-len(ids) :] == ids
-    assert own(ids, rows) == pytest.approx(served.model.own(asked)[1 - len(ids) :], abs=1e-4)
+    assert teacher_ids[-len(ids) :] == ids
+    assert token_logprobs(ids, rows) == pytest.approx(
+        served.model.token_logprobs(teacher_ids)[1 - len(ids) :], abs=1e-4
+    )
 
 
 def test_equal_tokenizers_with_a_system_text_of_equal_length(
@@ -608,7 +612,7 @@ def test_equal_tokenizers_with_a_system_text_of_equal_length(
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         body = {"prompt": one, "prompt_logprobs": 5, "teacher_system": "2"}
         [rows] = prompt_rows(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
-    assert model.asked[-1] == two
+    assert model.requested_ids[-1] == two
     check_rows(one, rows, 5, len(digits.table))
 
 
@@ -622,11 +626,11 @@ def test_equal_tokenizers_with_different_templates(
     text, both = digits.encode(TEXT).ids.tolist(), ("chatml", template)
     pair = xtok.load_pair(digits, digits)
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
-        model.asked.clear()
+        model.requested_ids.clear()
         rows, other = prompt_rows(post(url, [student, text], 5))
-    assert sorted(model.asked) == sorted([teacher, text])
+    assert sorted(model.requested_ids) == sorted([teacher, text])
     check_rows(student, rows, 5, len(digits.table))
-    assert own(text, other) == model.own(text)
+    assert token_logprobs(text, other) == model.token_logprobs(text)
 
 
 def test_ids_that_are_no_conversation_are_spelled(
@@ -641,12 +645,12 @@ def test_ids_that_are_no_conversation_are_spelled(
             running(model.app) as teacher_url,
             proxied(pair, teacher_url, chat=chat, templates=both) as url,
         ):
-            model.asked.clear()
+            model.requested_ids.clear()
             [rows] = prompt_rows(post(url, ids))
         check_rows(ids, rows, 1, len(student.table))
-        [asked] = model.asked
+        [teacher_ids] = model.requested_ids
         ours = b"".join(student.table[i] for i in ids)
-        assert b"".join(teacher.table[i] for i in asked) == ours
+        assert b"".join(teacher.table[i] for i in teacher_ids) == ours
 
 
 # The teacher's server
@@ -722,9 +726,9 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     model = Model(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
-        before = own(ids, prompt_rows(post(url, ids))[0])
-        model.impossible = {model.asked[-1][5]}
-        after = own(ids, prompt_rows(post(url, ids))[0])
+        before = token_logprobs(ids, prompt_rows(post(url, ids))[0])
+        model.impossible = {model.requested_ids[-1][5]}
+        after = token_logprobs(ids, prompt_rows(post(url, ids))[0])
     assert len(after) == len(before)
     assert all(-60 < value < 0 for value in after)
     assert after != before
@@ -788,11 +792,11 @@ def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: Model) ->
         right = prompt_rows(post(url, ids))
         model.status = 500
         words = f"the teacher's server at {teacher_url}: 500 Internal Server Error: out of memory"
-        assert refused(post(url, ids), 502) == words
+        assert error_message(post(url, ids), 502) == words
         assert httpx.get(f"{url}/health").status_code == 503
-        model.status, before = 503, len(model.asked)
-        refused(post(url, ids), 502)
-        assert len(model.asked) == before + 3
+        model.status, before = 503, len(model.requested_ids)
+        error_message(post(url, ids), 502)
+        assert len(model.requested_ids) == before + 3
         # the server is busy once, and the request is repeated after Retry-After
         model.status, model.busy, since = 200, 1, time.monotonic()
         assert prompt_rows(post(url, ids)) == right
@@ -812,7 +816,7 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
         url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
         right = prompt_rows(post(url, ids))
         model.__exit__(None, None, None)
-        assert "Connect" in refused(post(url, ids), 502)
+        assert "Connect" in error_message(post(url, ids), 502)
         assert httpx.get(f"{url}/health").status_code == 503
         [away] = notes
         assert away.startswith(
@@ -822,10 +826,10 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
                 words = "it returned with a different tokenizer than small-digits: "
-                assert words in refused(post(url, ids), 502)
+                assert words in error_message(post(url, ids), 502)
         back = f"the teacher's server at {teacher_url} responds again"
         assert notes == [away, back]
-        refused(post(url, ids), 502)
+        error_message(post(url, ids), 502)
         with running(Model(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
     assert notes == [away, back, away, back]
@@ -852,7 +856,9 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
             monkeypatch.setattr(Connection, "count_connection", lambda *_: asyncio.sleep(0))
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
-                assert "it returned with a different tokenizer" in refused(post(url, ids), 502)
+                assert "it returned with a different tokenizer" in error_message(
+                    post(url, ids), 502
+                )
         with running(Model(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
 
@@ -867,7 +873,9 @@ def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         monkey: Any = model
         monkey.scored_rows = lambda *_: asyncio.sleep(0, StreamingResponse(long()))
-        assert "/v1/completions returned more than 1 MiB" in refused(post(url, [5, 6, 7]), 502)
+        assert "/v1/completions returned more than 1 MiB" in error_message(
+            post(url, [5, 6, 7]), 502
+        )
 
 
 def test_a_teacher_that_disappears_during_its_check(
@@ -877,7 +885,7 @@ def test_a_teacher_that_disappears_during_its_check(
         with running(model.app) as teacher_url:
             url = stack.enter_context(proxied(pair, teacher_url))
             monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
-        assert "ConnectError: " in refused(post(url, [5, 6, 7]), 502)
+        assert "ConnectError: " in error_message(post(url, [5, 6, 7]), 502)
 
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
@@ -1032,4 +1040,4 @@ def test_keys(pair: Pair, model: Model) -> None:
 def test_large_bodies_are_refused(pair: Pair, model: Model) -> None:
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         response = httpx.post(f"{url}/v1/completions", content=b" " * (65 << 20), timeout=60)
-    assert refused(response, 400).startswith("the body has more than 64 MB")
+    assert error_message(response, 400).startswith("the body has more than 64 MB")

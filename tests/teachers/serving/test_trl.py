@@ -97,11 +97,11 @@ def test_the_trainer(
         str(folder), args=config, train_dataset=data, processing_class=tokenizer
     )
     before = weights_of(trainer.model)
-    model.asked.clear()
+    model.requested_ids.clear()
     trainer.train()
     losses = logged(trainer)
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))
     after = weights_of(trainer.model)
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert len(model.asked) >= 6
+    assert len(model.requested_ids) >= 6
