@@ -64,7 +64,7 @@ def test_every_line_names_files_that_can_be_written() -> None:
     assert {line.split()[0] for line in lines} == commands.STARTS.keys()
 
 
-def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_p_kl_case_reports_memory_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     (result,) = rows(capsys, "p-kl", "--size=0.002")
     assert result["map"].startswith("synthetic, ")
     assert result["k"] == 16

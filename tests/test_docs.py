@@ -252,7 +252,7 @@ def matches(shown: list[str], printed: list[str]) -> bool:
     return re.fullmatch("".join(parts), text, re.DOTALL) is not None
 
 
-def test_matches() -> None:
+def test_output_matches_except_for_numbers_and_omitted_lines() -> None:
     assert without_numbers(["a 1,024 of -2.5%", "[-1.0, 2]"]) == ["a 0 of 0%", "[0]"]
     assert matches(["a ", "b"], ["a", "b  "])
     assert matches(["a", "…", "d"], ["a", "b", "c", "d"])
@@ -288,7 +288,7 @@ def xtok_commands(script: str) -> list[list[str]]:
     return arguments
 
 
-def test_xtok_commands() -> None:
+def test_xtok_commands_are_found_in_a_shell_script() -> None:
     script = "map=$(xtok build --top-k 4 \\\n  -q) # xtok\nsrun xtok inspect 'a b' | head\n"
     assert xtok_commands(script) == [["build", "--top-k", "4", "-q"], ["inspect", "a b"]]
 

@@ -132,7 +132,7 @@ def test_token_bytes_find_the_canonical_id(sentencepiece: xtok.Tokenizer) -> Non
     assert [projection["a"].student_id] == list(sentencepiece.segment(b"a"))
 
 
-def test_to_scipy(projection: ProjectionMap) -> None:
+def test_to_scipy_returns_the_same_matrix_as_to_torch(projection: ProjectionMap) -> None:
     matrix = projection.to_scipy()
     assert (matrix.format, matrix.dtype, matrix.shape) == ("csr", np.float32, projection.shape)
     assert matrix.has_sorted_indices

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.real
         ("claude-2", 65_000, 753, 5), ("o200k.tiktoken", 200_019, 1_562, 2),
     ],
 )  # fmt: skip
-def test_vocabularies(load_real: Load, name: str, ids: int, partial: int, control: int) -> None:
+def test_real_vocabularies_have_the_recorded_sizes(
+    load_real: Load, name: str, ids: int, partial: int, control: int
+) -> None:
     table = table_of(load_real(name))
     assert len(table) == ids
     assert len(table.control_names) == control

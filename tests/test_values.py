@@ -61,7 +61,9 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: stored([5, 6], [None]), ValueError, "topk_ids has None"),
     ],
 )  # fmt: skip
-def test_values(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+def test_an_invalid_value_is_named_in_the_error(
+    call: Callable[[], object], kind: type[Exception], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         call()
 

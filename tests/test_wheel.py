@@ -81,7 +81,7 @@ def test_the_sdist_contains_the_sources_of_the_wheel(dist: Path) -> None:
     assert files - metadata == PACKAGE | about
 
 
-def test_the_metadata(wheel: Path) -> None:
+def test_the_metadata_contains_version_license_and_readme(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"xtok-{xtok.__version__}.dist-info/METADATA").decode()
     metadata: Message = Parser().parsestr(text)

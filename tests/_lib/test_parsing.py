@@ -90,7 +90,9 @@ def test_every_reader_rejects_duplicate_keys(reader: str, small: Path, tmp_path:
     )
 
 
-def test_text_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_text_checks_encoding_size_and_existence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
     assert read_text(path, "the text") == "one\r\ntwo\n"

@@ -147,7 +147,7 @@ def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> 
         fails(cli("align", *two_files(small), "--file", name), problem)
 
 
-def test_bad_input(cli: Cli, small: Path) -> None:
+def test_align_needs_either_text_or_an_existing_file(cli: Cli, small: Path) -> None:
     pair = two_files(small)
     for words in (["text", "--file", "x"], []):  # both inputs, or no input
         assert cli("align", *pair, *words).returncode == 2

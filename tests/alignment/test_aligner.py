@@ -435,7 +435,9 @@ def test_padding_has_no_prediction_on_either_side(
     assert not np.asarray(shifted.has_start)[:, 0].any()
 
 
-def test_byte_spans(aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell) -> None:
+def test_pairs_have_equal_byte_spans_that_cover_the_text(
+    aligner: TokenAligner, spell_student: Spell, spell_teacher: Spell
+) -> None:
     s, t, data = spell_student(TEXT), spell_teacher(TEXT), TEXT.encode()
     offset = 0
     for p in aligner.pairs(s, t):
@@ -474,7 +476,7 @@ def test_flat_arrays_give_the_chunks_of_each_document(
     assert index == len(together.is_correct)
 
 
-def test_no_documents(aligner: TokenAligner) -> None:
+def test_an_empty_side_gives_no_chunks(aligner: TokenAligner) -> None:
     none = np.zeros(0, np.int64)
     alignment = aligner.align_ids(none, np.zeros(1, np.int64), none, np.zeros(1, np.int64))
     assert len(alignment.num_chunks) == len(alignment.is_correct) == 0

@@ -171,7 +171,7 @@ def test_contents_are_the_text_that_both_templates_write(
 @pytest.mark.parametrize(
     ("student", "teacher"), [("llama3_training", "qwen3"), ("qwen3", "gemma3")]
 )
-def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
+def test_real_templates_align_every_message(load_real: Any, student: str, teacher: str) -> None:
     folder = REAL / "chat-templates"
     if not folder.exists():
         pytest.skip("the chat templates are missing: run scripts/fetch_tokenizers.py")

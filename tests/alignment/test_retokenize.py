@@ -76,7 +76,9 @@ def test_white_space_after_an_added_token_that_strips_it(
     assert bytes_of(teacher, ids) == b"a</x> b"
 
 
-def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_control_tokens_become_the_teachers_or_are_dropped(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     roles, teacher = byte_level.table.roles, sentencepiece.table.roles
     [begin], [end] = teacher["bos"], teacher["eos"]
     row = [roles["bos"][0], roles["turn_start"][0], *byte_level.segment(b"Hello"), roles["eos"][0]]
@@ -86,7 +88,9 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
-def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer) -> None:
+def test_a_sequence_starts_with_the_teachers_bos(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer
+) -> None:
     texts = b"The lamp wa", b"s lit"
     (prompt, answer), apart, ranks_ids = (
         [*map(side.segment, texts)] for side in (byte_level, sentencepiece, ranks)

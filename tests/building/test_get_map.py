@@ -352,7 +352,9 @@ def test_a_damaged_map_is_built_again(sides: Sides, tmp_path: Path, size: int) -
     assert ["is replaced" in note for note in notes] == [True]
 
 
-def test_invalid_arguments(sides: Sides, tmp_path: Path) -> None:
+def test_invalid_arguments_are_errors_before_models_are_loaded(
+    sides: Sides, tmp_path: Path
+) -> None:
     functions: tuple[Any, ...] = (xtok.get_map, xtok.build)
     for function in functions:
         # the error comes before the models are loaded

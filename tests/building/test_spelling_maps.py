@@ -29,7 +29,7 @@ def rows(m: SpellingMap, side: str) -> list[list[int]]:
     return [part.tolist() for part in np.split(pieces, np.cumsum(counts)[:-1])]
 
 
-def test_exact_spellings(tmp_path: Path) -> None:
+def test_tokens_have_the_longest_exact_spelling(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd", width=260)
     teacher = byte_ranks(tmp_path / "t.tiktoken", "cd", "bc", "abcd")
     m = xtok.spellings(xtok.load_pair(student, teacher))
@@ -112,7 +112,9 @@ def test_every_token_is_spelled_or_omitted(tokenizers: Tokenizers, of: str, to: 
         (("mistral-v3.model", "qwen.tiktoken"), [29_236, 2_658, 874, 122_421, 12]),
     ],
 )
-def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int]) -> None:
+def test_counts_of_real_models_are_as_recorded(
+    load_real: Load, names: tuple[str, str], counts: list[int]
+) -> None:
     m = xtok.spellings(xtok.load_pair(*map(load_real, names)))
     assert [*m.reports[0].counts.values()] == counts
 
@@ -171,7 +173,9 @@ def test_both_tables_or_none(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_commands_print_nemos_configuration_of_a_spelling_map(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
     result = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
     assert (result.returncode, result.stdout) == (0, "pair.pt\npair.reverse.pt\n")
@@ -199,7 +203,9 @@ def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
     fails(cli("convert", own, "x.pt", "-s", pair[1], "-t", pair[0]), "swapped")
 
 
-def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_spellings_accepts_a_pair_or_two_tokenizers(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
     m = xtok.spellings(byte_level, digits)
     assert sha256(m) == sha256(xtok.spellings(xtok.load_pair(byte_level, digits)))
     assert isinstance(xtok.events(byte_level, digits), EventMap)

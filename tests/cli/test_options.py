@@ -186,7 +186,7 @@ def test_ignored_ids_are_not_reported_as_unmatched(
         (b" ,\xe4", b" ,\xe4"),  # not UTF-8
     ],
 )
-def test_relaxed_forms(token: bytes, form: bytes) -> None:
+def test_a_relaxed_form_is_its_own_relaxed_form(token: bytes, form: bytes) -> None:
     assert relaxed_form(token) == form
     assert relaxed_form(form) == form
 

@@ -75,7 +75,7 @@ def files(tmp_path: Path) -> Path:
         ("xtok build --text n", []),
     ],
 )
-def test_completion(
+def test_a_shell_gets_the_completions_of_a_line(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     shell: str, line: str, expected: list[str],
 ) -> None:  # fmt: skip

@@ -424,7 +424,9 @@ def test_conversations_that_cannot_be_rendered(
         ("user assistant tool", False, "message 1, the assistant's"),
     ],
 )
-def test_dropped_messages(byte_level: Tokenizer, keep: str, calls: bool, culprit: str) -> None:
+def test_error_names_the_part_that_a_template_drops(
+    byte_level: Tokenizer, keep: str, calls: bool, culprit: str
+) -> None:
     make = partial(render, byte_level, TOOLS, template=DROPS)
     whole = make(variables={"keep": "user assistant tool", "calls": True})
     assert whole.message_spans[2].content is not None
@@ -748,7 +750,7 @@ LEFT_OUT_BY_TRL = {"gemma4_v2": "\n", "diffusion_gemma_training": "<|tool_respon
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", chat_families.NAMES)
-def test_real_templates(name: str, family: Family) -> None:
+def test_real_templates_have_the_librarys_ids_and_targets(name: str, family: Family) -> None:
     """Ids equal Transformers', contents have their spans, and targets are text of the assistant."""
     library, tokenizer = family(name)
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CHAT[1:]]

@@ -125,7 +125,9 @@ def or_none(tokenizer: Tokenizer, chat: list[dict[str, Any]], way: str) -> Conve
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", chat_families.NAMES)
-def test_real_templates(name: str, small: Path, tmp_path: Path) -> None:
+def test_real_templates_have_equal_masks_for_literal_roles(
+    name: str, small: Path, tmp_path: Path
+) -> None:
     chat_families.write(name, small / "small-byte-level", tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     source = (chat_families.TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")

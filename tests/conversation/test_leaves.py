@@ -165,7 +165,7 @@ def test_omitted_keys_of_tools_are_noted(byte_level: Tokenizer) -> None:
     )
 
 
-def test_documents(byte_level: Tokenizer) -> None:
+def test_documents_are_rendered_or_named_in_the_error(byte_level: Tokenizer) -> None:
     documents = [{"title": "Harbour", "text": "seven boats", "doc_id": 4}]
     rows: list[dict[str, Any]] = [{"documents": documents}]
     rows.append({"chat_template_kwargs": rows[0]})
@@ -325,7 +325,7 @@ def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
 # Comparison with the library
 
 
-def test_an_audit(small: Path, tmp_path: Path) -> None:
+def test_compare_side_reports_ignored_keys_and_other_templates(small: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(small / "small-byte-level", tmp_path / "model")
     (folder / "chat_template.jinja").write_text(BESIDE)
     tokenizer = load_tokenizer(folder)

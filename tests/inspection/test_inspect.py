@@ -120,7 +120,9 @@ def test_a_counted_row(numbers_pair: Sides) -> None:
     ]  # fmt: skip
 
 
-def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_rows_of_special_tokens_are_explained_by_role(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     projection = xtok.build(byte_level, sentencepiece)
     bos = byte_level.table.roles["bos"][0]
     role, empty = explain(projection, [bos, len(byte_level.table) - 1]).rows

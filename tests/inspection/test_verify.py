@@ -157,7 +157,9 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
     assert messages(checked)["as written"] == "1 files changed by another program"
 
 
-def test_another_model(path: Path, numbers_pair: Sides, tmp_path: Path) -> None:
+def test_verify_names_ids_that_differ_from_the_model(
+    path: Path, numbers_pair: Sides, tmp_path: Path
+) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
     pair = xtok.load_pair(other, numbers_pair[1])
     with pytest.raises(TypeError, match="pass two models"):
@@ -189,7 +191,9 @@ def test_a_given_width_beside_the_width_of_a_pair(byte_level: Tokenizer, ranks: 
 
 
 @pytest.mark.parametrize("with_models", [False, True])
-def test_given_widths(path: Path, numbers_pair: Sides, with_models: bool, cli: Cli) -> None:
+def test_widths_that_differ_from_the_options_fail(
+    path: Path, numbers_pair: Sides, with_models: bool, cli: Cli
+) -> None:
     models = (xtok.load_pair(*numbers_pair),) if with_models else ()
     assert verify(path, *models, student_vocab_size=258, teacher_vocab_size=260).failed == ()
     verification = verify(path, *models, student_vocab_size=999)
@@ -201,7 +205,7 @@ def test_given_widths(path: Path, numbers_pair: Sides, with_models: bool, cli: C
     assert "260, but 998 from the option" in result.stdout
 
 
-def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
+def test_verify_detects_edited_weights_in_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
     projection.save(tmp_path / "m.pt")
     assert verify(tmp_path / "m.pt").failed == ()
     data = torch.load(tmp_path / "m.pt", weights_only=True)

@@ -97,7 +97,7 @@ def test_files_contain_the_table(cli: Cli, small: Path, tmp_path: Path, with_tea
     ]
 
 
-def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_an_npz_contains_the_columns_of_the_table(cli: Cli, small: Path, tmp_path: Path) -> None:
     model, teacher = small / "small-digits", small / "small.model"
     pair = xtok.load_pair(model, teacher)
     table = pair.tables[0]

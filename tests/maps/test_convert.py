@@ -58,7 +58,9 @@ def test_a_map_without_tokens_accepts_its_tokenizers(
 # The command
 
 
-def test_the_command(cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path) -> None:
+def test_convert_writes_a_pt_and_prints_nemos_option(
+    cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path
+) -> None:
     map_to_digits.save(tmp_path / "map.safetensors")
     pt, again = cli("convert", "map.safetensors", "map.pt"), cli("convert", "map.pt", "-o", "m.pt")
     assert (pt.stdout, again.stdout) == ("map.pt\n", "m.pt\n")

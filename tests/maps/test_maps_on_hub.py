@@ -142,13 +142,15 @@ def test_offline_the_cache_serves_the_map(repo: Repo) -> None:
         ("hf:org/maps", "does not name a file", "hf:OWNER/NAME/FILE"),
     ],
 )
-def test_errors(repo: Repo, cli: Cli, source: str, problem: str, hint: str) -> None:
+def test_errors_of_the_hub_name_the_problem_and_the_fix(
+    repo: Repo, cli: Cli, source: str, problem: str, hint: str
+) -> None:
     result = cli("inspect", source, env=repo.environment(repo.url))
     assert len(result.stderr.splitlines()) == 2
     fails(result, problem, hint)
 
 
-def test_no_network(repo: Repo, cli: Cli) -> None:
+def test_an_unreachable_hub_is_an_error_with_a_hint(repo: Repo, cli: Cli) -> None:
     result = cli("inspect", MAP, env=repo.environment(NOWHERE))
     assert len(result.stderr.splitlines()) == 2
     fails(result, "the hub cannot be reached", "hf download org/maps")

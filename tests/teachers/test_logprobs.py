@@ -185,7 +185,7 @@ def test_padded_batches_with_masks(project: Project, padding: str) -> None:
     assert (projected.valid == (projected.logprobs != 0)).all()
 
 
-def test_empty_sequences(project: Project) -> None:
+def test_empty_sequences_have_no_values(project: Project) -> None:
     assert shares(project([], [], [])) == ([], [])
     projected = project([[], [97]], [[97], []], [[-1.0], []])
     assert [row.tolist() for row in projected.logprobs] == [[], [0.0]]
@@ -243,7 +243,9 @@ VALID: list[tuple[list[int], list[int], dict[str, bool], list[int]]] = [
 
 
 @pytest.mark.parametrize(("s", "t", "options", "valid"), VALID)
-def test_valid_tokens(project: Project, s: Any, t: Any, options: Any, valid: list[int]) -> None:
+def test_tokens_are_valid_where_the_texts_are_equal(
+    project: Project, s: Any, t: Any, options: Any, valid: list[int]
+) -> None:
     assert project(s, t, [-1.0] * len(t), **options).valid.tolist() == [*map(bool, valid)]
 
 

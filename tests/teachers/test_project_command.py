@@ -28,7 +28,9 @@ from xtok.tokenizers.table import TokenTable
 
 
 @pytest.mark.usefixtures("cache_file")
-def test_the_command(cli: Cli, models: list[str], back_map: Path, tmp_path: Path) -> None:
+def test_project_prints_the_path_and_a_report(
+    cli: Cli, models: list[str], back_map: Path, tmp_path: Path
+) -> None:
     """The path is on stdout, the report on stderr; without a map, the file is the same."""
     command = "project", "a.parquet", *models, "-k", "8", "-o"
     result = cli(*command, "out.parquet")

@@ -132,7 +132,7 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     ("student", "teacher"),
     [("mistral-v1.model", "qwen.tiktoken"), ("mistral-v3.model", "claude-2")],
 )
-def test_each_token(load_real: Load, student: str, teacher: str) -> None:
+def test_every_token_has_a_score(load_real: Load, student: str, teacher: str) -> None:
     """The text is a word and all ids in order.
 
     All pairs of fetched tokenizers were checked manually.

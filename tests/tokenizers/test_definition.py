@@ -238,7 +238,9 @@ def test_every_change_of_a_sentencepiece_model(
 
 
 @pytest.mark.parametrize("kind", ["tiktoken", "tekken"])
-def test_another_pattern(kind: str, small: Path, digits: Tokenizer, tmp_path: Path) -> None:
+def test_another_split_pattern_changes_the_digest(
+    kind: str, small: Path, digits: Tokenizer, tmp_path: Path
+) -> None:
     def load(pattern: str) -> Tokenizer:
         if kind == "tiktoken":
             return load_tokenizer(f"{small / 'small.tiktoken'}@{pattern}")

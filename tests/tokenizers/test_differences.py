@@ -48,7 +48,7 @@ def test_a_text_that_starts_with_bos_gets_no_second_bos(byte_level: Tokenizer) -
     assert library_differences(byte_level, [text], [[BOS, THE, SH, IP]]) == []
 
 
-def test_roles(byte_level: Tokenizer) -> None:
+def test_roles_that_differ_from_the_library_are_listed(byte_level: Tokenizer) -> None:
     changed = copy.copy(byte_level)
     changed.declared = {**changed.declared, "bos": {PAD: "a test"}, "pad": {}}
     assert library_differences(changed, []) == [

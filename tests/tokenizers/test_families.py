@@ -46,7 +46,9 @@ def megatron(small: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["v1", "v2", r"\p{N}|[^\p{N}]+"])
-def test_megatrons_vocabulary(name: str, megatron: Path, small: Path) -> None:
+def test_megatrons_vocabulary_has_the_ids_of_tiktoken(
+    name: str, megatron: Path, small: Path
+) -> None:
     from tiktoken import Encoding
 
     pattern = {

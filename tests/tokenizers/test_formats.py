@@ -379,7 +379,7 @@ def test_text_that_does_not_round_trip_is_noted_by_build(
     assert any(note.startswith("wp changes text: BertNormalizer: ") for note in notes)
 
 
-def test_bytes() -> None:
+def test_the_tokenizer_bytes_has_a_token_per_byte() -> None:
     tokenizer = load_tokenizer("bytes")
     assert table_of(tokenizer).tokens() == [bytes([b]) for b in range(256)]
     assert tokenizer.segment("é".encode() + b"\xff") == [0xC3, 0xA9, 0xFF]
@@ -389,7 +389,7 @@ def test_bytes() -> None:
 # Built-in tokenizers
 
 
-def test_null() -> None:
+def test_the_null_tokenizer_has_numbers_as_text() -> None:
     tokenizer = load_tokenizer("null:100")
     assert tokenizer.vocabulary.vocab_size == 100
     assert len(table_of(tokenizer).text_ids) == 0
@@ -433,7 +433,7 @@ def test_a_slow_tokenizer_is_an_error(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_real_tekken(load_real: Load) -> None:
+def test_a_real_tekken_file_has_special_tokens_before_ranks(load_real: Load) -> None:
     table = table_of(load_real("tekken.json"))
     assert len(table) == 131_072
     assert table.control_names[999] == "<SPECIAL_999>"

@@ -366,7 +366,7 @@ def unigram(folder: Path, tokenizer_class: str, model_type: str) -> Path:
     return folder
 
 
-def test_unigram_folders(tmp_path: Path) -> None:
+def test_unigram_folders_load_as_in_transformers(tmp_path: Path) -> None:
     plain = unigram(tmp_path / "plain", "PreTrainedTokenizerFast", "llama")
     assert is_short(plain) == hf_folder.can_read_alone()
     t5 = unigram(tmp_path / "t5", "T5TokenizerFast", "t5")

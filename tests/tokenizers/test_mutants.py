@@ -57,7 +57,7 @@ FILES: dict[str, tuple[str, str, int]] = {  # source of a file, and the model na
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_mutants(name: str, small: Path, tmp_path: Path) -> None:
+def test_mutants_of_a_file_load_or_are_rejected(name: str, small: Path, tmp_path: Path) -> None:
     source, more, count = FILES[name]
     path = tmp_path / name
     if source:

@@ -110,7 +110,7 @@ def test_sha256_does_not_depend_on_width_roles_or_order() -> None:
         (b"\xe4\xb8", r"\xe4\xb8"), ("中文 é".encode(), "中文 é"),
     ],
 )  # fmt: skip
-def test_escape(data: bytes, shown: str) -> None:
+def test_escape_makes_control_bytes_visible(data: bytes, shown: str) -> None:
     assert escape(data) == shown
 
 

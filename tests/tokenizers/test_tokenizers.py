@@ -227,7 +227,7 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
         *((f"SMALL/small.tiktoken@{regex}", "not a regular expression") for regex in ("", "x*")),
     ],
 )  # fmt: skip
-def test_invalid_names(
+def test_error_names_the_cause_of_an_invalid_model_name(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, culprit: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

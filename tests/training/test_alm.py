@@ -55,7 +55,7 @@ def test_equal_likelihoods_have_zero_loss_for_any_chunks() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients(reverse: bool, set_block: SetNumber) -> None:
+def test_gradients_of_alm_equal_finite_differences(reverse: bool, set_block: SetNumber) -> None:
     student, teacher, targets = sides(1)
     config = ALMConfig(temperature=2, reverse_kl=reverse)
 
@@ -79,7 +79,7 @@ def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-def test_in_bfloat16() -> None:
+def test_alm_in_bfloat16_is_close_to_float64() -> None:
     student, teacher, targets = sides(3)
     low = student.detach().bfloat16().requires_grad_()
     exact = low.detach().double().requires_grad_()
@@ -132,7 +132,7 @@ def test_rows_without_a_chunk() -> None:
         ({"student_logits": torch.full((3, 6, 10), torch.inf)}, "the student's logits are inf at"),
     ],
 )
-def test_bad_input(change: dict[str, Any], message: str) -> None:
+def test_error_names_the_invalid_input_of_alm(change: dict[str, Any], message: str) -> None:
     student, teacher, targets = sides()
     logits: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
     logits |= {"targets": targets} | change

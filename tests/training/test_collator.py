@@ -31,7 +31,9 @@ def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
     return DistillationCollator(digits, byte_level)
 
 
-def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: Tokenizer) -> None:
+def test_batches_of_texts_have_ids_masks_and_labels(
+    collator: DistillationCollator, digits: Tokenizer, byte_level: Tokenizer
+) -> None:
     batch = collator(TEXTS)
     [side] = batch["teachers"]
     for tokenizer, part in ((digits, batch), (byte_level, side)):
@@ -110,7 +112,9 @@ def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> A
     )
 
 
-def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
+def test_only_answers_of_conversations_are_targets(
+    digits: Tokenizer, byte_level: Tokenizer
+) -> None:
     with pytest.warns(UserWarning, match="the targets contain no end-of-turn token"):
         batch = chat_collator(digits, byte_level)([CHAT, {"messages": CHAT}, {"text": TEXTS[0]}])
     [side] = batch["teachers"]
@@ -219,7 +223,9 @@ def test_every_kind_of_tokenizer_can_be_pickled(
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_workers(collator: DistillationCollator, context: str) -> None:
+def test_workers_of_a_data_loader_make_the_same_batches(
+    collator: DistillationCollator, context: str
+) -> None:
     loader: DataLoader[Any] = DataLoader(
         TEXTS * 2,  # type: ignore[arg-type]
         batch_size=2,
@@ -233,7 +239,9 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
         check_same_batch(batch, collator((TEXTS * 2)[start : start + 2]))
 
 
-def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:
+def test_error_names_the_invalid_sample(
+    collator: DistillationCollator, byte_level: Tokenizer
+) -> None:
     with pytest.raises(ValueError, match="a batch needs at least one sample"):
         collator([])
     for sample, problem in (
@@ -272,7 +280,7 @@ STORED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_stored_predictions() -> None:
+def test_stored_predictions_are_padded_and_complemented() -> None:
     none = -torch.inf
     batch = prepare(TopKCollator(pad_id=3)(STORED))
     [side] = batch["teachers"]

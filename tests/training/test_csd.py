@@ -220,7 +220,7 @@ def test_tokenizers_from_their_files_to_the_loss(
 # Types, extremes and bad input
 
 
-def test_in_bfloat16() -> None:
+def test_csd_in_bfloat16_is_close_to_float64() -> None:
     student, teacher, targets, aligned = csd_batch(ROWS, seed=3)
     low = student.detach().bfloat16().requires_grad_()
     exact = low.detach().double().requires_grad_()
@@ -276,7 +276,7 @@ def test_index_moves_to_a_device() -> None:
         ({"teacher_logits": torch.full((3, T_T, V_T), torch.inf)}, "teacher's logits are inf at"),
     ],
 )
-def test_bad_input(change: dict[str, Any], message: str) -> None:
+def test_csd_rejects_invalid_tensors(change: dict[str, Any], message: str) -> None:
     student, teacher, targets, aligned = csd_batch(ROWS)
     good: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
     good |= {"targets": targets}
@@ -303,7 +303,7 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
         ({"jsd_beta": 0.5, "reverse_kl": True}, "expected None with reverse_kl"),
     ],
 )
-def test_options(options: dict[str, Any], message: str) -> None:
+def test_csd_rejects_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CSDConfig(**options)
 

@@ -159,7 +159,7 @@ def test_a_cpu_that_is_slow_in_bfloat16(
         assert ("remove --autocast" in capsys.readouterr().err) is not is_fast
 
 
-def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
+def test_losses_of_several_teachers_are_weighted(setting: list[str], tmp_path: Path) -> None:
     teacher = [o for o in setting if o.startswith(("--teacher", "--map"))]
     single = run(setting, tmp_path / "one", steps=1)
     both = [*setting, *teacher]
@@ -182,7 +182,7 @@ def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_pa
     assert log[1]["distillation"] > 2 * log[0]["distillation"]
 
 
-def test_averaged_logits() -> None:
+def test_averaged_logits_ignore_teachers_of_weight_0() -> None:
     a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
     assert distill.averaged_logits([a, b], [1, 1]).tolist() == [[[2.0, 5.0]]]
     assert distill.averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]

@@ -103,7 +103,7 @@ def logits_of(batch: dict[str, Any], pair: Pair, dtype: torch.dtype) -> list[tor
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
+def test_losses_on_a_gpu_equal_the_cpu(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
     if name == "same-tokenizer":
         pair = xtok.load_pair(*pair.tokenizers[:1] * 2)
     artefact = loss_map(name, pair)
@@ -169,7 +169,7 @@ def test_a_map_as_a_module(map_to_digits: ProjectionMap, learnable: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cosines(dtype: str) -> None:
+def test_cosines_on_a_gpu_equal_the_cpu(dtype: str) -> None:
     generator = np.random.default_rng(0)
     students, teachers = (
         generator.standard_normal((size, 8)).astype(np.float32) for size in (700, 2500)

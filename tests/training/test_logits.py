@@ -466,12 +466,12 @@ def test_seventy_losses_share_a_pass() -> None:
         ({"softcap": 0}, "softcap is 0, expected a number above 0"),
     ],
 )
-def test_bad_heads(change: dict[str, Any], message: str) -> None:
+def test_invalid_hidden_logits_are_errors(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HiddenLogits(**{"hidden": torch.zeros(2, 3, 5), "weight": torch.zeros(7, 5), **change})
 
 
-def test_bad_input() -> None:
+def test_errors_name_nan_hidden_states_and_invalid_targets() -> None:
     aligned, index = large()
     tensors, teacher = (head(shape, dtype=torch.float32)[0] for shape in LARGE)
     for number, what in enumerate(("hidden states", "weight")):

@@ -96,7 +96,9 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
         ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5"),
     ],
 )
-def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:
+def test_error_names_invalid_log_probabilities(
+    collator: DistillationCollator, change: dict[str, Any], message: str
+) -> None:
     row = {"input_ids": [3, 4], "realized_logprob": [None, -1.0]}
     collator([row])
     with pytest.raises(ValueError, match=message):

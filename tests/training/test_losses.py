@@ -428,7 +428,7 @@ def test_gold_pairs_are_the_exact_rows() -> None:
     assert pairs.widths == (4, 6)
 
 
-def test_heavy_pairs() -> None:
+def test_a_threshold_selects_the_heaviest_pair_of_each_token() -> None:
     pairs = exact_pairs(GOOD, threshold=0.6)
     assert (pairs.student_ids.tolist(), pairs.teacher_ids.tolist()) == ([0, 2], [3, 5])
     contested = map_of([5, 5, 5, 1], [0.7, 0.9, 0.9, 0.6])
@@ -501,6 +501,8 @@ def test_combining_with_cross_entropy() -> None:
         (CombineConfig, {"distillation_weight": -1}, "distillation_weight is -1"),
     ],
 )
-def test_bad_configurations(make: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_configurations_are_errors(
+    make: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)

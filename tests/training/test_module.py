@@ -28,7 +28,7 @@ W = torch.tensor(
 PROBS = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.5, 0]])
 
 
-def test_exact_product() -> None:
+def test_the_product_equals_manual_values() -> None:
     projected = ProjectionModule(GOOD)(PROBS)
     assert projected.dtype == torch.float32
     torch.testing.assert_close(
@@ -46,7 +46,7 @@ def test_empty_batch_is_projected(shape: tuple[int, ...]) -> None:
     assert not_none(probs.grad).shape == shape
 
 
-def test_gradients() -> None:
+def test_gradients_of_the_product_equal_the_dense_ones() -> None:
     m = random_map(9, 11)
     p = ProjectionModule(m)
     probs = torch.rand(2, 3, 9, dtype=torch.float64, requires_grad=True)
@@ -155,7 +155,7 @@ def test_a_learned_projection_in_half_precision_becomes_a_map(dtype: torch.dtype
     assert np.allclose(projection.weights, GOOD.weights, atol=2e-3)
 
 
-def test_state_dict() -> None:
+def test_a_state_dict_restores_learned_weights() -> None:
     learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_to_moves_everything() -> None:
     assert {t.device.type for t in moved.state_dict().values()} == {"meta"}
 
 
-def test_compiled() -> None:
+def test_the_compiled_module_gives_equal_gradients() -> None:
     module = ProjectionModule(SLOTTED, learnable=True)
     compiled = torch.compile(module, backend="aot_eager")
     results = []

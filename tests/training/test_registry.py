@@ -28,7 +28,7 @@ from xtok.training.losses.registry import (
 from xtok.training.objective import make_objective
 
 
-def test_the_table() -> None:
+def test_the_table_has_every_loss_with_its_kind_of_map() -> None:
     assert set(LOSSES) == {*get_args(LossName)}
     kinds = {name: row.map.file_type.KIND if row.map else None for name, row in LOSSES.items()}
     assert kinds == {name: info.map for name, info in LOSS_INFO.items()}

@@ -146,7 +146,7 @@ def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
         ({"student_logits": torch.full((1, 2, 9), torch.nan)}, r"student's logits are nan at \[0"),
     ],
 )
-def test_bad_input(change: dict[str, Any], message: str) -> None:
+def test_topk_kl_rejects_invalid_tensors(change: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {
         "student_logits": torch.zeros(1, 2, 9), "top_ids": [[[0, 0], [0, 1]]],
         "top_logprobs": [[[0.0, 0.0], [-1.0, -2.0]]], "rest_logprob": [[0.0, -3.0]],

@@ -472,7 +472,9 @@ def test_a_full_disk(model: Path, new: Path, tmp_path: Path, forks: Forks) -> No
     assert file_names(tmp_path) == ["model"]
 
 
-def test_the_command(model: Path, new: Path, tmp_path: Path, cli: Cli) -> None:
+def test_transplant_prints_bits_and_writes_a_record(
+    model: Path, new: Path, tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 9, encoding="utf-8")
     args = [str(model), str(new), "--text", "text.txt"]
     result = works(cli("transplant", *args, "-o", "new"))

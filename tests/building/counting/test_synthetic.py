@@ -55,7 +55,7 @@ def rows(edges: Edges) -> dict[int, dict[int, float]]:
         (b"", None),
     ],
 )
-def test_kinds(token: bytes, kind: TextKind | None) -> None:
+def test_text_kind_of_a_token(token: bytes, kind: TextKind | None) -> None:
     assert text_kind(token) == kind
 
 

@@ -175,7 +175,7 @@ def test_large_row_groups_come_in_pieces(
     assert len(neutral(parts)) == 300
 
 
-def test_distillkits_approximation() -> None:
+def test_distillkits_compression_is_decoded() -> None:
     """Two exact values, a line through the deltas of the others, and residuals of four bits."""
     config = Compression(
         d=300, k=4, exact_k=2, exact_dtype="float16", polynomial_terms=[0, 1],
@@ -212,7 +212,7 @@ def rounded(values: Any) -> Any:
     return round(values, 4) if isinstance(values, float) else values
 
 
-def test_axolotls_columns() -> None:
+def test_axolotls_columns_predict_the_next_token() -> None:
     """Row i predicts token i + 1, renormalized, as in `DataCollatorForKD` of Axolotl 0.19."""
     columns = axolotl.table(STORED, TO).to_pydict()
     assert rounded([columns[name] for name in columns]) == [
@@ -238,7 +238,7 @@ def test_axolotls_columns_of_unlikely_candidates() -> None:
     assert rounded(table.to_pydict()["target_logprobs"]) == [[[-0.3133, -1.3133], [-1e9, -1e9]]]
 
 
-def test_distillkits_columns() -> None:
+def test_distillkits_columns_are_not_renormalized() -> None:
     """Row i predicts token i + 1, not renormalized; DistillKit masks row i by `labels[i]`."""
     columns = distillkit.table(STORED, TO).to_pydict()
     columns = {name: rounded(values) for name, values in columns.items()}
@@ -251,7 +251,7 @@ def test_distillkits_columns() -> None:
     }
 
 
-def test_vllms_lines() -> None:
+def test_vllms_lines_are_ordered_by_rank() -> None:
     """Entries are ordered by rank and include the text's own token; the first token has null."""
     realized = np.array([np.nan, -0.7, -0.6, np.nan, np.nan], np.float32)
     topk = STORED.topk._replace(realized_logprob=realized)
@@ -339,7 +339,9 @@ BAD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_error_names_the_row_and_position_of_bad_values(
+    name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
     apply, where = BAD[name]
     bad = json.loads(json.dumps(rows))
     apply(bad)

@@ -130,7 +130,9 @@ def read_answer(answer: Row) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
+def test_changed_answers_are_read_exactly_or_rejected(
+    kind: str, byte_level: Tokenizer, translator: Translator, tmp_path: Path
+) -> None:
     """A value is replaced, renamed, removed or repeated; some files also get a wrong byte."""
     answer = getattr(teachers, f"{kind}_answer")
     path = tmp_path / "a.jsonl"
@@ -193,7 +195,7 @@ def changed_column(rows: list[Row], name: str, generator: random.Random) -> Any:
     return pyarrow.array(column, depth(INTS if is_ids else FLOATS))
 
 
-def test_parquet(
+def test_changed_columns_are_read_exactly_or_rejected(
     rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """A column gets another type or another number; some files also get a wrong byte."""
@@ -242,7 +244,7 @@ def read_neutral(row: Row) -> list[dict[int, float]]:
 CONFIG = {"d": 1280, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_bins": []}
 
 
-def test_configs(
+def test_changed_configs_are_read_exactly_or_rejected(
     rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """Each field of DistillKit's config gets each value, including terms that only NumPy has."""
@@ -301,7 +303,7 @@ def scored(row: str, ids: str) -> str:
         (scored(', {"99999999999999999999": {"logprob": -1}}', "[4, 5]"), "9, expected -21474"),
     ],
 )
-def test_lines(
+def test_errors_name_the_line_and_the_cause(
     line: str, word: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     """Errors contain the line number; blank lines count as well."""
@@ -314,7 +316,9 @@ def test_lines(
     assert message_of(path, byte_level).startswith((message.replace("4", "1", 1), ": no Parquet"))
 
 
-def test_long_lines(byte_level: Tokenizer, tmp_path: Path, set_row_limit: SetNumber) -> None:
+def test_a_line_without_an_end_is_limited(
+    byte_level: Tokenizer, tmp_path: Path, set_row_limit: SetNumber
+) -> None:
     """A compressed file without line ends does not fill the memory."""
     set_row_limit(1 << 20)
     path = tmp_path / "a.jsonl.gz"

@@ -42,7 +42,9 @@ def test_a_server_without_problems(digits: Tokenizer, kind: Kind, tokenizes: boo
 
 
 @pytest.mark.parametrize(("allowed", "failed"), [(63, False), (20, False), (19, True)])
-def test_few_candidates(digits: Tokenizer, allowed: int, failed: bool) -> None:
+def test_a_low_limit_on_candidates_is_reported(
+    digits: Tokenizer, allowed: int, failed: bool
+) -> None:
     report = checked(Model(digits, max_logprobs=allowed), digits)
     [finding] = report.findings
     assert (report.candidates, report.failed) == (allowed, failed)
@@ -90,7 +92,7 @@ def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
 
 
 @KINDS
-def test_prefix_caching(digits: Tokenizer, kind: Kind) -> None:
+def test_prefix_caching_matters_only_for_vllm(digits: Tokenizer, kind: Kind) -> None:
     """SGLang computes a prompt's log-probabilities again, so prefix caching does not matter."""
     model = Model(digits, kind)
     model.prefix_caching = True
@@ -112,7 +114,9 @@ def test_a_server_that_does_not_score(digits: Tokenizer) -> None:
     assert raised.value.parameter == "teacher_url"
 
 
-def test_the_key(digits: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_in_the_environment_is_sent(
+    digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Model(digits)
     monkeypatch.setenv("XTOK_TEACHER_API_KEY", "theirs")
     checked(model, digits)

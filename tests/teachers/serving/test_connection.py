@@ -80,7 +80,9 @@ def test_a_proxy_that_is_not_usable(proxy: str, monkeypatch: pytest.MonkeyPatch)
         ("http://teacher.test", "*"),
     ],
 )
-def test_no_proxy(url: str, excluded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_excludes_a_server_from_the_proxy(
+    url: str, excluded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ALL_PROXY", NOBODY)
     assert Connection(url).url == f"{url} (proxy: http://127.0.0.1:9)"
     monkeypatch.setenv("NO_PROXY", excluded)

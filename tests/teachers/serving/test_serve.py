@@ -221,7 +221,7 @@ def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int)
             assert len(candidates) in {min(top_k, 256), min(top_k + 1, 256)}
 
 
-def test_sglangs_answer(start: Start) -> None:
+def test_sglangs_route_returns_the_values_of_vllms_route(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].encode(TEXT).ids.tolist()
     [rows] = served.rows(ids, top_k=3)
@@ -1018,7 +1018,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]
 
 
-def test_keys(pair: Pair, model: Model) -> None:
+def test_only_requests_with_the_key_are_accepted(pair: Pair, model: Model) -> None:
     notes: list[str] = []
     with (
         running(model.app) as teacher_url,

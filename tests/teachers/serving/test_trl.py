@@ -43,7 +43,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")
 
 
-def test_the_client(served: tuple[Pair, Model, str]) -> None:
+def test_trls_client_reads_the_log_probabilities(served: tuple[Pair, Model, str]) -> None:
     from trl.generation.vllm_client import VLLMClient
 
     pair, _, url = served
@@ -70,7 +70,7 @@ def test_the_client(served: tuple[Pair, Model, str]) -> None:
 
 
 @pytest.mark.parametrize(("beta", "top_k"), [(1.0, 1), (0.0, 8), (0.5, 1)])
-def test_the_trainer(
+def test_trls_trainer_trains_for_three_steps(
     served: tuple[Pair, Model, str], small: Path, tmp_path: Path, beta: float, top_k: int
 ) -> None:
     """After three steps, losses are finite and weights have changed."""

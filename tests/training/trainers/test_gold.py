@@ -263,7 +263,7 @@ def test_the_coefficient_of_a_router_s_loss(make_trainer: Make) -> None:
     assert not router_losses[2]
 
 
-def test_resuming(make_trainer: Make, tmp_path: Path) -> None:
+def test_a_resumed_run_logs_the_same_values(make_trainer: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",
         "save_steps": 2, "lr_scheduler_type": "linear", "rows": ROWS * 5,
@@ -436,7 +436,7 @@ def test_invalid_arguments_are_refused(gold: Any, make_trainer: Make) -> None:
 # The example
 
 
-def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
+def test_the_example_script_trains_and_resumes(small: Path, tmp_path: Path, gold: Any) -> None:
     example = importlib.import_module("trl_gold")
     for name, source, seed in (("student", "small-hf", 0), ("teacher", "small-byte-level", 1)):
         side = load_tokenizer(str(small / source))
@@ -474,7 +474,7 @@ def sentencepiece_folder(path: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("student", "teacher"), [("claude-2", "deepseek-v3"), ("mistral-v1.model", "claude-2")]
 )
-def test_real_tokenizers(
+def test_real_tokenizers_train_on_policy(
     make_trainer: Make, real: Any, tmp_path: Path, student: str, teacher: str
 ) -> None:
     folders = []
