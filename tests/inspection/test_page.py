@@ -507,7 +507,9 @@ def test_search_while_typing_and_by_keyboard(browser: Browser, files: dict[str, 
 
 
 @browsing
-def test_a_click_on_a_heading_sorts_the_rows(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
+def test_a_click_on_a_heading_sorts_the_rows(
+    browser: Browser, files: dict[str, Path], plain: PageData
+) -> None:
     browser.open(files["plain"])
     classes = not_none(plain.report.maps[0].description.coverage)
     rows = sorted(row.rows for row in classes if row.token_class != "unused")

@@ -129,37 +129,46 @@ def read_answer(answer: Row) -> tuple[Any, Any]:
     return answer.get("prompt_token_ids", answer.get("input_ids", answer.get("prompt"))), rows
 
 
+READ_ANSWERS = {
+    "vllm": {
+        4, 14, 16, 22, 23, 26, 28, 31, 34, 41, 47, 61, 62, 74, 77, 79, 82, 83, 88, 89, 97,
+        98,
+    },
+    "sglang": {
+        13, 22, 23, 28, 29, 32, 34, 37, 43, 44, 52, 56, 59, 68, 73, 86, 89, 92, 98,
+    },
+}  # fmt: skip
+"""The seeds of answers that are valid after their change, without a wrong byte."""
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_changed_answers_are_read_exactly_or_rejected(
-    kind: str, byte_level: Tokenizer, translator: Translator, tmp_path: Path
+    kind: str, seed: int, byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """A value is replaced, renamed, removed or repeated; some files also get a wrong byte."""
     answer = getattr(teachers, f"{kind}_answer")
     path = tmp_path / "a.jsonl"
-    refused = 0
-    for seed in range(RUNS):
-        generator = random.Random(seed)
-        rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=seed % 2 == 0)
-        values = [answer(row) for row in rows]
-        if seed % 3 == 0:
-            values[1]["messages"] = copy.deepcopy(CHAT)
-        mutate(values[1], generator)
-        data = "".join(json.dumps(value) + "\n" for value in values).encode()
-        if seed % 5 == 0:
-            damaged = bytearray(data)
-            damaged[generator.randrange(len(data))] = generator.randrange(256)
-            data = bytes(damaged)
-        path.write_bytes(data)
-        read_rows = predictions(path, byte_level, translator)
-        if read_rows is None:
-            refused += 1
-        else:
-            written = [read_answer(json.loads(line)) for line in data.splitlines()]
-            assert all(
-                equal_rows(row, *ids_and_rows)
-                for row, ids_and_rows in zip(read_rows, written, strict=True)
-            ), seed
-    assert RUNS / 3 < refused < RUNS
+    generator = random.Random(seed)
+    rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=seed % 2 == 0)
+    values = [answer(row) for row in rows]
+    if seed % 3 == 0:
+        values[1]["messages"] = copy.deepcopy(CHAT)
+    mutate(values[1], generator)
+    data = "".join(json.dumps(value) + "\n" for value in values).encode()
+    has_wrong_byte = seed % 5 == 0
+    if has_wrong_byte:
+        damaged = bytearray(data)
+        damaged[generator.randrange(len(data))] = generator.randrange(256)
+        data = bytes(damaged)
+    path.write_bytes(data)
+    read_rows = predictions(path, byte_level, translator)
+    # The effect of a wrong byte depends on the last digits of floats.
+    assert has_wrong_byte or (read_rows is not None) == (seed in READ_ANSWERS[kind])
+    if read_rows is not None:
+        written = [read_answer(json.loads(line)) for line in data.splitlines()]
+        for row, ids_and_rows in zip(read_rows, written, strict=True):
+            assert equal_rows(row, *ids_and_rows)
 
 
 INTS, FLOATS = pyarrow.list_(pyarrow.int64()), pyarrow.list_(pyarrow.float64())
@@ -195,45 +204,48 @@ def changed_column(rows: list[Row], name: str, generator: random.Random) -> Any:
     return pyarrow.array(column, depth(INTS if is_ids else FLOATS))
 
 
+READ_TABLES = {
+    19, 26, 27, 37, 38, 53, 58, 62, 69, 74,
+}  # fmt: skip
+"""The seeds of tables that are valid after their change, without a wrong byte."""
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
 def test_changed_columns_are_read_exactly_or_rejected(
-    rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
+    seed: int, rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """A column gets another type or another number; some files also get a wrong byte."""
     path = tmp_path / "a.parquet"
-    refused = 0
-    for seed in range(RUNS):
-        generator = random.Random(seed)
-        table = {name: pyarrow.array([row[name] for row in rows]) for name in rows[0]}
-        name = generator.choice(NAMES)
-        if seed % 3 == 0:
-            try:
-                table[name] = changed_column(rows, name, generator)
-            except (OverflowError, pyarrow.ArrowException, TypeError):
-                continue  # Arrow cannot represent this column
-        else:
-            column = generator.choice(COLUMNS)
-            table[name] = pyarrow.array(column) if isinstance(column, list) else column
-        names = [*table]
-        if seed % 11 == 0:  # two columns with the same name
-            names[generator.randrange(len(names))] = name
-        about = {b"k": b"\xff"} if seed % 7 == 0 else {}
-        schema = pyarrow.Table.from_arrays([*table.values()], names).replace_schema_metadata(about)
-        pyarrow.parquet.write_table(schema, path, row_group_size=2)
-        if seed % 5 == 0:
-            data = bytearray(path.read_bytes())
-            data[generator.randrange(len(data))] = generator.randrange(256)
-            path.write_bytes(data)
-        read_rows = predictions(path, byte_level, translator)
-        if read_rows is None:
-            refused += 1
-        else:
-            plain_rows = schema.to_pylist() if seed % 5 else read_rows
-            written = [(row["input_ids"], read_neutral(row)) for row in plain_rows]
-            assert all(
-                equal_rows(row, *ids_and_rows)
-                for row, ids_and_rows in zip(read_rows, written, strict=True)
-            ), seed
-    assert RUNS / 3 < refused < RUNS
+    generator = random.Random(seed)
+    table = {name: pyarrow.array([row[name] for row in rows]) for name in rows[0]}
+    name = generator.choice(NAMES)
+    if seed % 3 == 0:
+        try:
+            table[name] = changed_column(rows, name, generator)
+        except (OverflowError, pyarrow.ArrowException, TypeError):
+            return  # Arrow cannot represent this column
+    else:
+        column = generator.choice(COLUMNS)
+        table[name] = pyarrow.array(column) if isinstance(column, list) else column
+    names = [*table]
+    if seed % 11 == 0:  # two columns with the same name
+        names[generator.randrange(len(names))] = name
+    about = {b"k": b"\xff"} if seed % 7 == 0 else {}
+    schema = pyarrow.Table.from_arrays([*table.values()], names).replace_schema_metadata(about)
+    pyarrow.parquet.write_table(schema, path, row_group_size=2)
+    has_wrong_byte = seed % 5 == 0
+    if has_wrong_byte:
+        data = bytearray(path.read_bytes())
+        data[generator.randrange(len(data))] = generator.randrange(256)
+        path.write_bytes(data)
+    read_rows = predictions(path, byte_level, translator)
+    # The effect of a wrong byte depends on the version of pyarrow.
+    assert has_wrong_byte or (read_rows is not None) == (seed in READ_TABLES)
+    if read_rows is not None:
+        plain_rows = read_rows if has_wrong_byte else schema.to_pylist()
+        written = [(row["input_ids"], read_neutral(row)) for row in plain_rows]
+        for row, ids_and_rows in zip(read_rows, written, strict=True):
+            assert equal_rows(row, *ids_and_rows)
 
 
 def read_neutral(row: Row) -> list[dict[int, float]]:
