@@ -387,8 +387,8 @@ RAISES = each(
     [
         ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
         (["x"], "chatml", "message 0 has no role"),
-        (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
-        ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
+        (TOOLS, RAISES, "small-byte-level raises at message 2 (tool): no"),
+        ([{"role": "user", "content": None}], RAISES, "raises at message 0 (user): "),
         (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # the text of this error is private
         (CHAT, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),
         (CHAT, "{{ cycler() }}", "raises: "),
@@ -418,10 +418,10 @@ def test_conversations_that_cannot_be_rendered(
 @pytest.mark.parametrize(
     ("keep", "calls", "culprit"),
     [
-        ("user assistant", True, "message 2, the tool's"),
-        ("assistant tool", True, "message 0, the user's"),
-        ("user tool", True, "message 3, the assistant's"),
-        ("user assistant tool", False, "message 1, the assistant's"),
+        ("user assistant", True, "message 2 (tool)"),
+        ("assistant tool", True, "message 0 (user)"),
+        ("user tool", True, "message 3 (assistant)"),
+        ("user assistant tool", False, "message 1 (assistant)"),
     ],
 )
 def test_error_names_the_part_that_a_template_drops(

@@ -136,7 +136,7 @@ ERRORS: Errors = {
     "change the messages, or use another template with template=": [
         (
             lambda: chat([QUESTION], each("{{ raise_exception('no') }}")),
-            "the chat template of small-byte-level raises at message 0, the user's: no",
+            "the chat template of small-byte-level raises at message 0 (user): no",
         ),
         (
             lambda: render(
@@ -151,11 +151,11 @@ ERRORS: Errors = {
     "use a template that writes it (template=), or remove it": [
         (
             lambda: chat([QUESTION], each("{{ m.role }}")),
-            "message 0, the user's: the template drops its content",
+            "message 0 (user): the template drops its content",
         ),
         (
             lambda: chat([{**QUESTION, "content": "xy"}], each("{{ m.content[:1] }}")),
-            "message 0, the user's: the template drops the part 'y' of its content",
+            "message 0 (user): the template drops the part 'y' of its content",
         ),
         (lambda: chat([QUESTION], tools=[{"name": "add"}]), "the template drops tools[0].name"),
     ],
@@ -174,7 +174,7 @@ ERRORS: Errors = {
     "use 1 to train on it, or 0": [
         (
             lambda: chat([{"role": "assistant", "content": "yes", "weight": 0.5}]),
-            "message 0, the assistant's, has the weight '0.5'",
+            "message 0 (assistant) has the weight '0.5'",
         ),
     ],
     "use text, numbers, lists and objects; array.tolist() returns a list": [
@@ -206,15 +206,15 @@ ERRORS: Errors = {
                 ANSWER,
                 {"role": "tool", "content": "he cat"},
             ),
-            "message 1, the assistant's, does not end with a token",
+            "message 1 (assistant) ends inside a token",
         ),
         (
             lambda: suffix(DROPS, {"role": "tool", "content": ""}),
-            "message 2, the tool's, is not in the text",
+            "message 2 (tool) is not in the text",
         ),
         (
             lambda: suffix(WITHIN, QUESTION, ANSWER, TOOL_RESULT),
-            "message 1, the assistant's, continues after the tool messages",
+            "message 1 (assistant) continues after the tool messages",
         ),
     ],
 }

@@ -222,7 +222,7 @@ def words(value: Any) -> list[str]:
 
 def named(problem: str, case: Messages, beside: dict[str, Any]) -> Any:
     """Return the value at the message and the key that an error names."""
-    match = re.search(r"message (\d+), the \w+'s: the template drops (?:.* of )?its (\S+)", problem)
+    match = re.search(r"message (\d+) \(\w+\): the template drops (?:.* of )?its (\S+)", problem)
     value: Any = case[int(match[1])] if match else beside
     path = match[2] if match else problem.partition("the template drops ")[2]
     return functools.reduce(

@@ -61,7 +61,7 @@ CALLS = (
     [
         (chatml("{% if m.tool_calls %}" + CALLS + "{% else %}{{ m.content }}{% endif %}"),
          [ASK, call("boats", content="Let me count.")],
-         "message 1, the assistant's: the template drops its content"),
+         "message 1 (assistant): the template drops its content"),
         (chatml("{{ m.content }}{% set c = (m.tool_calls or [0])[0] %}{% if c %}{{ c | tojson }}"
                 "{% endif %}"),
          [ASK, call("boats", "lamps"), {"role": "tool", "content": "7"}],
@@ -77,7 +77,7 @@ CALLS = (
         # Content parts: the template writes one of two texts, no image, or a part of a text.
         (chatml("{{ m.content[0].text }}"),
          [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-         "the user's: the template drops its content[1].text"),
+         "(user): the template drops its content[1].text"),
         (chatml("{% for p in m.content %}{{ p.text }}{% endfor %}"),
          [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x.png"}]}],
          "drops its content[1]"),
@@ -338,7 +338,7 @@ def test_compare_side_reports_ignored_keys_and_other_templates(small: Path, tmp_
     roles = [span.role for chat in comparison.rendered for span in chat.message_spans]
     assert (comparison.num_chats, sorted(roles)) == (3, ["assistant", "user", "user"])
     assert len({note for chat in comparison.rendered for note in chat.notes}) == 2
-    assert comparison.differences == ["message 1, the assistant's: the template drops its thinking"]
+    assert comparison.differences == ["message 1 (assistant): the template drops its thinking"]
     tokenizer.library.chat_template = BESIDE + "!"
     sides = rows[:2]
     assert compare_side(tokenizer, sides, template=BESIDE).differences == []

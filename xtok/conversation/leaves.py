@@ -69,7 +69,7 @@ def _is_trained_on(message: Message, index: int) -> bool:
     for name, value in values:
         if value not in (0, 1):
             raise XtokError(
-                f"message {index}, the {message['role']}'s, has the {name} {str(value)[:20]!r}",
+                f"message {index} ({message['role']}) has the {name} {str(value)[:20]!r}",
                 hint="use 1 to train on it, or 0",
             )
     return all(value for _, value in values)
@@ -122,7 +122,7 @@ def _message_notes(
             continue
         tag = _TAG.search(part) if isinstance(leaf.value, str) else None
         if tag is None:
-            raise _dropped_error(f"message {index}, the {message['role']}'s: ", leaf, part)
+            raise _dropped_error(f"message {index} ({message['role']}): ", leaf, part)
         if part[: tag.start()].strip():
             place = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
             yield f"the template omits a part, because it cuts {place}"

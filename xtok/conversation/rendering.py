@@ -472,7 +472,7 @@ def tool_suffix(
     limit = min([end, *(other.tokens[0] for other in others)])
     target_indices = start + np.flatnonzero(conversation.assistant_mask[start:end])
     if (target_indices >= limit).any():
-        raise _suffix_error(f"message {last}, the assistant's, continues after the tool messages")
+        raise _suffix_error(f"message {last} (assistant) continues after the tool messages")
     if len(target_indices):
         # Some training templates include the line break after the end of a turn in the answer.
         position = targets.end_of_turn(start, target_indices[-1] + 1)
@@ -481,14 +481,14 @@ def tool_suffix(
     # Without an end-of-turn token, the model wrote the whole turn.
     if conversation.bounds[end] == answer.bytes[1] and limit == end:
         return conversation.ids[limit:]
-    raise _suffix_error(f"message {last}, the assistant's, does not end with a token")
+    raise _suffix_error(f"message {last} (assistant) ends inside a token")
 
 
 def _turn_spans(conversation: Conversation, first: int) -> list[Span]:
     turns: list[Span] = []
     for i, span in enumerate(conversation.message_spans[first:], start=first):
         if span.whole is None:
-            raise _suffix_error(f"message {i}, the {span.role}'s, is not in the text")
+            raise _suffix_error(f"message {i} ({span.role}) is not in the text")
         turns.append(span.whole)
     return turns
 

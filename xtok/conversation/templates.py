@@ -109,7 +109,7 @@ def render_template(
     # Templates can cause any Python exception, for example by adding None to a string.
     except Exception as error:
         index = context.message
-        location = f" at message {index}, the {messages[index]['role']}'s" if index >= 0 else ""
+        location = f" at message {index} ({messages[index]['role']})" if index >= 0 else ""
         raise ChatTemplateError(
             f"{source} raises{location}: {str(error) or type(error).__name__}",
             hint="change the messages, or use another template with {option}",

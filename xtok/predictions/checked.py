@@ -249,8 +249,9 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     _require(
         exceeds(left, unlisted * np.exp(least * (1 - RELATIVE_ROUNDING))),
         lambda n: (
-            f"its candidates sum to {1 - left[n]:.4g}, but {unlisted[n]:,} other tokens of at most "
-            f"{np.exp(least[n]):.2g} each (the last candidate's share) cannot add up to the rest"
+            f"its candidates sum to {1 - left[n]:.4g}; the rest is too large for {unlisted[n]:,} "
+            "other tokens, which are at most as likely as the last candidate "
+            f"({np.exp(least[n]):.2g})"
         ),
         hint,
         rows,
@@ -269,9 +270,8 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     _require(
         (num_rows >= _MIN_ROWS) & (lefts > _MAX_TAIL_RATIO * tails),
         lambda n: (
-            "its candidates leave a rest that is "
-            f"{lefts[n] / tails[n]:.0f} times the extrapolated tail of the candidates, expected at "
-            f"most {_MAX_TAIL_RATIO:g} times"
+            f"the probability outside the candidates is {lefts[n] / tails[n]:.0f} times an "
+            f"extrapolation from the candidates, expected at most {_MAX_TAIL_RATIO:g} times"
         ),
         hint,
         _first_rows(topk),

@@ -287,7 +287,8 @@ def _label_problems(
     if rows is not None:
         num_cut = _set_targets(expected, is_token, rows, max_length, end_ids)
         if num_cut and not has_end:
-            yield f"max_length {max_length} cuts all ends of {num_cut} of {len(ids)} rows of {name}"
+            where = f"{num_cut} of {len(ids)} rows of {name}"
+            yield f"max_length {max_length} cuts off all end tokens in {where}"
     elif not has_end:
         expected |= is_end & is_token & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
@@ -295,11 +296,11 @@ def _label_problems(
     if not torch.equal(audited.batch["targets"], shifted_targets(audited.batch)):
         yield f"the targets of {name} are not its labels, shifted by one position"
     for is_wrong, problem in (
-        (is_target & (labels != ids), "labels of {} are not its ids"),
+        (is_target & (labels != ids), "labels of {} are not equal to the ids"),
         (is_target & ~is_token, "targets of {} are padding"),
-        (expected & ~is_target & is_end, "ends of turns or texts are no targets of {}"),
-        (expected & ~is_target & ~is_end, "tokens of answers are no targets of {}"),
-        (is_target & ~expected & is_token, "targets of {} are in no answer"),
+        (expected & ~is_target & is_end, "tokens that end a turn or text are not targets of {}"),
+        (expected & ~is_target & ~is_end, "tokens of answers are not targets of {}"),
+        (is_target & ~expected & is_token, "targets of {} are outside the answers"),
     ):
         for row, position in is_wrong.nonzero().tolist()[:1]:
             values = f"label {int(labels[row, position])}, id {int(ids[row, position])}"

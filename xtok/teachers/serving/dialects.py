@@ -250,7 +250,7 @@ def generate_request(body: bytes) -> ScoringRequest:
     request, unread = _read_body(body, _GenerateRequest)
     sequences, is_one = _split(request.input_ids, "input_ids")
     if not request.return_logprob:
-        raise BadRequest("return_logprob: expected true, because this server only scores")
+        raise BadRequest("return_logprob: expected true, because this server only returns scores")
     shortest = min(map(len, sequences), default=0)
     if request.logprob_start_len >= max(1, shortest):
         raise BadRequest(
@@ -376,7 +376,7 @@ def _split(ids: Sequence[int | list[int]], field: str) -> tuple[list[list[int]],
 def _checked_top_k(top_k: int | None, field: str = "prompt_logprobs") -> int:
     """Validate the number of candidates."""
     if top_k is None:
-        raise BadRequest(f"{field}: expected a number, because this server only scores")
+        raise BadRequest(f"{field}: expected a number, because this server only returns scores")
     if not 0 <= top_k <= MAX_ENTRIES:
         raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
     return top_k

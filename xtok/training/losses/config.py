@@ -66,7 +66,7 @@ class PKLConfig(ChunkLossConfig):
     """Options of `p_kl`."""
 
     top_k: int | None = option(
-        8192, "Compare the teacher tokens with the largest maximum logit in the microbatch.", min=1
+        8192, "Compare only the teacher tokens with the highest logits in the microbatch.", min=1
     )
     starts_only = False
 
@@ -83,7 +83,7 @@ class GoldConfig(ChunkLossConfig):
 class SameTokenizerConfig(_KLConfig):
     """Options of `same_tokenizer_kl`."""
 
-    top_k: int | None = option(None, "Compare the tokens with the largest maximum logit.", min=1)
+    top_k: int | None = option(None, "Compare only the most likely tokens of the teacher.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
