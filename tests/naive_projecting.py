@@ -114,6 +114,18 @@ class Projection:
         self.ids, self.rows, self.tokens, self.back, self.student = ids, rows, tokens, back, student
         self.along_path = along_path
 
+    def expected_rows(self, spelling: Sequence[int]) -> list[dict[int, float]]:
+        """Return the row of each student token of the document; a row without a value is empty."""
+        ends = np.cumsum([0, *(len(self.tokens[i]) for i in self.ids)])
+        lengths = [len(self.student.table[s]) for s in spelling]
+        starts = np.cumsum([0, *lengths])[:-1].tolist()
+        rows = []
+        for start in starts:
+            position = min(int(np.searchsorted(ends, start, side="right")), len(self.ids)) - 1
+            is_aligned = int(ends[position]) in starts
+            rows.append(self.at(position, start - int(ends[position]), is_aligned=is_aligned) or {})
+        return rows
+
     def at(self, position: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
         """Return the distribution of the student's token `inside` bytes into the teacher's token.
 

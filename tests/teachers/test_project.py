@@ -118,18 +118,11 @@ def test_rows_match_the_naive_projection(
         if whole_row:
             row[i] = whole_row.get(i, 0.0)
     expected: list[dict[int, float]] = []
-    begin = 0
-    for ids, our_part in zip(texts, spellings, strict=True):
-        row_part = known[begin : begin + len(ids)]
-        twin = Projection(ids, row_part, tokens, back, student, along_path=along_path)
-        ends = np.cumsum([0, *(len(tokens[i]) for i in ids)])
-        starts = np.cumsum([0, *(len(student.table[s]) for s in our_part)])[:-1].tolist()
-        for start in starts:
-            position = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
-            is_aligned = int(ends[position]) in starts
-            inside = start - int(ends[position])
-            expected.append(twin.at(position, inside, is_aligned=is_aligned) or {})
-        begin += len(ids)
+    bounds = np.cumsum([0, *map(len, texts)])
+    for ids, spelling, begin in zip(texts, spellings, bounds, strict=False):
+        document_rows = known[begin : begin + len(ids)]
+        twin = Projection(ids, document_rows, tokens, back, student, along_path=along_path)
+        expected += twin.expected_rows(spelling)
     for row, want in zip(topk_rows(topk), expected, strict=True):
         assert_close(row, want)
     for projected_rows in (topk, cut):
