@@ -460,7 +460,7 @@ def test_seventy_losses_share_a_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": torch.zeros(2, 3)}, r"hidden \[2, 3\] and weight \[7, 5\] must be"),
+        ({"hidden": torch.zeros(2, 3)}, r"hidden is \[2, 3\] and weight \[7, 5\], expected"),
         ({"weight": torch.zeros(7, 4)}, r"weight \[7, 4\]"),
         ({"bias": torch.zeros(6)}, r"bias is \[6\], expected \[7\]"),
         ({"softcap": 0}, "softcap is 0, expected a number above 0"),
