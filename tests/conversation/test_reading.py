@@ -181,10 +181,9 @@ def test_the_guide_has_the_number_of_readable_templates() -> None:
     calls = {read.pop(case) for case in [*CASES][-2:]}
     assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
-        f"TRL has {total} templates. `read_back` supports a prompt, turns, or a truncated last "
-        f"answer for 70 of them, a system message for {read['a system message']}, thinking for "
-        f"{read['thinking']}, tools for {read['tools']}, and calls with tool messages for "
-        f"{calls.pop()} templates"
+        f"`read_back` supports 70 of TRL's {total} templates, system messages in "
+        f"{read['a system message']}, thinking in {read['thinking']}, tools in {read['tools']}, "
+        f"and calls with tool messages in {calls.pop()}."
     )
     assert sentence in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
