@@ -98,7 +98,7 @@ def require_complete(any_map: StoredMap) -> None:
     if failures:
         raise XtokError(
             "; ".join(failures),
-            hint="leave out {option} to continue; the rows and columns of these tokens then stay empty",
+            hint="leave out {option} to continue; the rows and columns of these tokens stay empty",
             parameter="strict",
         )
 
