@@ -309,7 +309,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
-    """Remove sequences of RUN symbols that occur several times in a window from a hash table."""
+    """Remove sequences that occur several times in a window from its table of sequences."""
     seen = np.zeros(len(table), np.bool_)
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)

@@ -210,7 +210,7 @@ def _container_and_item(kind: Any) -> tuple[Any, Any]:
 
 
 def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]) -> Any:
-    """Create a config; with `--for LOSS`, from the loss's preset and the typed options."""
+    """Create a config. With `--for LOSS`, options that the user typed override the preset."""
     names = [f.name for f in fields(config)]
     if values.get("for_loss") is None or not hasattr(config, "for_loss"):
         return config(**{name: values[name] for name in names})

@@ -177,7 +177,7 @@ def render(
     """Render and encode a conversation, and locate its messages and targets.
 
     As in the model's library, the name of a control token in a message's content becomes the
-    control token. If the text lacks an input value, an error or a note names this value.
+    control token. If the text lacks a value of the input, this is an error or a note.
 
     Args:
         tokenizer: the tokenizer of the model.

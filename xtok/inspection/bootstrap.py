@@ -59,7 +59,7 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Maps ranked by their cross-entropy for one loss on all text."""
+    """A ranking of maps for one loss, by cross-entropy on all text."""
 
     loss: BuildLoss
     names: tuple[str, ...]  # names of the maps, best first

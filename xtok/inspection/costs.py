@@ -23,7 +23,7 @@ NUM_WORST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
-    """The results of a map on all text for the student tokens in one token class."""
+    """The results of a map for one class of student tokens, on all text."""
 
     name: str  # name of the map
     token_class: str  # the name of a `TokenClass`, in lower case

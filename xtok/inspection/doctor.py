@@ -308,7 +308,7 @@ def _duplicates(table: TokenTable) -> Check:
 
 
 def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
-    """Return the tokens that decoding and encoding do not restore, as a dict from cause to ids."""
+    """Return the ids that change if they are decoded and encoded again, by cause."""
     tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):

@@ -231,7 +231,7 @@ class PartSummary:
 def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
-    """Make the part of a shard, unless it exists.
+    """Make the part of a shard. If the part exists, only read its summary.
 
     `advance` is called with the number of bytes read and the number of tokens made.
     """

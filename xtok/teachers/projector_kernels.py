@@ -265,7 +265,7 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     the same bytes count.
 
     Returns:
-        the number of parts, the probability of the realized token, and the rest.
+        the number of parts, the realized token's probability, and the remaining probability.
     """
     # Local variables, because access through the tuple would count references within loops.
     teacher, predictions, stems, rows = arrays

@@ -132,7 +132,7 @@ FAMILIES = {
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Whether the beginning of a file contains a valid line of a rank file."""
+    """Return whether a file's first bytes contain a line of a tiktoken rank file."""
     return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
 

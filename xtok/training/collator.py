@@ -336,8 +336,8 @@ class DistillationCollator:
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
         """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
-        If the batch contains no texts, this is the number of bytes of the token. The sum is the
-        divisor of bits per byte.
+        If the batch contains no texts, this is the number of bytes of the token. Bits per byte
+        are computed with the sum of these numbers.
 
         Args:
             number: 0 for the student, n for the nth teacher.
