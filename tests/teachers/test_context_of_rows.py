@@ -110,7 +110,7 @@ def test_only_the_answers_of_a_conversation_have_predictions(
         ({"text": CONTEXT + TEXT, "student_text": "The keeper"}, "byte 9"),
         ({"student_text": TEXT}, "no text"),
         ({"student_messages": CHAT}, "no messages"),
-        ({"messages": TOLD, "student_messages": CHAT * 3}, "have 3 answers"),
+        ({"messages": TOLD, "student_messages": CHAT * 3}, "contains 3 answers"),
         ({"messages": CHAT, "student_text": TEXT}, "no text"),
     ],
 )

@@ -33,7 +33,7 @@ def test_the_table_contains_the_bytes_of_every_id() -> None:
     assert table.text_ids.tolist() == [2, 3, 4, 5, 6]
     assert decoded.undecodable == ()
     assert repr(table) == "TokenTable(9 ids, 15 bytes)"
-    with pytest.raises(IndexError, match=r"token id -1 is not in 0\.\.8"):
+    with pytest.raises(IndexError, match=r"token id -1 is outside 0\.\.8"):
         table[-1]
 
 

@@ -348,6 +348,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
+        body.decode()  # same error in all versions of msgspec
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
         message, _, path = str(problem).partition(" - at ")

@@ -89,10 +89,11 @@ def event_kl(
 
     >>> import torch
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
+    >>> [side_batch] = batch["teachers"]
     >>> index = xtok.losses.event_index(xtok.events("bytes", "bytes"))
     >>> student, teacher = torch.zeros(2, 1, 2, 256)  # two tensors `[B, T, V]`
     >>> teacher[0, 0, ord("i")] = 100  # position 0 predicts token 1
-    >>> xtok.losses.event_kl(student, teacher, index, batch["teachers"][0]["shifted"])
+    >>> xtok.losses.event_kl(student, teacher, index, side_batch["shifted"])
     tensor(5.5452)
 
     If the student's logits are a tensor, the only large allocation is their gradient, in the same

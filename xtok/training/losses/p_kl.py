@@ -52,10 +52,11 @@ def p_kl(
 
     >>> import torch
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
+    >>> [side_batch] = batch["teachers"]
     >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
     >>> student, teacher = torch.zeros(2, 1, 2, 256)  # two tensors `[B, T, V]`
     >>> teacher[0, 0, ord("i")] = 100  # position 0 predicts token 1
-    >>> xtok.losses.p_kl(student, teacher, module, batch["teachers"][0]["shifted"])
+    >>> xtok.losses.p_kl(student, teacher, module, side_batch["shifted"])
     tensor(5.5452)
     """
     plan, logits = partial(plan_p_kl, module=module), (student_logits, teacher_logits)
