@@ -83,6 +83,8 @@ ERRORS: Errors = {
         ),
     ],
     "give another path": [
+        (lambda: ProjectionMap.load("nul\0.pt"), "the map nul\x00.pt has a NUL in its name"),
+        (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt contains a NUL character"),
         (
             lambda: TINY.save(create("pipe.pt", os.mkfifo)),
             "the output pipe.pt is not a regular file",

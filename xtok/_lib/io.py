@@ -40,7 +40,9 @@ def check_output(
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"
-    if _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
+    if "\0" in os.fspath(path):
+        problem = "contains a NUL character"
+    elif _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
         problem, hint = "is a stream, not a file", "name a file"
     elif target.is_symlink():
         problem, hint = "is a symbolic link to itself", "delete it, or give another path"

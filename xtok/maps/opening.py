@@ -78,6 +78,8 @@ def _fetch_map(source: Path) -> Path:
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the local path of a map, and whether the file is a `.pt` file."""
+    if "\0" in str(source):
+        raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
     path = _fetch_map(source) if is_on_hub(source) else source
     try:
         with path.open("rb") as file:

@@ -146,7 +146,8 @@ def project(
         if config.to == "distillkit":
             with locked(target.with_name(distillkit.CONFIG), timeout=WAIT, note=note):
                 path, content = _compression_config(target, pair, config)
-                write(path, [content])
+                if not path.exists():
+                    write(path, [content])
         _write(job, target, pair, parts.one_schema([summary.schema for summary in summaries]))
     return _report(target, pair, summaries)
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 
-from rich.cells import cell_len
-
 _NOISE = 1e-9
 """Rounding error of a share that is a sum of floating-point numbers."""
 
@@ -139,6 +137,8 @@ def to_json(result: object) -> str:
 
 def visible(token: str) -> str:
     """Escape a token, with visible spaces and the base `◌` before combining characters."""
+    from rich.cells import cell_len  # 9 ms, and only tables and pages need it
+
     first = token[:1]
     joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
     return ("◌" if joins else "") + token.replace(" ", "␣")
