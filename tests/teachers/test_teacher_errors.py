@@ -160,8 +160,8 @@ ERRORS: Errors = {
                 topk_ids=[[], *([i] for i in b"bcdefgha" * 5)],
                 topk_logprobs=[[], *[[-0.5]] * 40],
             ),
-            "a.parquet, row 0: its rows are shifted by one: 98% of them list the next "
-            "token, but only 0% list their own token",
+            "a.parquet, row 0: its rows are shifted by one: 98% of the rows contain the "
+            "next token as a candidate, but only 0% contain their own token",
         ),
     ],
     "create or download the cache again": [
@@ -286,13 +286,13 @@ ERRORS: Errors = {
             lambda: answers(
                 vllm(None, {"98": {"logprob": -1}}, {"7": {"logprob": -1}}, ids=b"abc")
             ),
-            "a.jsonl, line 1, position 2: the realized token 99 is missing or has a "
-            "different log-probability among the candidates",
+            "a.jsonl, line 1, position 2: the realized token 99 is not a candidate, or "
+            "the candidate has a different log-probability",
         ),
         (
             lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
-            "a.jsonl, line 1, position 1: the realized token 98 is missing or has a "
-            "different log-probability among the candidates",
+            "a.jsonl, line 1, position 1: the realized token 98 is not a candidate, or "
+            "the candidate has a different log-probability",
         ),
     ],
     "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server": [

@@ -1,1 +1,1 @@
-"""A teacher's predictions as arrays, and their validation."""
+"""Arrays of a teacher's predictions, and their validation."""

@@ -1,6 +1,6 @@
-"""Validate predictions from files, servers, `serve`, collators and `project_logprobs`.
+"""Validate predictions from files, servers, collators and `project_logprobs`.
 
-A value that no model can produce is an error, unless a format uses this value for "unknown".
+A value that no model can produce is an error, unless a format uses it as a placeholder.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from numpy.typing import NDArray
 from xtok.predictions.topk import TopK, document_starts, keep_candidates, masses, segment_ids
 
 IMPOSSIBLE = -1e3
-"""A finite log-probability below this limit means padding, −∞ or unknown: −9999 (vLLM), −99999
-(Tinker), −1e4 (DistillKit). No float32 softmax gives a value below about −104."""
+"""Finite log-probabilities below this limit are placeholders for padding, −∞ or unknown values.
+
+vLLM writes −9999, Tinker −99999 and DistillKit −1e4. A float32 softmax returns no value between −∞
+and −104.
+"""
 
 STAND_IN = -9999.0
-"""Value that replaces null in JSON. SGLang writes null for −∞."""
+"""Placeholder that replaces null in JSON. SGLang writes null for −∞."""
 
 STORED_ROUNDING = 0.01
-"""Allowed rounding error of half precision, in a sum of probabilities and in a log-probability."""
+"""Allowed error of a log-probability or a sum of probabilities, due to half precision."""
 
 RELATIVE_ROUNDING = 2.0**-8
-"""Relative rounding error of a log-probability in bfloat16: one unit in the last bit."""
+"""Maximum relative rounding error of a log-probability in bfloat16."""
 
 PREDICTS_FIRST = "row 0 must be empty: row i predicts token i, not token i + 1"
 
@@ -34,23 +37,24 @@ _SHIFTED_HINT = "store the prediction of token i, from the tokens before it, in 
 # Minimum evidence for rejecting a cache, in nats. A correct cache is rejected in at most 4 of 10⁸
 # cases: the probability that a wrong distribution fits better by 17 nats is at most exp(-17).
 _EVIDENCE = 17.0
-_EVIDENCE_PER_ROW = 5.5  # maximum evidence of one row, so that at least four rows decide
-_EVIDENCE_OF_ALL = 12.0  # for the single test of all documents together
+_EVIDENCE_PER_ROW = 5.5  # maximum evidence from one row, so that a rejection needs four rows
+_EVIDENCE_OF_ALL = 12.0  # minimum evidence for the test on all documents together
 
 _MIN_TAIL = 1e-4  # minimum probability assumed for the rest of a row
 _MIN_ROWS = 16
 _MIN_CANDIDATES = 4
-_MAX_SLOPE = 1.2
+_MAX_SLOPE = 1.2  # maximum exponent of the power of the rank that extrapolates candidates
 _MAX_TAIL_RATIO = 3.0
-"""Maximum ratio of the rest (the probability outside the candidates) to an extrapolation of the
-candidates: a power of the rank, with an exponent of at most 1.2. In texts of 30 tokens, predictions
-of SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach a ratio of 0.84. If their
-logarithms are wrongly stored to base 2, 93 % (top 12) to 100 % (top 32) of such texts exceed 3.
+"""Maximum ratio of a document's rest to the rest that is extrapolated from its candidates.
+
+The largest ratio of SmolLM2 and Gemma 3 (top 6 to 64, texts of 30 tokens) was 0.84. If logarithms
+are stored to base 2 by mistake, the ratio exceeds 3 in 93 % (top 12) to 100 % (top 32) of these
+texts.
 """
 
 
 class PredictionError(ValueError):
-    """Error for an impossible prediction at a token or in a whole document, with a hint."""
+    """An impossible prediction at one token or in a whole document."""
 
     def __init__(
         self, row: int, problem: str, hint: str = TRUE_HINT, *, is_document: bool = False
@@ -60,9 +64,7 @@ class PredictionError(ValueError):
 
 
 def exceeds(values: Any, limit: Any) -> Any:
-    """Return a mask of values that exceed a limit by more than the rounding of half precision.
-
-    NaN is never above the limit.
+    """Return a mask of the values that exceed a limit by more than `STORED_ROUNDING`.
 
     >>> exceeds(np.array([-0.5, 0.004, 0.5, np.nan]), 0).tolist()
     [False, False, True, False]
@@ -71,7 +73,7 @@ def exceeds(values: Any, limit: Any) -> Any:
 
 
 def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the finite log-probabilities that mean "padding" or "unknown".
+    """Return a mask of the finite log-probabilities that are placeholders.
 
     >>> is_stand_in(np.array([-0.5, -9999.0, -np.inf, np.nan])).tolist()
     [False, True, False, False]
@@ -80,7 +82,7 @@ def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
-    """Replace "unknown" values, and the value 0.0 of first tokens, in log-probabilities with NaN.
+    """Replace placeholders with NaN. At a first token, 0.0 is also a placeholder.
 
     >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
@@ -91,12 +93,12 @@ def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
 
 
 def without_null(logprobs: Iterable[Any]) -> list[Any]:
-    """Replace null (−∞ in JSON) in log-probabilities with a number that means "unknown"."""
+    """Replace each null, which means −∞ in JSON, with a placeholder."""
     return [STAND_IN if value is None else value for value in logprobs]
 
 
 def without_padding(topk: TopK) -> TopK:
-    """Remove padding from the candidates. NaN is kept, because it is an error."""
+    """Remove padding candidates. Keep NaN, so that later checks report it."""
     return keep_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
@@ -109,31 +111,32 @@ def checked(
     is_projected: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate predictions; return them sorted, without padding, and with `rest_logprob` filled in.
+    """Validate predictions, and return them sorted, without padding and with `rest_logprob`.
 
     The following must hold, up to rounding:
 
     - Log-probabilities are at most 0. In each row, the candidates and the rest (the probability
       outside the candidates) sum to 1. If the rest is unknown, the candidates sum to at most 1.
-    - The candidates of a row are different ids of the vocabulary.
+    - The candidates of a row are distinct ids of the vocabulary.
     - No token outside the candidates is more likely than the last candidate: rest ≤ (V − K) · p_K.
-      Over several rows, the rest must also agree with an extrapolation of the candidates.
+      In a longer document, the rest must also match an extrapolation from the candidates.
     - The first token of a text has no prediction. Row i of a document predicts token i.
 
     Args:
-        topk: the unchecked predictions. Missing values of `realized_logprob` are filled in.
-        width: V, the largest id + 1.
+        topk: the unchecked predictions. Missing `realized_logprob` values are taken from the
+            candidates.
+        width: V, the size of the vocabulary.
         begins: whether each document starts with the first token of a text.
-        is_answer: whether all values come from one response of a server. If so, each realized token
-            must be a candidate, with the same log-probability.
-        is_projected: whether `project` wrote the predictions. If so, the rest includes unknown
-            probability, and the value of a realized token is its share of the chunk.
+        is_answer: whether all values come from one response of a server, where each realized token
+            is a candidate with the same log-probability.
+        is_projected: whether `project` wrote the predictions. If so, `realized_logprob` contains
+            shares of chunks, and fewer checks apply.
         vocabulary: name of the vocabulary in errors.
 
     Raises:
-        PredictionError: if a condition does not hold; names the first violation.
+        PredictionError: if a condition does not hold. The error names the first invalid row.
     """
-    is_listed = ~np.isnan(_lookup(topk, 0))  # also if its value is impossible
+    is_listed = ~np.isnan(_lookup(topk, 0))  # also if the value is a placeholder
     firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
     realized = own_logprobs(topk.realized_logprob, firsts)
     topk = without_padding(topk)._replace(realized_logprob=realized)
@@ -173,7 +176,7 @@ def _require(
     *,
     is_document: bool = False,
 ) -> None:
-    """Raise an error for the first wrong entry. The row of entry i is `rows[i]`."""
+    """Raise an error for the first wrong entry. `rows[i]` is the row of entry i."""
     if is_wrong.any():
         index = int(np.argmax(is_wrong))
         row = index if rows is None else int(rows[index])
@@ -181,7 +184,7 @@ def _require(
 
 
 def _check_candidates(topk: TopK, width: int, within: str) -> None:
-    """Check the candidates' ids, all log-probabilities, and that no candidate is repeated."""
+    """Check ids and log-probabilities, and that no row contains a candidate twice."""
     row_ids, own, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),
@@ -249,15 +252,15 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     _require(
         exceeds(left, unlisted * np.exp(least * (1 - RELATIVE_ROUNDING))),
         lambda n: (
-            f"its candidates sum to {1 - left[n]:.4g}; the rest is too large for {unlisted[n]:,} "
-            "other tokens, which are at most as likely as the last candidate "
+            f"its candidates sum to only {1 - left[n]:.4g}; the {unlisted[n]:,} other tokens "
+            "cannot have the rest, because each is at most as likely as the last candidate "
             f"({np.exp(least[n]):.2g})"
         ),
         hint,
         rows,
     )
-    # The tail of a Zipf law p(r) = p(n) · (r / n)^−s through the middle and the last candidate (of
-    # rank n), integrated up to rank u: p(n) · n · ((u / n)^(1 − s) − 1) / (1 − s).
+    # A Zipf law p(r) = p(n) · (r / n)^−s goes through the middle and the last candidate (rank n).
+    # Its integral from rank n to rank u is p(n) · n · ((u / n)^(1 − s) − 1) / (1 − s).
     slope = (middle - least) / np.log(np.maximum(2, size) / half)
     power = 1 - np.clip(slope, 0, _MAX_SLOPE)
     power[power == 0] = 1e-9
@@ -270,8 +273,8 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     _require(
         (num_rows >= _MIN_ROWS) & (lefts > _MAX_TAIL_RATIO * tails),
         lambda n: (
-            f"the probability outside the candidates is {lefts[n] / tails[n]:.0f} times an "
-            f"extrapolation from the candidates, expected at most {_MAX_TAIL_RATIO:g} times"
+            f"the probability outside the candidates is {lefts[n] / tails[n]:.0f} times the value "
+            f"extrapolated from the candidates, expected at most {_MAX_TAIL_RATIO:g} times"
         ),
         hint,
         _first_rows(topk),
@@ -282,11 +285,10 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
 def _check_realized(
     topk: TopK, listed: NDArray[Any], is_listed: NDArray[np.bool_], *, is_answer: bool
 ) -> None:
-    """Check that a realized token and the candidate with the same id have equal log-probabilities.
+    """Check that a realized token has the same log-probability as the candidate with its id.
 
-    In a server's response, each realized token must be a candidate. In files, the two values can be
-    rounded differently, so only documents with equal values in at least half of the rows are
-    checked.
+    In a server's response, each realized token must be a candidate. In a file, the two values can
+    be rounded differently, so a document is rejected only if at least half of its rows differ.
     """
     allowed = STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
     differs = np.abs(topk.realized_logprob - listed) > allowed
@@ -301,8 +303,8 @@ def _check_realized(
     _require(
         differs,
         lambda n: (
-            f"the realized token {topk.token_ids[n]} is missing or has a different "
-            "log-probability among the candidates"
+            f"the realized token {topk.token_ids[n]} is not a candidate, or the candidate has a "
+            "different log-probability"
         ),
         "store the rows as the server returned them, with the ids of the request",
     )
@@ -311,9 +313,9 @@ def _check_realized(
 def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chance: bool) -> None:
     """Check with likelihood-ratio tests that each row predicts its own token.
 
-    There is one test per alternative: rows predict the next token; rows predict the previous token;
-    or, for all documents together, rows predict unrelated tokens, so that a uniform distribution
-    fits better.
+    Two tests per document check whether the rows predict the next or the previous token instead.
+    One test on all documents together checks whether a uniform distribution fits better, because
+    the rows belong to unrelated tokens.
     """
     rows = np.flatnonzero(topk.valid)
     left, counts = left[rows], np.diff(topk.starts)[rows]
@@ -323,7 +325,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the log-probabilities of shifted tokens, and the share of rows that list them."""
+        """Return the log-probabilities of shifted tokens, and the share that are candidates."""
         listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
@@ -337,8 +339,8 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
         _require(
             (evidence(logprobs - realized) >= _EVIDENCE) & (2 * share >= expected),
             lambda n, share=share, other=other: (  # type: ignore[misc]
-                f"its rows are shifted by one: {share[n]:.0%} of them list the {other} token, but "
-                f"only {own_share[n]:.0%} list their own token"
+                f"its rows are shifted by one: {share[n]:.0%} of the rows contain the {other} "
+                f"token as a candidate, but only {own_share[n]:.0%} contain their own token"
             ),
             _SHIFTED_HINT,
             _first_rows(topk),
@@ -349,27 +351,27 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     if also_chance and fits_chance and 3 * own_share[-1] < expected[-1]:
         raise PredictionError(
             0,
-            f"only {own_share[-1]:.0%} of its rows list their own token, but their probabilities "
-            f"predict {expected[-1]:.0%}; the rows belong to other tokens",
+            f"only {own_share[-1]:.0%} of the rows contain their own token as a candidate, "
+            f"expected {expected[-1]:.0%} from the probabilities; the rows belong to other tokens",
             "store the predictions for these tokens, from the model that made the ids",
             is_document=True,
         )
 
 
 def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the sum of the rows' values in each document; the last entry is the total."""
+    """Return the sum of the rows' values in each document, followed by the total."""
     document = np.searchsorted(topk.bounds, rows, side="right") - 1
     sums = np.bincount(document, values, len(topk.bounds) - 1)
     return np.append(sums, sums.sum()).astype(np.float64)
 
 
 def _first_rows(topk: TopK) -> NDArray[np.int64]:
-    """Return, for each entry of `_by_document`, the row that an error names."""
+    """Return the row that an error names, for each entry of `_by_document`."""
     return np.append(topk.bounds[:-1], 0)
 
 
 def _lookup(topk: TopK, shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability of the token `shift` rows later; NaN if not listed."""
+    """Return each row's log-probability for the token `shift` rows later, or NaN."""
     size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
     index = np.clip(np.arange(size) + shift, -1, size)  # positions -1 and `size` do not exist
     document = np.append(segment_ids(topk.bounds), -1)

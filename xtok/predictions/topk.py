@@ -1,4 +1,4 @@
-"""Predictions of many documents as flat arrays; select and concatenate them."""
+"""Predictions for many documents, stored in flat arrays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class TopK(NamedTuple):
 
     token_ids: NDArray[np.int32]  # [N]
     bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
-    # [N + 1]; the candidates of row i are ids[starts[i]:starts[i + 1]], empty without a prediction
+    # [N + 1]; the candidates of row i are ids[starts[i]:starts[i + 1]]. A row without candidates
+    # has no prediction.
     starts: NDArray[np.int64]
-    ids: NDArray[np.int32]  # [nnz], unique in a row, best first, ties by the lower id
+    ids: NDArray[np.int32]  # [nnz], unique in a row; most likely first, then lower id first
     logprobs: NDArray[np.float32]  # [nnz]
     rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf if they sum to 1;
-    # NaN without a prediction, or if the source renormalized the candidates
+    # NaN if the row has no prediction, or if the source renormalized the candidates
     realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
 
     @property
@@ -41,7 +42,7 @@ def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def candidate_indices(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return new starts for selected rows, and their candidates' indices; row −1 is empty."""
+    """Return the starts and the candidates' indices of selected rows. Row −1 is empty."""
     sizes = np.append(np.diff(starts), 0)[rows]
     chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
@@ -50,7 +51,7 @@ def candidate_indices(
 def take_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
-    """Build predictions for other documents from selected rows; row −1 means no prediction."""
+    """Build predictions for other documents from selected rows. Row −1 has no prediction."""
     starts, index = candidate_indices(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
@@ -71,7 +72,7 @@ def document_starts(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def cut_to_width(topk: TopK, width: int) -> TopK:
-    """Remove candidates with ids beyond a width, and add their probability to the rest."""
+    """Remove candidates with ids of at least `width`, and add their probability to the rest."""
     is_kept = topk.ids < width
     if is_kept.all():
         return topk
@@ -85,7 +86,7 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the sum of the candidates' probabilities in each row."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(segment_ids(topk.starts), probabilities, len(topk.token_ids))
-    return sums.astype(np.float64)  # bincount returns integers without rows
+    return sums.astype(np.float64)  # bincount returns integers if there are no rows
 
 
 def joined(topks: Sequence[TopK]) -> TopK:

@@ -924,7 +924,7 @@ ODD: list[tuple[Any, str]] = [
     ),
     (
         sglang(OWN, None, [[-1.5, 6, None]], [[-1.0, 7, None]]),
-        "position 1: the realized token 6 is missing or has a different log-probability",
+        "position 1: the realized token 6 is not a candidate, or the candidate has a different ",
     ),
     (
         b'{"meta_info": {"input_token_logprobs": [[null, 5, null]], "input_token_logprobs": '
