@@ -1,7 +1,7 @@
 """An extension of Griffe (used by mkdocstrings) for the options of configs.
 
-A config field declares its default and its help in a call of `option` (`xtok/config.py`, also in
-`xtok/training/losses/config.py`). The reference shows the default as the value and the help as the
+A config field declares its default and its help in a call of `option`, in `xtok/config.py` or
+`xtok/training/losses/config.py`. The reference shows the default as the value and the help as the
 docstring.
 """
 

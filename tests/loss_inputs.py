@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import xtok
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.config import LossName
+from xtok.loss_names import LossName
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import EventIndex, event_index, spelling_index
 from xtok.training.losses.registry import EVENTS, LOSSES, MAP

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY
+from xtok.building.multitoken import FIRST_PIECE_WEIGHT, PIECE_DECAY
 from xtok.maps.edges import SLOT_WEIGHT
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer

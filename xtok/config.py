@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from math import isfinite
-from numbers import Integral, Real
-from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
 
-from xtok._lib.lines import read_text
+from xtok._lib.fields import COMPUTING, LIMITS, MAIN, MATCHING, MODELS, RARE, Config, option
+from xtok.loss_names import BuildLoss, loss_name
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -21,10 +15,6 @@ Transform: TypeAlias = Literal["power", "softmax"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
-BuildLoss: TypeAlias = Literal["p-kl", "gold", "h-kl"]  # losses with maps that `build` creates
-EventLoss: TypeAlias = Literal["event-kl", "csd"]  # losses with event maps and spelling maps
-LossName: TypeAlias = Literal[BuildLoss, EventLoss, "alm", "same-tokenizer", "topk-kl"]
-MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
 CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 
@@ -34,55 +24,8 @@ MAX_ENTRIES = 4096
 MAX_COMB_LEN = 64
 """Upper limit for `max_comb_len`. The time for differing text grows with its square."""
 
-FIRST_PIECE_WEIGHT = 0.9
-"""Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
-
-PIECE_DECAY = 0.1
-
-POWER_OF_LARGEST = 10.0
-"""The exponent of a cosine is this number times the largest |cosine| in its row (NeMo-RL,
-`minimal_projection_generator.py`)."""
-
-MAIN = "Options"
-"""First panel of the help."""
-
 WAIT = 600.0
 """Default number of seconds to wait for another process that builds the same map."""
-
-MODELS = "Models"
-MAKING = "Making the map"
-MATCHING = "Which tokens match"
-COMPUTING = "Computing"
-TEXT = "Text"
-LIMITS = "Limits and keys"
-OUTPUT = "Output"
-
-RARE = "Rarely needed"
-"""Last panel of the help."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionDetails:
-    """Details of an option, in addition to its name, type and default."""
-
-    help: str
-    name: str | None = None  # name on the command line, if it differs from the parameter's name
-    short: str | None = None  # such as -k
-    argument: str | None = None  # name in the help of a positional argument
-    flag: bool = False  # flag without a --no- form
-    hidden: bool = False  # omitted from the help
-    metavar: str | None = None
-    panel: str | None = None  # panel of the help
-    min: float | None = None  # minimum and maximum, inclusive
-    max: float | None = None
-    above: float | None = None  # limits, exclusive
-    below: float | None = None
-    needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options with values (True: any value). This option requires at least one of them."""
-    no_effect_with: Mapping[str, Any] = field(default_factory=dict)
-    parser: Callable[[str], Any] | None = None
-    autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
-
 
 SHRINK = 0.2
 """Share of the mean row in the composed rows of `transplant`. A model predicts composed rows too
@@ -91,152 +34,9 @@ without the mean row, and 1.92 with it (`transplant_study.py`).
 """
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
-    """Declare a field of a config, or a parameter of a command; the default `...` means required.
-
-    Call this function or `top_k_option` directly in each config, because the API reference parses
-    these calls.
-    """
-    return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
-
-
 def top_k_option(default: int, help: str) -> Any:
     """Declare a field `top_k`."""
     return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
-
-
-_types = functools.cache(get_type_hints)
-
-
-class Config:
-    """Base class of all configs. Validates each value against its field."""
-
-    panel = MAKING  # default panel in the help
-
-    @classmethod
-    def or_default(cls, config: Self | None) -> Self:
-        """Return the config; for None, return the defaults.
-
-        Raises:
-            TypeError: if the config has another type.
-        """
-        if config is not None and not isinstance(config, cls):
-            raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
-        return cls() if config is None else config
-
-    def __post_init__(self) -> None:
-        """Validate all fields, and convert numbers of NumPy.
-
-        Raises:
-            ValueError: if a value is invalid or out of range.
-        """
-        types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
-        for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            value, details = getattr(self, f.name), f.metadata["details"]
-            vars(self)[f.name] = checked_value(f.name, value, types[f.name], details)
-
-
-def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Any:
-    """Validate the value of an option, and return it; a number becomes an `int` or `float`.
-
-    Raises:
-        ValueError: if the value is invalid or out of range.
-    """
-    if value is None and NoneType in get_args(kind):
-        return value
-    kind = without_none(kind)
-    base = get_origin(kind) or kind
-    if base is Literal:
-        if value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
-        return value
-    accepted, description = _KINDS.get(base, (object, ""))
-    if not isinstance(value, accepted) or (isinstance(value, bool) and base in (int, float)):
-        raise ValueError(f"{name} is {value!r}, and must be {description}")
-    if base is tuple:
-        return tuple(
-            checked_value(f"{name}, number {number},", item, get_args(kind)[0], details)
-            for number, item in enumerate(value, start=1)
-        )
-    if base in (int, float):
-        _check_range(name, value, details)
-        return base(value)
-    return value
-
-
-def _check_range(name: str, value: float, details: OptionDetails) -> None:
-    ends = {key: end for key in _ENDS if (end := getattr(details, key)) is not None}
-    if isfinite(value) and all(_ENDS[key][1](value, end) for key, end in ends.items()):
-        return
-    words = [f"{_ENDS[key][0]} {end}" for key, end in ends.items()]
-    expected = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
-    raise ValueError(f"{name} is {value}, and must be {expected}")
-
-
-def without_none(kind: Any) -> Any:
-    """Return the type `T` of `T | None`. Other types are returned unchanged."""
-    kinds = [k for k in get_args(kind) if k is not NoneType]
-    return kinds[0] if NoneType in get_args(kind) else kind
-
-
-_KINDS: Mapping[Any, tuple[Any, str]] = {
-    bool: (bool, "True or False"),
-    int: (Integral, "an integer"),
-    float: (Real, "a number"),
-    str: (str, "a string"),
-    tuple: (tuple, "a tuple"),
-}
-
-_ENDS = {
-    "min": ("at least", operator.ge),
-    "above": ("above", operator.gt),
-    "max": ("at most", operator.le),
-    "below": ("below", operator.lt),
-}
-
-
-def with_hyphens(loss: Any) -> Any:
-    """Return `p-kl` for `p_kl`. Other types are returned unchanged."""
-    return loss.replace("_", "-") if isinstance(loss, str) else loss
-
-
-MAP_NAMES = {"map": "a projection map", "events": "an event map", "spellings": "a spelling map"}
-
-
-class LossInfo(NamedTuple):
-    """Facts about a loss, for messages."""
-
-    label: str
-    map: MapKind | None  # kind of map that the loss requires
-    hint: str  # command that creates the input of the loss
-
-
-LOSS_INFO: Mapping[LossName, LossInfo] = {
-    "p-kl": LossInfo("P-KL", "map", "xtok build STUDENT TEACHER --for p-kl"),
-    "gold": LossInfo("gold", "map", "xtok build STUDENT TEACHER --for gold"),
-    "h-kl": LossInfo("H-KL", "map", "xtok build STUDENT TEACHER --for h-kl"),
-    "event-kl": LossInfo("event KL", "events", "xtok events STUDENT TEACHER"),
-    "csd": LossInfo("CSD", "spellings", "xtok events STUDENT TEACHER --for csd"),
-    "alm": LossInfo("ALM", None, "train without a file: the teacher's log-probabilities suffice"),
-    "same-tokenizer": LossInfo("plain KL", None, "train without a file: the tokenizers are equal"),
-    "topk-kl": LossInfo("top-k KL", None, "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
-}
-"""All losses. `xtok.training.losses.registry` contains their code."""
-
-
-def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
-    """Validate the name of a loss, such as `p-kl` or `p_kl`.
-
-    Raises:
-        ValueError: if the name is not in `choices`.
-    """
-    name = with_hyphens(loss)
-    if name in get_args(choices):
-        return name
-    if name in get_args(EventLoss):
-        make = f"xtok.get_map(student, teacher, for_loss={name!r})"
-        raise ValueError(f"{name} does not use a projection map: build its map with {make}")
-    raise ValueError(f"loss is {loss!r}, and must be one of {get_args(choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,11 +341,8 @@ class ServeConfig(ChatTemplates):
     )
     teacher_system: str | None = option(
         None,
-        "File with a system text that only the teacher reads. It replaces the system text of "
-        "conversations and precedes other sequences. A request can override it with its field "
-        "teacher_system.",
-        metavar="FILE",
-        parser=lambda path: read_text(Path(path).expanduser(), "the system text").strip(),
+        "System text that only the teacher reads. It replaces the system text of conversations and "
+        "precedes other sequences. A request can override it with its field teacher_system.",
     )
     concurrency: int = option(
         64, "Maximum number of concurrent sequences on the teacher's server.", min=1, panel=LIMITS

@@ -16,7 +16,7 @@ from torch import Tensor
 import xtok
 from peer_checks import nemo_rl_draft, report
 from peer_checks.report import Check, Checks
-from xtok.config import BuildLoss
+from xtok.loss_names import BuildLoss
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
 from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import xtok
-from xtok.config import BuildLoss
+from xtok.loss_names import BuildLoss
 
 
 class Check(NamedTuple):

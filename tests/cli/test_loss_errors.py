@@ -5,7 +5,7 @@ from __future__ import annotations
 from error_causes import Errors, messages_test
 
 from xtok.cli.options import read_loss
-from xtok.config import EventLoss
+from xtok.loss_names import EventLoss
 
 ERRORS: Errors = {
     "xtok events STUDENT TEACHER": [

@@ -21,8 +21,9 @@ from xtok.building.counted import synthetic_map
 from xtok.building.exact import find_matches, reapply_exact
 from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
-from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Weights
+from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig, Weights
 from xtok.errors import XtokError
+from xtok.loss_names import BuildLoss
 from xtok.maps.names import build_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import make_recipe

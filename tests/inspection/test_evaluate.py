@@ -24,7 +24,7 @@ from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
 from xtok.cli.tables.quality import print_evaluation
-from xtok.config import BuildConfig, BuildLoss, MultitokenConfig, SortCutConfig, Target
+from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig, Target
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, evaluate, measure_maps
 from xtok.inspection.measures import (
@@ -34,6 +34,7 @@ from xtok.inspection.measures import (
     event_verdict,
     map_verdict,
 )
+from xtok.loss_names import BuildLoss
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair

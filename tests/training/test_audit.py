@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import xtok
 from xtok import DistillationCollator
-from xtok.config import LossName
+from xtok.loss_names import LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import prepare, shifted_targets

@@ -17,7 +17,7 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.config import LossName
+from xtok.loss_names import LossName
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator

@@ -16,7 +16,7 @@ from pretended_gpu import GPU, on_cpu, pretended_gpu
 import xtok
 from xtok import DistillationCollator, ProjectionModule
 from xtok.building.embeddings.similarity import largest_cosines
-from xtok.config import LossName
+from xtok.loss_names import LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare

@@ -16,7 +16,7 @@ from make_maps import built
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.config import LOSS_INFO, BuildLoss, EventLoss, LossName
+from xtok.loss_names import LOSS_INFO, BuildLoss, EventLoss, LossName
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index

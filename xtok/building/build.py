@@ -21,9 +21,10 @@ from xtok.building.exact import check_ignored, config_after, find_matches, with_
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
-from xtok.config import WAIT, BuildConfig, BuildLoss, EventLoss, with_hyphens
+from xtok.config import WAIT, BuildConfig
 from xtok.conversation.texts import find_texts
 from xtok.errors import XtokError
+from xtok.loss_names import BuildLoss, EventLoss, with_hyphens
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, MapLike, bind_map, name_notes

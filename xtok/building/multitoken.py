@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok.building.exact import Matches, check_ignored, find_matches, with_matches, without_ignored
-from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
+from xtok.config import MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
@@ -19,6 +19,11 @@ from xtok.maps.provenance import map_from_rows, stage_recipe
 from xtok.maps.records import map_notes, stage_report
 from xtok.tokenizers.notes import undecodable_tokens, unspelled_note
 from xtok.tokenizers.pairs import Pair
+
+FIRST_PIECE_WEIGHT = 0.9
+"""Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
+
+PIECE_DECAY = 0.1
 
 
 def multitoken(

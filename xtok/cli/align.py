@@ -8,12 +8,13 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.fields import option
 from xtok._lib.lines import read_small
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import Models, json_option
 from xtok.cli.tables.alignment import print_alignment
-from xtok.config import MAX_COMB_LEN, ChatTemplates, option
+from xtok.config import MAX_COMB_LEN, ChatTemplates
 from xtok.errors import XtokError
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 import xtok
+from xtok._lib.fields import TEXT
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
@@ -23,8 +24,9 @@ from xtok.cli.options import (
     print_map,
     text_option,
 )
-from xtok.config import TEXT, BuildConfig, BuildLoss
+from xtok.config import BuildConfig
 from xtok.conversation.texts import check_texts
+from xtok.loss_names import BuildLoss
 
 
 @command

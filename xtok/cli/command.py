@@ -25,10 +25,10 @@ from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 
 import typer
 
+from xtok._lib.fields import OUTPUT, RARE, OptionDetails, checked_value, option, without_none
 from xtok.cli import console
 from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_words
 from xtok.cli.stdout import print_result, redirected, reserved_stdout, result_stream
-from xtok.config import OUTPUT, RARE, OptionDetails, checked_value, option, without_none
 from xtok.errors import XtokError
 from xtok.tokenizers.display import to_json
 from xtok.tokenizers.table import SIDES

@@ -6,9 +6,9 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.fields import option
 from xtok.cli.command import command, full_path
 from xtok.cli.options import JSON, MAP, MapOptions, OptionalModels, print_map
-from xtok.config import option
 
 
 @command

@@ -3,11 +3,12 @@
 import typer
 
 import xtok
+from xtok._lib.fields import MAIN, MODELS, option
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import MODEL, TEXT_FIELD, Loading, json_option, text_option
 from xtok.cli.tables.tokenizers import print_diagnosis, print_server
-from xtok.config import MAIN, MODELS, ChatTemplates, option
+from xtok.config import ChatTemplates
 from xtok.inspection.first_rows import first_rows
 from xtok.teachers.serving import check_server
 

@@ -15,8 +15,8 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.tables.quality import print_evaluation
-from xtok.config import BuildLoss
 from xtok.conversation.texts import check_texts
+from xtok.loss_names import BuildLoss
 from xtok.maps.map_arguments import name_notes
 
 

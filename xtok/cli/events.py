@@ -16,7 +16,7 @@ from xtok.cli.options import (
     output_path,
     print_map,
 )
-from xtok.config import EventLoss
+from xtok.loss_names import EventLoss
 from xtok.maps import names
 from xtok.maps.file import check_map_output, check_reverse
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.fields import COMPUTING, MAIN, option
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import Models, StrictOutput, Widths, note_one_vocabulary
-from xtok.config import COMPUTING, MAIN, GenerateConfig, option
+from xtok.config import GenerateConfig
 from xtok.maps.names import map_name
 
 

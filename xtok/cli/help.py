@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from xtok.config import MAIN, RARE
+from xtok._lib.fields import MAIN, RARE
 from xtok.tokenizers.display import plural
 
 PARTS = {

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.fields import option
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
@@ -18,7 +19,7 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.tables.inspection import print_inspection
-from xtok.config import InspectConfig, option
+from xtok.config import InspectConfig
 from xtok.conversation.texts import check_texts
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok._lib.fields import MAIN, MAKING, OUTPUT, option
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import MapOptions, Models, StrictOutput, map_option, note_one_vocabulary
-from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
+from xtok.config import MultitokenConfig
 from xtok.maps.names import map_name
 
 

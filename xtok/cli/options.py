@@ -14,24 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import typer
 
 import xtok
+from xtok._lib.fields import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
 from xtok.cli import console
 from xtok.cli.command import full_path
 from xtok.cli.stdout import print_path, print_result
-from xtok.config import (
-    LOSS_INFO,
-    MAIN,
-    MAP_NAMES,
-    MODELS,
-    OUTPUT,
-    RARE,
-    TEXT,
-    WAIT,
-    BuildLoss,
-    Config,
-    option,
-    with_hyphens,
-)
+from xtok.config import WAIT
 from xtok.errors import XtokError
+from xtok.loss_names import LOSS_INFO, MAP_NAMES, BuildLoss, with_hyphens
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import bind_map, name_notes, read_map
 from xtok.tokenizers.display import to_json

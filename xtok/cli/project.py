@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Literal
 
 import xtok
+from xtok._lib.fields import MAIN, option
 from xtok.cli import console
 from xtok.cli.command import command, full_path, show
 from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option
 from xtok.cli.stdout import print_path
-from xtok.config import MAIN, ProjectConfig, option
+from xtok.config import ProjectConfig
 
 
 @command

@@ -1,10 +1,11 @@
 """`xtok reapply-exact`."""
 
 import xtok
+from xtok._lib.fields import MATCHING, option
 from xtok.cli.command import command
 from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
-from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
+from xtok.config import Canonicalization, SpecialTokens
 
 _AS_MADE = option(None, "As in multitoken. Default: the value in the map.", panel=MATCHING)
 

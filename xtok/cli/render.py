@@ -4,12 +4,12 @@ from pathlib import Path
 
 import typer
 
+from xtok._lib.fields import OUTPUT, option
 from xtok._lib.progress import silent
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import CHAT_TEMPLATE, MODEL, Loading
 from xtok.cli.stdout import print_path, result_stream
-from xtok.config import OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.conversation.writing import check_render_output, render_file
 

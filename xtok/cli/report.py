@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from xtok._lib.fields import OUTPUT, option
 from xtok.cli import console
 from xtok.cli.command import command, full_path
 from xtok.cli.options import (
@@ -16,7 +17,6 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.stdout import print_path
-from xtok.config import OUTPUT, option
 from xtok.conversation.texts import check_texts
 from xtok.maps.map_arguments import name_notes
 

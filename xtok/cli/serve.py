@@ -1,13 +1,30 @@
 """`xtok serve`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import xtok
+from xtok._lib.fields import MAIN, option
+from xtok._lib.lines import read_text
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import BACK_MAP_FILE, Models, Widths
 from xtok.cli.stdout import print_result, result_stream
-from xtok.config import MAIN, ServeConfig, option
+from xtok.config import ServeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServeConfig):
+    """Options of `serve`, with the system text in a file."""
+
+    teacher_system: str | None = option(
+        None,
+        "File with a system text that only the teacher reads. It replaces the system text of "
+        "conversations and precedes other sequences. A request can override it with its field "
+        "teacher_system.",
+        metavar="FILE",
+        parser=lambda path: read_text(Path(path).expanduser(), "the system text").strip(),
+    )
 
 
 @command
@@ -20,7 +37,7 @@ def serve(
         metavar="URL",
         panel=MAIN,
     ),
-    config: ServeConfig,
+    config: ServeOptions,
     back_map: Path | None = BACK_MAP_FILE,
     widths: Widths,
 ) -> None:

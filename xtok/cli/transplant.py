@@ -4,11 +4,12 @@ from itertools import islice
 from pathlib import Path
 
 import xtok
+from xtok._lib.fields import MAIN, option
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import TEXT_FIELD, json_option, text_option
 from xtok.cli.tables.tokenizers import print_transplant
-from xtok.config import MAIN, SHRINK, option
+from xtok.config import SHRINK
 from xtok.conversation.texts import read_batches, text_shards
 
 DOCUMENTS, CHARACTERS = 64, 1000  # limits of the text for measuring both models

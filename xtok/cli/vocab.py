@@ -7,13 +7,13 @@ from typing import Any
 import typer
 
 import xtok
+from xtok._lib.fields import MAIN, option
 from xtok._lib.io import check_output
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import MODEL, Loading, check_tokens, json_option
 from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
-from xtok.config import MAIN, option
 from xtok.inspection.vocab import VOCAB_SUFFIXES
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
-from xtok.config import BuildLoss, LossName
 from xtok.inspection.pair_facts import PairFacts
 from xtok.inspection.results import Grade
+from xtok.loss_names import BuildLoss, LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.tokenizers.display import percent, plural

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import LOSS_INFO, BuildLoss
+from xtok.loss_names import LOSS_INFO, BuildLoss
 
 _RESAMPLES = 1000
 

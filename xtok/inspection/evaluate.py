@@ -36,7 +36,7 @@ from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.exact import find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
-from xtok.config import BuildLoss, MultitokenConfig, loss_name
+from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.inspection.bootstrap import Ranking, mean_interval, rank
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
@@ -51,6 +51,7 @@ from xtok.inspection.measures import (
     map_verdict,
 )
 from xtok.inspection.results import distinct_names
+from xtok.loss_names import BuildLoss, loss_name
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps, read_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xtok.config import MAP_NAMES, InspectConfig
+from xtok.config import InspectConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.describe import Description, describe
@@ -18,6 +18,7 @@ from xtok.inspection.events import (
     token_event,
 )
 from xtok.inspection.explain import Explanation, explain
+from xtok.loss_names import MAP_NAMES
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, bind_map, read_map
 from xtok.maps.projection_map import ProjectionMap

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import share_of
-from xtok.config import LOSS_INFO, BuildLoss
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.results import Grade
+from xtok.loss_names import LOSS_INFO, BuildLoss
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Unpack
 
-from xtok.config import BuildLoss
+from xtok.loss_names import BuildLoss
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
 from xtok.maps.nemo_tables import reverse_path

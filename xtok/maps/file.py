@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict, Un
 import numpy as np
 
 from xtok._lib import io
-from xtok.config import LOSS_INFO, MAP_NAMES, MapKind
 from xtok.errors import MAP_HINT, MapFileError, OutputError
+from xtok.loss_names import LOSS_INFO, MAP_NAMES, MapKind
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.opening import Tensors, is_on_hub, load_pt, naming, opened, read_tensors
 from xtok.maps.packing import Header, kind_of, pack, parse_header, unpack

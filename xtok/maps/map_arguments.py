@@ -8,8 +8,8 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
-from xtok.config import MapKind
 from xtok.errors import XtokError
+from xtok.loss_names import MapKind
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.packing import M

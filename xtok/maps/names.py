@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok._lib.io import shorten_name
-from xtok.config import BuildConfig, BuildLoss, GenerateConfig, MultitokenConfig
+from xtok.config import BuildConfig, GenerateConfig, MultitokenConfig
+from xtok.loss_names import BuildLoss
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.parsing import parse_json
-from xtok.config import MAP_NAMES, MapKind
 from xtok.errors import XtokError
+from xtok.loss_names import MAP_NAMES, MapKind
 from xtok.maps.opening import Tensors
 from xtok.maps.records import require_valid
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.config import LossName, OptionDetails, checked_value
+from xtok._lib.fields import OptionDetails, checked_value
 from xtok.errors import XtokError
+from xtok.loss_names import LossName
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import bind_map
 from xtok.maps.projection_map import ProjectionMap

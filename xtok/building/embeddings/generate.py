@@ -17,7 +17,7 @@ from xtok.building.embeddings.own import fitted_embeddings, lacking_weights
 from xtok.building.embeddings.similarity import Vectors, largest_cosines
 from xtok.building.embeddings.sources import open_source, require_finite
 from xtok.building.embeddings.spelling import Floats, most_similar
-from xtok.config import POWER_OF_LARGEST, GenerateConfig
+from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -31,6 +31,10 @@ from xtok.tokenizers.table import SIDES, TokenTable, TokenType
 if TYPE_CHECKING:
     from xtok.building.embeddings.sources import InputLayer, SentenceModel
 
+
+POWER_OF_LARGEST = 10.0
+"""The exponent of a cosine is this number times the largest |cosine| in its row (NeMo-RL,
+`minimal_projection_generator.py`)."""
 
 OWN = "own"  # the input-embedding layers of both models
 

@@ -26,12 +26,12 @@ from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths
 from xtok.alignment.aligner import chunks
-from xtok.config import LOSS_INFO
 from xtok.errors import OutputError
 from xtok.inspection.bootstrap import format_interval
 from xtok.inspection.page.pictures import overlap
 from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack_columns
 from xtok.inspection.report import PageData, Report, examine
+from xtok.loss_names import LOSS_INFO
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.classes import class_label

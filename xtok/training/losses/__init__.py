@@ -4,7 +4,7 @@ Pass `xtok.shift_to_predictions(alignment)` to a loss: each position contains th
 token that it *predicts*.
 """
 
-from xtok.config import LossName as LossName
+from xtok.loss_names import LossName as LossName
 from xtok.training.losses.alm import alm as alm
 from xtok.training.losses.chunks import count_chunks as count_chunks
 from xtok.training.losses.config import ALMConfig as ALMConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from xtok.config import Config, option
+from xtok._lib.fields import Config, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.config import MAP_NAMES, LossName, loss_name
 from xtok.errors import XtokError
+from xtok.loss_names import MAP_NAMES, LossName, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems

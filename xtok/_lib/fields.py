@@ -1,0 +1,148 @@
+"""Fields of configs, and parameters of commands: name, type, default, range and help."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+MAIN = "Options"
+"""First panel of the help."""
+
+MODELS = "Models"
+MAKING = "Making the map"
+MATCHING = "Which tokens match"
+COMPUTING = "Computing"
+TEXT = "Text"
+LIMITS = "Limits and keys"
+OUTPUT = "Output"
+
+RARE = "Rarely needed"
+"""Last panel of the help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionDetails:
+    """Details of an option, in addition to its name, type and default."""
+
+    help: str
+    name: str | None = None  # name on the command line, if it differs from the parameter's name
+    short: str | None = None  # such as -k
+    argument: str | None = None  # name in the help of a positional argument
+    flag: bool = False  # flag without a --no- form
+    hidden: bool = False  # omitted from the help
+    metavar: str | None = None
+    panel: str | None = None  # panel of the help
+    min: float | None = None  # minimum and maximum, inclusive
+    max: float | None = None
+    above: float | None = None  # limits, exclusive
+    below: float | None = None
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """Other options with values (True: any value). This option requires at least one of them."""
+    no_effect_with: Mapping[str, Any] = field(default_factory=dict)
+    parser: Callable[[str], Any] | None = None
+    autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
+
+
+def option(default: Any, help: str, **details: Any) -> Any:
+    """Declare a field of a config, or a parameter of a command; the default `...` means required.
+
+    Call this function or `top_k_option` directly in each config, because the API reference parses
+    these calls.
+    """
+    return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
+
+
+_types = functools.cache(get_type_hints)
+
+
+class Config:
+    """Base class of all configs. Validates each value against its field."""
+
+    panel = MAKING  # default panel in the help
+
+    @classmethod
+    def or_default(cls, config: Self | None) -> Self:
+        """Return the config; for None, return the defaults.
+
+        Raises:
+            TypeError: if the config has another type.
+        """
+        if config is not None and not isinstance(config, cls):
+            raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
+        return cls() if config is None else config
+
+    def __post_init__(self) -> None:
+        """Validate all fields, and convert numbers of NumPy.
+
+        Raises:
+            ValueError: if a value is invalid or out of range.
+        """
+        types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
+        for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
+            value, details = getattr(self, f.name), f.metadata["details"]
+            vars(self)[f.name] = checked_value(f.name, value, types[f.name], details)
+
+
+def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Any:
+    """Validate the value of an option, and return it; a number becomes an `int` or `float`.
+
+    Raises:
+        ValueError: if the value is invalid or out of range.
+    """
+    if value is None and NoneType in get_args(kind):
+        return value
+    kind = without_none(kind)
+    base = get_origin(kind) or kind
+    if base is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
+        return value
+    accepted, description = _KINDS.get(base, (object, ""))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and base in (int, float)):
+        raise ValueError(f"{name} is {value!r}, and must be {description}")
+    if base is tuple:
+        return tuple(
+            checked_value(f"{name}, number {number},", item, get_args(kind)[0], details)
+            for number, item in enumerate(value, start=1)
+        )
+    if base in (int, float):
+        _check_range(name, value, details)
+        return base(value)
+    return value
+
+
+def _check_range(name: str, value: float, details: OptionDetails) -> None:
+    ends = {key: end for key in _ENDS if (end := getattr(details, key)) is not None}
+    if isfinite(value) and all(_ENDS[key][1](value, end) for key, end in ends.items()):
+        return
+    words = [f"{_ENDS[key][0]} {end}" for key, end in ends.items()]
+    expected = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
+    raise ValueError(f"{name} is {value}, and must be {expected}")
+
+
+def without_none(kind: Any) -> Any:
+    """Return the type `T` of `T | None`. Other types are returned unchanged."""
+    kinds = [k for k in get_args(kind) if k is not NoneType]
+    return kinds[0] if NoneType in get_args(kind) else kind
+
+
+_KINDS: Mapping[Any, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    str: (str, "a string"),
+    tuple: (tuple, "a tuple"),
+}
+
+_ENDS = {
+    "min": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "max": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
