@@ -333,15 +333,14 @@ ERRORS: Errors = {
     "text is decoded from the ids": [
         (
             lambda: projected(text="abd"),
-            "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
+            "a.parquet, row 0: its ids do not spell its text; the first difference is at byte 2",
         ),
     ],
     "pass the teacher and the template that made these ids, or remove its text and "
     "messages, so that the text is decoded from the ids": [
         (
             lambda: projected(messages=[QUESTION], template="plain"),
-            "a.parquet, row 0: its ids differ from its messages, rendered with the "
-            "teacher's template",
+            "a.parquet, row 0: the teacher's template renders its messages to different ids",
         ),
     ],
     "write it to a file first; xtok reads the file more than once": [

@@ -1,4 +1,4 @@
-"""Run a projection on a Ray cluster, one task per shard. The parts equal a local run's parts."""
+"""Run a projection on a Ray cluster, with one task per shard."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from xtok.teachers.translator import Translator
 from xtok.tokenizers import absolute, load_pair, load_tokenizer
 
 WAITING_PER_CORE = 4
-"""Number of shards that are submitted at a time, per core of the cluster."""
+"""Maximum number of unfinished tasks per core of the cluster."""
 
 MAX_RETRIES = 16
-"""Maximum number of retries of a task after the loss of its node or process."""
+"""Maximum number of retries of a task if its node or process is lost."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds to wait for a TCP connection. Otherwise, Ray retries for minutes without output."""
+"""Seconds to wait for a TCP connection. Without this limit, Ray silently retries for minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,16 @@ class Cluster:
 
 
 def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> list[PartSummary]:
-    """Make all parts of a job on a cluster; return their summaries.
+    """Make all parts of a job on a cluster, and return their summaries.
 
     Raises:
-        XtokError: if Ray is not installed or the cluster does not respond, if a node lacks a file
-            or has different packages or tokenizers, if a task is lost, or if the projection fails.
+        XtokError: if Ray is not installed, the cluster does not respond, a node lacks a file or has
+            different packages or tokenizers, a task is lost, or the projection fails.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
     with ray_connection(cluster.address) as ray, progress("projecting", job.size) as advance:
-        # Ray retries only after the loss of a node or process. User errors are return values.
+        # Ray retries a task only if its node or process is lost. A task returns user errors.
         task = task_for(job.recipe["version"], job.recipe["libraries"])
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
         shared = [ray.put((job.absolute(), cluster.absolute()))]
@@ -76,11 +76,10 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 
 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
-    """Return the function that nodes run. It calls `_make_part` if the packages are the same.
+    """Return the function that nodes run: it compares versions, then calls `_make_part`.
 
-    Ray pickles a nested function by value, so it also runs on a node without xtok. The job is
-    passed as a reference in a list, so that Ray unpickles the job only after the versions are
-    compared.
+    Ray pickles a nested function by value, so it can run on a node without xtok. The job is passed
+    in a list, so that Ray does not unpickle the job before the versions are compared.
     """
 
     def checked_part(shared: list[Any], shard: int) -> Any:
@@ -136,13 +135,13 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def fetch_result(ray: Any, reference: Any) -> Any:
-    """Return the value of a task. Raises an error if a node or the cluster failed."""
+    """Return the value of a task, or raise an error if a node or the cluster failed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, OSError | MemoryError):
             raise error.cause from None
-        raise  # a bug, because user errors are return values
+        raise  # a bug, because tasks return user errors
     except ray.exceptions.RayError as error:
         problem = f"the cluster lost a part of the work: {_first_line(error)}"
         hint = "run the command again to resume; ray status lists the running nodes"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
 
 
-@np.errstate(all="ignore")  # NaN for tokens without a log-probability
+@np.errstate(all="ignore")  # tokens without a log-probability are NaN
 def chunk_sums(
     chunk_ids: NDArray[np.int64], logprobs: NDArray[Any], size: int
 ) -> NDArray[np.float64]:
@@ -36,20 +36,21 @@ def prefix_weights(
 ) -> NDArray[np.float64]:
     """Compute the student tokens' weights in each chunk from the teacher's predictions of bytes.
 
-    Let C(b) be the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
-    2410.09303). Token j of a chunk gets the probability C(s_1…s_j) / C(s_1…s_(j-1)), and the last
-    token gets the remainder, so that the log-probabilities add up to the chunk's sum. C(b) is the
-    sum over the candidates that start with b; the probability outside the candidates is spread
-    evenly over all other tokens. This ignores other tokenizations of the same bytes
-    (`scripts/benchmark.py credit` measures the error). If a teacher token of a chunk has no
-    candidates, all weights in the chunk are equal.
+    C(b) is the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
+    2410.09303). It is estimated as the sum over the candidates that start with b. The probability
+    outside the candidates is spread evenly over all other tokens. This ignores other tokenizations
+    of the same bytes; `scripts/benchmark.py credit` measures the error.
+
+    Token j of a chunk gets the probability C(s_1…s_j) / C(s_1…s_(j-1)). The last token gets the
+    remainder of the chunk's sum. If a teacher token has no candidates, all weights in its chunk are
+    equal.
 
     `chunk_ids` contains the chunk id of each student token and of each teacher token; the largest
     id means "no chunk". `sums`, `[chunks + 1]`, contains the log-probability of each chunk.
 
     Returns:
-        float64 `[student tokens]`, negative log-probabilities; 1 for a token that is the only
-        student token of its chunk.
+        float64 `[student tokens]`, negative log-probabilities; 1 in chunks with only one student
+        token.
     """
     is_shared = np.bincount(chunk_ids[0], minlength=len(sums)) > 1
     is_shared[-1] = False
@@ -67,7 +68,7 @@ def prefix_weights(
     return weights
 
 
-@np.errstate(all="ignore")  # NaN for chunks without a sum
+@np.errstate(all="ignore")  # chunks without a sum are NaN
 def shares(
     sums: NDArray[np.float64],
     chunk_ids: NDArray[np.int64],
@@ -76,15 +77,15 @@ def shares(
 ) -> NDArray[np.float32]:
     """Divide the sum of each chunk among the chunk's tokens in proportion to their weights.
 
-    If all weights of a chunk are 0, the shares are equal. Cumulative shares are rounded to
-    multiples of the last bit of the float32 sum, and each share is the difference of two of them.
-    So the shares are exact in float32 and add up to the sum.
+    If all weights of a chunk are 0, the shares are equal. The float32 shares add up exactly to the
+    sum, because each share is the difference of two cumulative shares, which are rounded to
+    multiples of the sum's last bit.
 
     Args:
         sums: `[chunks + 1]`, float32 values.
         chunk_ids: `[all tokens]`, the chunk number of each token.
-        tokens: the indices of the tokens that get a share, ascending. They must include all tokens
-            of a chunk, or no token of it.
+        tokens: the indices of the tokens that get a share, ascending. For each chunk, they include
+            either all tokens or no token.
         weights: `[all tokens]`, at least 0.
     """
     token_share = np.zeros(len(chunk_ids), np.float32)

@@ -20,25 +20,22 @@ from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
 SHOWN_AROUND = 24
-"""Number of characters that errors print before and after the first difference of two texts."""
+"""Number of characters that errors print on each side of the first difference of two texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class StudentCredit:
-    """Credit in proportion to the student's log-probabilities.
+    """Credit in proportion to the student's log-probabilities."""
 
-    The array has the shape of the student's ids.
-    """
-
-    logprobs: Any  # None or NaN for tokens without a score, as for the teacher
+    logprobs: Any  # in the shape of the student's ids; None or NaN for tokens without a score
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixCredit:
     """Credit according to the teacher's candidates (most accurate); see `prefix_weights`.
 
-    Both arrays have the shape of the teacher's ids, with an additional last dimension K. The text's
-    own token can be a candidate. A log-probability of −inf or NaN marks padding.
+    Both arrays have the shape of the teacher's ids and an additional last dimension K. The
+    candidates can include the token of the text. A log-probability of −inf or NaN marks padding.
     """
 
     ids: Any
@@ -53,7 +50,7 @@ class ProjectedLogprobs:
     """A teacher's log-probabilities for the student's tokens, in the shape of the student's ids."""
 
     logprobs: Any  # float32 [S] or [B, S], or a list of [S]; 0 where not valid
-    valid: Any  # bool, whether a token has a share of a log-probability
+    valid: Any  # bool, True for tokens that got a share of a log-probability
 
 
 def project_logprobs(
@@ -70,27 +67,27 @@ def project_logprobs(
     """Divide a teacher's log-probabilities for a text among the student's tokens.
 
     In each chunk, the sum of the teacher tokens' log-probabilities is divided among the student
-    tokens. The float32 shares add up to this sum exactly. A student token is valid only if it
-    belongs to a chunk with equal bytes, or with the same special role, on both sides.
+    tokens. The float32 shares add up to this sum exactly. A student token is valid only if both
+    sides of its chunk have the same bytes or the same special role.
 
     Ids are one sequence `[S]`, a padded batch `[B, S]`, or a list of sequences, as NumPy arrays,
     torch tensors or lists. The result has the type, shape and device of the student's ids.
 
     Args:
         aligner: aligner of the two tokenizers.
-        student_ids: a text in S tokens of the student.
-        teacher_ids: the same text in the T tokens that the teacher scored.
-        teacher_logprobs: in the shape of `teacher_ids`; entry t is log p(token t | tokens before).
-            A value can be None or NaN (not scored) at the first token and outside `response_mask`.
-            A chunk that contains such a token, or −9999.0 (which servers return for −∞), is not
-            valid.
+        student_ids: a text in the student's tokens.
+        teacher_ids: the same text in the teacher's tokens.
+        teacher_logprobs: log p(token t | preceding tokens), in the shape of `teacher_ids`. Values
+            of the first token and outside `response_mask` can be None or NaN (not scored). A chunk
+            with such a value is not valid, nor is a chunk with −9999.0, which servers return for
+            −∞.
         credit: `"uniform"` for equal shares, a `StudentCredit`, or a `PrefixCredit`.
         attention_masks: the masks of the student's and the teacher's batch, 0 for padding. By
             default, tokens with the role pad are padding.
         response_mask: in the shape of `student_ids`, True for tokens that can be valid. A chunk is
             not valid if the mask excludes one of its student tokens.
-        partial: skip chunks where the texts differ, instead of raising an error. In both cases, one
-            text can be longer than the other, and U+FFFD can replace bytes that are not UTF-8.
+        partial: skip chunks where the texts differ, instead of raising an error. There is no error
+            if one text is a prefix of the other, or if U+FFFD replaces bytes that are not UTF-8.
 
     Raises:
         XtokError: if the texts differ.
@@ -137,9 +134,9 @@ def _exclude_unscored(
     values: NDArray[np.float64],
     is_unscored: NDArray[np.bool_],
 ) -> None:
-    """Exclude chunks with placeholder scores or an unscored first token, in place.
+    """Exclude chunks with a placeholder or an unscored first token, in place.
 
-    All other tokens must have a score.
+    Raise an error if another token in a remaining chunk has no score.
     """
     is_first = np.isin(np.arange(len(values)), document_starts(rows.bounds))
     shared[chunk_ids[is_stand_in(values) | (is_unscored & is_first)]] = False
@@ -189,7 +186,7 @@ def _require_one_text(
     aligner: TokenAligner,
     is_outside: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> None:
-    """Raise an error if the texts of a row differ. Only decodes rows with unaligned tokens."""
+    """Raise an error if the two texts of a row differ."""
     tables, rows = (aligner.student.table, aligner.teacher.table), set[int]()
     for sequences, table, outside in zip(sides, tables, is_outside, strict=True):
         indices = np.flatnonzero(outside & (table.lengths[sequences.ids] > 0))
@@ -212,7 +209,7 @@ def _require_one_text(
 
 
 def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
-    """Return two texts' common prefix and remainders, or None if one text is a prefix of the other.
+    """Return the common prefix and the remainders of two texts; None if one text is a prefix.
 
     Bytes that are not UTF-8 are treated as U+FFFD. An incomplete character at the end is ignored.
     """

@@ -1,10 +1,9 @@
 """Write the parts of a projection: one file per shard, deleted when the output is complete.
 
-A part consists of a header, Arrow streams with some rows each, and a digest. The streams can have
-different columns. The last stream contains no rows; its metadata contains the part's totals. The
-digest covers the job, the shard's number and all bytes, so parts of other jobs and damaged parts
-are never used. Parts are not Parquet files, because the columns of a Parquet file are fixed by the
-first rows, and because it has no checksum.
+A part contains a header, Arrow streams with rows, an empty stream with the totals in its metadata,
+and a digest. The digest covers the job, the shard's number and all bytes, so a damaged part or a
+part of another job is never used. Parquet is not suitable, because the first rows of a file fix its
+columns, and because it has no checksum.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 @dataclass
 class Totals:
-    """Counts and sums over the texts that were read and projected."""
+    """Statistics of the projected texts."""
 
     documents: int = 0
     teacher_tokens: int = 0
@@ -65,8 +64,8 @@ class Totals:
     rests: int = 0  # number of predictions with a known rest
     rest: float = 0.0  # sum of the known rests
     bits: float = 0.0  # bits of the text according to the teacher
-    num_bytes: int = 0  # bytes of this text
-    bounded: int = 0  # teacher tokens that are not candidates; lower bound in `bits`
+    num_bytes: int = 0  # bytes of the text that `bits` covers
+    bounded: int = 0  # teacher tokens for which `bits` contains only a lower bound
 
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
@@ -99,10 +98,7 @@ class ProjectJob:
         return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
-        """Make paths absolute, and replace template files with their source.
-
-        This is required because workers run in a different folder.
-        """
+        """Make paths absolute and embed template files, because workers run in another folder."""
         shards = [
             (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
             for cache, shard in self.shards
@@ -162,11 +158,11 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Hold a lock on an output while this run makes its parts, and delete the parts at the end.
+    """Lock an output while this run makes its parts, and delete the parts at the end.
 
     Raises:
-        XtokError: if another run makes the same output, if the folder contains parts of a different
-            job, or if a file of another program has the name of a part.
+        XtokError: if another run makes the same output, the folder contains parts of a different
+            job, or a file of another program has the name of a part.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -195,7 +191,7 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
 
 
 def _require_own_files(job: ProjectJob) -> Recipe | None:
-    """Check that existing files with the names of a job's files are xtok's; return the recipe."""
+    """Check that xtok wrote the existing files of a job. Return their recipe, if any."""
     plan = job.folder / _PLAN
     sealed = read_sealed(plan, _PLAN)
     own_files = {*_parts_in(job.folder), *([plan] if sealed else [])}
@@ -210,7 +206,7 @@ def _parts_in(folder: Path) -> list[Path]:
     parts = []
     for path in folder.glob(f"{'[0-9]' * 6}.part"):
         with suppress(OSError), path.open("rb") as file:
-            if file.read(len(_PART)) in (_PART, b""):  # empty after a system crash
+            if file.read(len(_PART)) in (_PART, b""):  # a part can be empty after a system crash
                 parts.append(path)
     return parts
 
@@ -222,7 +218,7 @@ def _remove(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class PartSummary:
-    """The columns that occur in any table of a part, and the part's totals."""
+    """The columns and the totals of a part."""
 
     schema: Any  # a pyarrow schema
     totals: Totals
@@ -231,7 +227,7 @@ class PartSummary:
 def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
-    """Make the part of a shard. If the part exists, only read its summary.
+    """Make the part of a shard and return its summary. An existing part is kept.
 
     `advance` is called with the number of bytes read and the number of tokens made.
     """
@@ -262,7 +258,7 @@ def make_part(
 
 
 def read_summary(job: ProjectJob, shard: int) -> PartSummary | None:
-    """Return the summary of a shard's part, or None if the part cannot be used."""
+    """Return the summary of a shard's part, or None if there is no usable part."""
     last = deque(_streams(job, shard), maxlen=1)
     if not last:
         return None
@@ -284,7 +280,7 @@ def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield the tables of a part, then an empty table with the totals. Unusable parts are empty."""
+    """Yield a part's tables, then an empty table with the totals; nothing if it is unusable."""
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
         if file is None:
@@ -305,7 +301,7 @@ def _stream(table: Any) -> memoryview:
 
 
 def one_schema(schemas: Sequence[Any]) -> Any:
-    """Return a schema with the columns of all schemas.
+    """Merge schemas into a schema with all columns.
 
     Raises:
         XtokError: if a column has different types in two schemas.
@@ -322,8 +318,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
     """Count the predictions, and compute the bits that the teacher needs for the text.
 
-    If the probability of a token is unknown, the total probability outside the candidates is used
-    as an upper bound.
+    If the probability of a token is unknown, the rest of its row is an upper bound.
     """
     lengths = table.lengths[teacher.token_ids]
     is_text, own = teacher.valid & (lengths > 0), teacher.realized_logprob

@@ -41,17 +41,16 @@ if TYPE_CHECKING:
     from xtok.teachers.cluster import Cluster
 
 _FIRST_LOOK = 1 << 16
-"""Number of candidates in each file that are checked before the work starts."""
+"""Number of candidates of each file that are checked before the work starts."""
 
 CANDIDATES_PER_GROUP = 1 << 20
-"""Number of candidates per row group if rows have a fixed width. Writing one needs about 40 MB."""
+"""Number of candidates per row group in formats of fixed width. Writing a group needs 40 MB."""
 
 MAX_LIST_LENGTH = (1 << 31) - 1
 """Maximum length of an Arrow list."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
-"""Options of the Parquet writer. Dictionaries for ids and log-probabilities would double the
-writing time without shrinking the file."""
+"""Options of the Parquet writer. Dictionaries would double the writing time, but save no space."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,8 @@ class Projected:
     targets: int  # number of student tokens with a prediction
     mean_rest: float | None  # None if the teacher's candidates were renormalized
     teacher_bits_per_byte: float | None  # bits per byte of the text
-    teacher_is_bound: bool  # whether it is a lower bound, as some tokens are not candidates
+    # Whether `teacher_bits_per_byte` is a lower bound, because some tokens are not candidates.
+    teacher_is_bound: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,9 +101,8 @@ def project(
 ) -> Projected:
     """Convert a teacher's stored predictions to predictions for a student on the same text.
 
-    Finished parts are stored in the folder `OUTPUT.checkpoint`. After an interruption, repeat the
-    call: it reuses these parts, and the output has the same bytes. The required memory does not
-    depend on the size of the files.
+    Finished parts are stored in the folder `OUTPUT.checkpoint`. After an interruption, the same
+    call reuses these parts. The required memory does not depend on the size of the files.
 
     Args:
         teacher_topk: one or more paths or globs of Parquet files or JSON lines; JSON lines can be
@@ -120,11 +119,11 @@ def project(
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
-            predictions; if the map belongs to a different pair; or if the output cannot be written.
+            predictions, if the map belongs to a different pair, or if the output cannot be written.
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    if back_map is None:  # before building a map, which takes longer than reading the first rows
+    if back_map is None:  # check the files first, because building a map takes longer
         open_caches(paths, pair, config)
     pair, projection = bind_back_map(pair, back_map, note, progress)
     if config.to == "distillkit":
@@ -170,8 +169,9 @@ def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Proje
     notes = []
     if totals.bounded and totals.targets < totals.student_tokens - totals.first_tokens:
         notes.append(
-            f"{totals.bounded:,} tokens of the text are not among their candidates, and the cache "
-            "has no realized_logprob for them; student tokens that start inside them have no target"
+            f"{totals.bounded:,} tokens of the text are not candidates, and the cache has no "
+            "realized_logprob for them; student tokens that start inside such a token have no "
+            "target"
         )
     if not totals.targets:
         notes.append("no student token has a prediction")
@@ -227,7 +227,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
     student, teacher = pair.tokenizers
     if cache.footer.get("tokenizer_sha256") not in (None, pair.tables[1].sha256()):
         owner = cache.footer.get("tokenizer", "another tokenizer")
-        problem = f"its ids belong to {owner}, which has other tokens than {pair.teacher.model_id}"
+        problem = f"its ids belong to {owner}, but {pair.teacher.model_id} has different tokens"
         hint = "pass the model that made these predictions as the teacher"
         raise cache_error(cache.path, problem, hint)
     if _fits(student, rows) and not _fits(teacher, rows):
@@ -247,7 +247,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
 
 
 def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
-    """Whether a tokenizer has all ids, and they spell the text of the first row, if it has one."""
+    """Whether a tokenizer contains all ids, and decodes the first row to its text, if any."""
     topk, width = rows.topk, len(tokenizer.table)
     if not all(((ids >= 0) & (ids < width)).all() for ids in (topk.token_ids, topk.ids)):
         return False
@@ -275,7 +275,7 @@ def _is_json(kind: Any) -> bool:
 
 
 def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
-    """Yield the output in pieces: tables, or for the format `vllm` lines."""
+    """Yield the output in pieces: lines for the format `vllm`, tables for the other formats."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
     pad_id = meaningless[0] if meaningless else 0
     student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)

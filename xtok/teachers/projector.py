@@ -27,34 +27,32 @@ _ROWS_AT_ONCE = 1 << 16
 _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB
 _LEAST_ROOM = 1 << 18
 _MAX_STEMS = 1 << 23
-"""Maximum number of byte strings in the cache of spellings (300 MB). A full cache is cleared."""
+"""Maximum number of stems in the cache (300 MB). A full cache is cleared."""
 
 
 class TokenPositions(NamedTuple):
     """The position of each student token in the teacher's tokens, and the chunk of each token."""
 
-    position: NDArray[np.int64]  # [S], teacher token at the first byte, −1 if the texts differ
+    position: NDArray[np.int64]  # [S], teacher token with the first byte; −1 if the texts differ
     inside: NDArray[np.int64]  # [S], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [S], whether both tokens start at the same byte
     ours_in: NDArray[np.int64]  # [S], chunk
     theirs_in: NDArray[np.int64]  # [T], chunk
-    num_chunks: int  # number of chunks, and the number that means "no chunk"
+    num_chunks: int  # number of chunks + 1; the last chunk number means "no chunk"
 
 
 class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
     - If a student token and a teacher token start at the same byte, the map converts the teacher's
-      candidates, except the teacher token that the text contains. The bytes of this token are
-      combined with each candidate of the teacher's next prediction, and the student spells the
-      result. This continues as long as a longer student token can match.
+      candidates, except the token of the text. The token of the text is combined with each
+      candidate of the next prediction, and the student spells the result. This continues as long
+      as a longer student token can match.
     - If a student token starts inside a teacher token, only candidates count that begin with the
-      teacher token's bytes before this point. The student spells the remaining bytes of each such
-      candidate.
+      same bytes as the teacher token. The student spells the remaining bytes of these candidates.
 
-    In this example, the teacher's tokens are longer on the left, and the student's tokens are
-    longer on the right. A student token starts in the teacher token with the number `position`,
-    after `inside` bytes of it:
+    In the left example, the teacher has longer tokens. In the right example, the student has longer
+    tokens. A student token starts in teacher token number `position`, at the byte offset `inside`:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
@@ -62,13 +60,13 @@ class Projector:
         inside     0 1  0              0    0
 
     On the left, consider the student token `01`. The candidate `201` predicts `01`, the candidate
-    `20` predicts `0`, and the candidate `2` predicts nothing after the `2`. On the right, consider
-    the student token `201`. The map converts the candidate `3`, and the text's token `2` is
-    combined with each candidate at `01`.
+    `20` predicts `0`, and the candidate `2` predicts no token. On the right, consider the student
+    token `201`. The map converts the candidate `3`. The token `2` of the text is combined with each
+    candidate for the next teacher token, `01`.
 
     The rest of a row contains the probability of candidates beyond `top_k`, of bytes that the
-    student cannot spell, and of unknown continuations. A projector caches spellings, so it becomes
-    faster with use. Only one call at a time is allowed.
+    student cannot spell, and of unknown continuations. Spellings are cached. Only one call at a
+    time is allowed.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -76,8 +74,8 @@ class Projector:
             `xtok.config.BACK_MAP`.
         num_threads: the number of threads; None uses one per available core. The result does not
             depend on this number.
-        along_path: whether the teacher token in the text is combined with the next predictions. If
-            False, the map also converts this token.
+        along_path: whether the token of the text is combined with the next predictions. If False,
+            the map also converts the token of the text.
 
     Raises:
         ValueError: if the widths of the map and the pair differ, or if the map has scale slots.
@@ -120,8 +118,8 @@ class Projector:
     ) -> TopK:
         """Project predictions onto the student's tokens of the same documents.
 
-        A student token has a prediction if it is in a chunk with equal bytes, and if the teacher
-        token that contains the student token's first byte has a prediction.
+        A student token has a prediction if both sides of its chunk have the same bytes, and if the
+        teacher token that contains its first byte has a prediction.
 
         Args:
             teacher: checked predictions.
@@ -170,7 +168,7 @@ class Projector:
         )  # fmt: skip
 
     def positions(self, student: FlatIds, teacher: FlatIds) -> TokenPositions:
-        """Find the teacher token in which each student token starts, in the same documents."""
+        """Find the teacher token in which each student token starts."""
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         is_shared = np.append(alignment.is_correct, False)
@@ -231,9 +229,9 @@ class Projector:
     def learn(self, keys: NDArray[np.int64]) -> None:
         """Add stems to the `StemTable`.
 
-        A new stem can be a known stem followed by a token. It has the same first student token as
-        the known stem, and is not spelled, except in two cases: a student token can span both
-        parts, or the pre-tokenizer can split the known stem differently.
+        If a new stem is a known stem followed by a token, both usually have the same first student
+        token. The new stem is spelled only if the first tokens can differ, for example because a
+        student token can span both parts.
         """
         size = self._size + len(keys)
         self._make_room(size)
@@ -244,12 +242,12 @@ class Projector:
         token = keys & (1 << ID_BITS) - 1
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # omitted bytes, or a stem's number + 1
         bytes_left = other[is_root]  # [root keys], number of omitted bytes
-        # The stem before each key's token: an earlier stem, or -1 for a root key.
+        # The stem before each key's token (number + 1), or -1 for a root key.
         stem_ids, stem_index = np.unique(np.where(is_root, -1, other), return_inverse=True)
         spelled = [self._stem_bytes(e - 1) if e > 0 else (b"", b"") for e in stem_ids.tolist()]
         stem_index[is_root] = len(spelled) + np.arange(len(bytes_left))
-        # The bytes before each stem and the bytes of the stem: first for `stem_ids`, then for the
-        # root keys. Key n starts with the stem spelled[stem_index[n]].
+        # `spelled` contains the bytes before each stem and the bytes of the stem: first for
+        # `stem_ids`, then for the root keys. Key n starts with the stem spelled[stem_index[n]].
         roots = zip(token[is_root].tolist(), bytes_left.tolist(), strict=True)
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
         stem_texts = [text for _, text in spelled]
@@ -272,7 +270,7 @@ class Projector:
                 strict=True,
             )
         ]  # fmt: skip
-        # A key that is not spelled has the first student token of its stem.
+        # If a key is not spelled, it has the same first student token as its stem.
         first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
         first[new][todo], is_boundary[new][todo] = self._first_tokens(texts)
         # [root keys], teacher token with the same bytes as the stem, or −1
@@ -299,7 +297,7 @@ class Projector:
         kernels.add_stems(self.stems.slots, self.stems.keys[: self._size], 0)
 
     def _stem_bytes(self, stem: int) -> tuple[bytes, bytes]:
-        """Return the bytes of the teacher token before a stem, and the bytes of the stem."""
+        """Return the bytes that the stem omits from its first token, and the bytes of the stem."""
         parts: list[bytes] = []  # collected in reverse order
         while True:
             key = int(self.stems.keys[stem])
@@ -315,7 +313,7 @@ class Projector:
         return bisect_right(self._in_order, prefix, first, key=lambda x: x[: len(prefix)]) - first
 
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
-        r"""Return the student's first token of each text, if certain bytes precede the text.
+        r"""Return the student's first token of each text, which depends on the bytes before it.
 
         The preceding bytes can change the token. For example, many tokenizers have a token `(a`,
         but split `\(a` between `(` and `a`. If no token starts at the beginning of the text, the
@@ -323,7 +321,7 @@ class Projector:
 
         Returns:
             token ids (−1 if the student cannot spell the text), and whether a token starts at the
-            beginning of the text (also True if the student cannot spell it).
+            beginning of the text (also True if the student cannot spell the text).
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
         first = [
@@ -394,13 +392,14 @@ def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], 
     """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
-    # The first byte of a token has no preceding byte. `%`, because empty last tokens point past the
-    # end.
+    # The first byte of a token has no preceding byte. `%` is needed because empty last tokens point
+    # past the end.
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
     joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
     # A letter, or a part of a letter, can extend a word and so change the split.
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
-    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # lookahead
+    # Pre-tokenizers look ahead to split trailing whitespace.
+    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)
     return is_open, joined

@@ -1,6 +1,6 @@
 """Numba kernels that project predictions row by row on flat arrays.
 
-The kernels are serial, release the GIL, and do not check their arguments. Their short names:
+The kernels are serial, release the GIL, and do not check their arguments. Short names:
 
     x   row of `RowBlock`, that is, one student token of a text
     j   position of a teacher token in the texts
@@ -26,12 +26,12 @@ from xtok.teachers.credit_kernels import num_shared, prefix_bound
 
 ROOT = 62  # bit that marks a root key in `StemTable` (the remainder of one token)
 ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
-NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row belong to the rest
+NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row are added to the rest
 
 RESPLIT_RATE = 0.01
-"""Assumed probability that the student splits a teacher token within a text at a byte where it does
-not split the token alone. Measured: SmolLM2, Llama 3 and Qwen split Gemma 3's tokens at 0.4 to 3 %
-of these bytes (manual pages in four languages, and Python).
+"""Assumed probability that the student, in a text, splits a teacher token at a byte where it does
+not split the isolated token. Measured: 0.4 to 3 % for SmolLM2, Llama 3 and Qwen with the tokens of
+Gemma 3, on manual pages in four languages and on Python.
 """
 CLOSE_RATIO = 1 + 2.0**-9
 """Two probabilities (down to e**-8192) with at least this ratio have different float32
@@ -40,7 +40,7 @@ BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all value
 
 
 class TeacherTokens(NamedTuple):
-    """A teacher's tokens, the map's rows, and the bytes at which a student token can span two."""
+    """A teacher's tokens, the map's rows, and the pairs of bytes that a student token can span."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
@@ -63,11 +63,11 @@ class StudentTokens(NamedTuple):
 
 
 class StemTable(NamedTuple):
-    """Stems: byte strings of one or more teacher tokens, with the student's spelling of each stem.
+    """Stems: byte strings of one or more teacher tokens, with the student's spelling.
 
-    A key identifies each stem. Token t without its first u bytes has the key
-    `1 << ROOT | u << ID_BITS | t`. Stem e, followed by token t, has the key
-    `(e + 1) << ID_BITS | t`. An example with the teacher tokens 7 (`20`) and 5 (`1`):
+    Token t without its first u bytes has the key `1 << ROOT | u << ID_BITS | t`. Stem e, followed
+    by token t, has the key `(e + 1) << ID_BITS | t`. An example with the teacher tokens 7 (`20`)
+    and 5 (`1`):
 
         stem   bytes   key
         0      20      1 << ROOT | 0 << ID_BITS | 7    token 7
@@ -82,7 +82,8 @@ class StemTable(NamedTuple):
     token_or_row: NDArray[np.int32]
     may_grow: NDArray[np.bool_]  # [stems], whether a longer student token starts with the stem
     is_boundary: NDArray[np.bool_]  # [stems], whether a student token starts at the stem
-    num_same_start: NDArray[np.int32]  # [stems], teacher tokens that start with the bytes before
+    # [stems], number of teacher tokens that start with the bytes before the stem
+    num_same_start: NDArray[np.int32]
 
 
 class RowBlock(NamedTuple):
@@ -110,21 +111,21 @@ class ProjectorArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of one thread: the student tokens of one row, and a sorted order."""
+    """Working memory of one thread for one row."""
 
-    mass: NDArray[np.float64]  # [V_student], probability of each token; zeros before and after
+    mass: NDArray[np.float64]  # [V_student], probability of each token; 0 between rows
     tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability
     values: NDArray[np.float64]  # [V_student + 1], their probabilities
     kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
-    order: NDArray[np.int32]  # [V_student + 1], the same, sorted
-    starts: NDArray[np.int64]  # [BUCKETS], of the buckets in `order`; zeros before and after
+    order: NDArray[np.int32]  # [V_student + 1], the same positions, sorted
+    starts: NDArray[np.int64]  # [BUCKETS], start of each bucket in `order`; 0 between rows
     missing: NDArray[np.int64]  # number of keys that have no stem, then these keys
 
 
 class Parts(NamedTuple):
     """The parts into which a row's probability is divided, in arrays with room for more parts."""
 
-    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t), the rest (-1)
+    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t), or the rest (-1)
     mass: NDArray[np.float64]
 
 
@@ -150,14 +151,14 @@ def _looked_up(slots, keys, key, missing):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
-    """Insert the keys with the index `start` and higher, which must be new."""
+    """Insert `keys[start:]`, which must be new."""
     for e in range(start, len(keys)):
         slots[_slot(slots, keys, keys[e])] = e
 
 
 @kernel
 def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untyped-def]
-    """Find pairs of a stem and a following token such that a student token can span both.
+    """Find pairs of a stem and a following token that a student token can span.
 
     Args:
         student: see `StudentTokens`.
@@ -188,7 +189,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
                 joins[n] = True
                 break
         text = both[stem_starts[stem_of[n]] : size]
-        # The last token that starts with these bytes, or any other token.
+        # The last token that starts with these bytes. If there is no such token, any other token.
         last = order[prefix_bound(data, offsets, order, text, True) - 1]
         a, b = offsets[last], offsets[last + 1]
         may_grow[n] = b - a > len(text) and num_shared(data, a, b, text) == len(text)
@@ -215,9 +216,9 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
     """Project the rows `todo` until `scratch.missing` is full.
 
     If a row needs a stem that is not in the `StemTable`, the stem's key is added to
-    `scratch.missing`, possibly several times, and the row stays unfinished. A row with K = 64 takes
-    7 to 10 µs, mostly to read rows of the map. Spelling new stems takes as long again
-    (`scripts/benchmark.py serving`).
+    `scratch.missing`, and the row stays unfinished. A row with K = 64 takes 7 to 10 µs, mostly to
+    read rows of the map. Spelling new stems takes the same time again (`scripts/benchmark.py
+    serving`).
     """
     _, predictions, _, rows = arrays
     mass, tokens, values, _, _, _, missing = scratch
@@ -259,10 +260,8 @@ def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-unty
 def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     """Divide the probability of a row's candidates, except the realized token, into parts.
 
-    For each candidate, this computes an exponential and, if the student token starts inside the
-    teacher token, a comparison and a lookup. The rest is spread evenly over the tokens that are not
-    candidates. If the student token starts inside the teacher token, only tokens that begin with
-    the same bytes count.
+    The rest is spread evenly over the tokens that are not candidates. If the student token starts
+    inside the teacher token, only tokens that begin with the same bytes count.
 
     Returns:
         the number of parts, the realized token's probability, and the remaining probability.
@@ -284,8 +283,8 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
     on_path = 0.0
     follows = u > 0 or is_text[t]
     is_listed = False
-    # The extra step at `end` adds the realized token if its probability is known but no candidate
-    # is the realized token. The rest then includes this probability.
+    # If the realized token is not a candidate, the rest includes its probability. The extra step at
+    # `end` then subtracts this probability from the rest, and adds the realized token.
     for k in range(start, end + 1):
         if k < end:
             c, logprob = ids[k], logprobs[k]
@@ -326,16 +325,13 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return the probability that the student splits before a stem, as it does in the text."""
+    """Return the probability that the student splits before a stem, as in the text."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel
 def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-untyped-def]
-    """Follow the text's own tokens, and add the parts of each row, while a student token can grow.
-
-    Each step needs one lookup, and one more for each candidate that a student token can extend
-    into.
+    """Follow the tokens of the text while a longer student token can match, and add parts.
 
     Returns:
         the enlarged parts, the number of parts, whether the rests of all rows are known, and
@@ -450,7 +446,7 @@ def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _room(parts, count, more):  # type: ignore[no-untyped-def]
-    """Return the first `count` parts, in arrays with room for `more` parts."""
+    """Return arrays with the first `count` parts and room for `more` parts."""
     size = count + more
     if size <= len(parts.mass):
         return parts

@@ -21,17 +21,16 @@ from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
-_MOST_CHATS = 100  # number of rows to render in advance, for their notes
+_MOST_CHATS = 100  # maximum number of conversations that `notes_on` renders
 _WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded from the ids"
 
 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
     """Convert checked rows of a teacher to rows of the student.
 
-    The student's template renders `messages`, and the student's library encodes `text`. If the
-    student reads less than the teacher, `student_messages` replaces `messages`, and `student_text`
-    replaces `text`. The ids of a row without messages and text are decoded as a conversation or as
-    bytes.
+    The student's template renders `messages`, and the student's library encodes `text`. For the
+    student, `student_messages` and `student_text` replace `messages` and `text` if they are given.
+    If a row has no messages and no text, its ids are decoded as a conversation or as bytes.
 
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
@@ -77,13 +76,13 @@ def _shared_texts(translator: Translator, rows: Documents) -> list[SharedText]:
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, location: object
 ) -> slice | None:
-    """Return the slice of ids that spell the text; None if control tokens are inside the text.
+    """Return the slice of ids that spell the text, without control tokens before and after it.
 
-    Control tokens before and after the text are not part of the slice.
+    Returns None if control tokens are inside the text.
 
     Raises:
-        XtokError: if the ids do not spell the text, and differ from the ids of the teacher's
-            library.
+        XtokError: if the ids do not spell the text, and the teacher's library encodes the text to
+            different ids.
     """
     table, data = translator.teacher.table, text.encode()
     is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]
@@ -101,7 +100,7 @@ def _text_in(
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span
     same = num_common(b"".join(spelled[inner]), data)
-    problem = f"its ids do not spell its text: they differ from byte {same} on"
+    problem = f"its ids do not spell its text; the first difference is at byte {same}"
     hint = f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}"
     raise cache_error(location, problem, hint)
 
@@ -112,7 +111,7 @@ def _by_text(
     """Align a text, after adding the teacher's surrounding control tokens to the student's ids.
 
     If the student reads only the end of the text (`is_end`), the alignment starts at the first byte
-    of this end where a student token and a teacher token start.
+    where tokens of both sides start.
     """
     roles = pair.reversed.equal_roles
     before, after = (
@@ -142,7 +141,7 @@ def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     student, teacher = _render(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, teacher.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
-        problem = "its ids differ from its messages, rendered with the teacher's template"
+        problem = "the teacher's template renders its messages to different ids"
         raise cache_error(sides[1].location, problem, "; ".join([hint, *_chat_notes(teacher)]))
     spans = written_alike(student, teacher.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(student.ids, ids, spans, student.assistant_mask)
@@ -154,11 +153,10 @@ def _narrow(
     positions: NDArray[np.int64],
     is_shared: NDArray[np.bool_],
 ) -> None:
-    """Remove student tokens from a mask, in place, if the teacher's mask excludes their position.
+    """Set the mask to False, in place, for student tokens that the teacher's mask excludes.
 
-    `positions` contains the teacher token in which each student token starts. Student tokens
-    without a teacher token, for example tokens that only the student's template writes, are treated
-    like the preceding token of their turn.
+    `positions` contains the teacher token in which each student token starts. A student token
+    without a teacher token is treated like the preceding token of its turn.
     """
     turns = np.union1d(bounds, np.flatnonzero(np.diff(mask)) + 1)
     for start, end in pairwise(turns.tolist()):
@@ -169,7 +167,7 @@ def _narrow(
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
-    """Yield notes about the first rows: about bos tokens, and about rendered conversations."""
+    """Yield notes about the bos tokens and the rendered conversations of the first rows."""
     teacher, topk = pair.tokenizers[1], rows.topk
     starts = document_starts(topk.bounds)
     firsts = topk.token_ids[starts]

@@ -37,10 +37,10 @@ Templates = tuple[str | Path | None, str | Path | None]
 def bind_back_map(
     pair: Pair, back_map: MapLike | None, note: Note, progress: Progress = silent
 ) -> tuple[Pair, ProjectionMap]:
-    """Return the pair, with the map's widths, and the map from the teacher to the student.
+    """Return the pair with the map's widths, and the map from the teacher to the student.
 
-    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed from
-    the map, because a scale slot does not correspond to a token.
+    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed,
+    because they do not correspond to tokens.
 
     Raises:
         XtokError: if the map belongs to a different pair.
@@ -89,12 +89,12 @@ class SharedText(NamedTuple):
     """A text in the student's tokens and in the teacher's tokens."""
 
     ids: NDArray[np.int32]  # [S], student ids
-    spelled: NDArray[np.int32]  # [P], the same; names replace tokens that the teacher lacks
+    spelled: NDArray[np.int32]  # [P], student ids; names replace tokens that the teacher lacks
     starts: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
     teacher_ids: NDArray[np.int32]  # [T]
     spans: list[tuple[slice, slice]]  # spans with equal bytes in `spelled` and `teacher_ids`
-    mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None if no conversation
-    alone: slice = slice(0, 0)  # span in `teacher_ids` of a text for the teacher only
+    mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None without a conversation
+    alone: slice = slice(0, 0)  # span in `teacher_ids` that only the teacher reads
 
     @classmethod
     def of(
@@ -188,8 +188,8 @@ class Translator:
 
         Args:
             ids: the student's ids.
-            teacher_system: a system text that only the teacher reads. In a conversation, it
-                replaces the system text. Before any other text, it is inserted.
+            teacher_system: a system text that only the teacher reads. It replaces the system
+                message of a conversation, and is inserted before other texts.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
@@ -207,7 +207,7 @@ class Translator:
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
         omits or changes words of the assistant. For student ids, also returns None if the template
-        changes the end of an assistant's turn, or if both templates write the same text.
+        changes the end of an assistant's turn, or if the sides have equal tokenizers and templates.
         """
         if not self._reads_chats or (source == 0 and self._writes_alike and not system):
             return None
@@ -218,7 +218,7 @@ class Translator:
             return None
         try:
             other, alone = self._other_side(conversation, 1 - source, system)
-        except XtokError:  # the template does not support a role or does not support tools
+        except XtokError:  # for example, the template does not support a role or tools
             if system:
                 raise
             return None
@@ -262,7 +262,7 @@ class Translator:
     def _other_side(
         self, chat: ReadBack, side_index: int, system: str
     ) -> tuple[Conversation, slice]:
-        """Render a recovered conversation with the template of one side and a system text.
+        """Render a recovered conversation for one side, with a system text if it is not empty.
 
         Also returns the slice of the system text's tokens.
         """
@@ -278,9 +278,9 @@ class Translator:
         return other.renumber(new_indices), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
-        """Spell the bytes of student ids in teacher tokens, after a text for the teacher only.
+        """Spell the bytes of student ids in teacher tokens, after a context for the teacher only.
 
-        If the teacher has a bos token, the teacher's ids start with it. Otherwise, the teacher's
+        The teacher's ids start with the teacher's bos token. If the teacher has no bos token, its
         end-of-document token replaces the student's bos token. If the student's ids have no bos
         token either, the first student token is spelled separately, so that all later tokens are
         predicted.
@@ -350,7 +350,7 @@ class Translator:
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
-        # Token i consists of `begins[i]:begins[i + 1]` in `spelled`, which is empty if its name is
+        # Token i is spelled as spelled[starts[i]:starts[i + 1]], which is empty if its name is
         # empty.
         parts = segment_ids(text.starts)
         rows = np.where(np.diff(text.starts) > 0, text.starts[:-1], -1)
@@ -396,8 +396,8 @@ def _concat(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[A
 def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: TopK) -> None:
     """Between spans, divide the teacher's log-probability equally among student tokens, in place.
 
-    `logprobs` contains a value for each token in `spelled`. Where only the student's template
-    writes tokens, these tokens get 0.
+    `logprobs` contains a value for each token in `spelled`. Student tokens get 0 if there are no
+    teacher tokens between the same spans.
     """
     theirs = predictions.realized_logprob.copy()
     theirs[text.alone] = np.nan
@@ -409,7 +409,7 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
 
 
 def _at_most_one(topk: TopK) -> TopK:
-    """Scale the candidates so that each row, including its own token, sums to at most 1."""
+    """Scale the candidates so that each row, including its realized token, sums to at most 1."""
     row_ids = segment_ids(topk.starts)
     p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_ids])
     others = 1 - np.bincount(row_ids, p, len(topk.token_ids))

@@ -491,8 +491,8 @@ def test_a_cache_without_realized_logprob_loses_targets(
     assert without.targets < complete.targets
     assert complete.notes == ()
     assert without.notes == (
-        f"{len(outside)} tokens of the text are not among their candidates, and the cache has no "
-        "realized_logprob for them; student tokens that start inside them have no target",
+        f"{len(outside)} tokens of the text are not candidates, and the cache has no "
+        "realized_logprob for them; student tokens that start inside such a token have no target",
     )
 
 
