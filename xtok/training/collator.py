@@ -73,8 +73,8 @@ class DistillationCollator:
     `teachers`. For each teacher, this list contains a dict with the same three tensors, `[B, T_t]`,
     and with `alignment`, an `AlignmentBatch`. Labels and chunk ids are stored at the tokens' own
     positions, not at the predicting positions. **Shift the alignment** with `prepare` or
-    `xtok.shift_to_predictions` before you compute a loss. Otherwise, losses are wrong, and there is
-    no error.
+    `xtok.shift_to_predictions` before you compute a loss. xtok's losses reject an alignment that is
+    not shifted.
 
     For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
     `input_ids`, `realized_logprob` (the natural log-probability of each token; None for the first
