@@ -22,8 +22,8 @@ from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
 PEER = "NeMo-RL"
 LEFT_OUT = (
-    "The checks ran in one CPU process, without tensor or context parallelism. Stubs replaced three "
-    "names of `nemo_rl.models.policy`, `nemo_rl.models.dtensor.parallelize` and "
+    "The checks ran in one CPU process, without tensor or context parallelism. Stubs replaced "
+    "three names of `nemo_rl.models.policy`, `nemo_rl.models.dtensor.parallelize` and "
     "`nemo_rl.utils.logger`. Two tools were not run: `minimal_projection_generator` needs an "
     "embedding model from the hub, and `minimal_projection_via_multitoken` needs 20 GB for a dense "
     "matrix."
