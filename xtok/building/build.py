@@ -1,4 +1,4 @@
-"""`build` builds a map in memory; `get_map` also stores it in a file."""
+"""`build` builds a map in memory; `get_map` also stores the map in a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
 from xtok._lib.io import cache_folder, locked, other_file
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -74,61 +74,9 @@ def build(
         XtokError: if a text is unreadable or empty, or `initial` belongs to another pair.
     """
     config = _resolve_config(config, for_loss, texts, initial)
-    config = config.for_text() if texts else config
-    earlier = None if initial is None else ProjectionMap.of(initial)
-    config = config if earlier is None else config_after(earlier, config)
-    base, pair = bind_map(earlier, load_pair(student_model, teacher_model))
-    check_ignored(pair, config)
-    text = None
-    if texts:
-        plan = CountPlan(target=config.target, hold_out=True)
-        text = PairText.read(pair, texts, plan, field=field, progress=progress)
-    projection, failures, notes, counts = _build_map(pair, config, text, base, progress)
-    recipe = make_recipe(config, text.sources, field, earlier) if text else make_recipe(config)
-    notes = [*map_notes(pair, projection, config.ignored[0]), *name_notes(pair, earlier), *notes]
-    failures = [*undecodable_tokens(pair, config.ignored), *failures]
-    report = stage_report("build", projection, notes, failures, counts)
-    return replace(projection, reports=(report,), recipe=recipe)
-
-
-def _build_map(
-    pair: Pair,
-    config: BuildConfig,
-    text: PairText | None,
-    base: ProjectionMap | None,
-    progress: Progress,
-) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
-    options = config.multitoken
-    matches = find_matches(pair, options)
-    # With a text, exact rows are also counted, because their counts affect the smoothing of all
-    # rows.
-    only = ~matches.is_exact if config.exact_match and text is None else None
-    result, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
-    if result is None:
-        if config.weights == "synthetic":
-            result, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
-        else:
-            result, failures = spelled_map(pair, options, matches, only=only, progress=progress)
-    if text is not None:
-        result, notes = counted_map(text, result, config, options)
-    if config.exact_match:
-        result = with_exact(result, matches, options)
-    if text is None:
-        result, counts = cut_rows(result, config.top_k)
-    return result, failures, notes, counts
-
-
-def _resolve_config(
-    config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
-) -> BuildConfig:
-    if config is not None and loss is not None:
-        raise ValueError("pass config or for_loss, not both; BuildConfig.for_loss combines them")
-    config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
-    if initial is not None and not texts:
-        raise ValueError("initial requires texts; use multitoken to extend a map")
-    if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} requires weights 'synthetic', or texts")
-    return config
+    pair = load_pair(student_model, teacher_model)
+    result: ProjectionMap = _map_request(pair, config, texts, field, initial, progress).make()
+    return result
 
 
 class GetMapOptions(TypedDict, total=False):
@@ -247,7 +195,7 @@ def check_existing(path: Path, pair: Pair, **options: Any) -> None:
 class _Request:
     pair: Pair
     kind: type[AnyMap]
-    make: Callable[[], AnyMap]
+    make: Callable[[], Any]  # a map of this kind
     recipe: Callable[[], Recipe | None]  # None: event maps and spelling maps have no recipe
 
     def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
@@ -281,29 +229,106 @@ def _request(
     progress: Progress = silent,
 ) -> _Request:
     loss = with_hyphens(for_loss)
-    if loss in get_args(EventLoss):
-        if config is not None or texts or initial is not None:
-            raise ValueError(f"for_loss {loss} does not support config, texts or initial")
-        kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
+    if loss not in get_args(EventLoss):
+        config = _resolve_config(config, loss, texts, initial)
         pair = load_pair(student_model, teacher_model)
-        return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
-    resolved = _resolve_config(config, loss, texts, initial)
-    earlier = None if initial is None else ProjectionMap.of(initial)
-    resolved = resolved if earlier is None else config_after(earlier, resolved)
-    _, pair = bind_map(earlier, load_pair(student_model, teacher_model))
-
-    @cache  # reads the texts
-    def recipe() -> Recipe:
-        return make_recipe(resolved, map(source_of, find_texts(texts)), field, earlier)
-
-    build_map = partial(
-        build, pair, config=resolved, texts=texts, field=field, initial=earlier, progress=progress
-    )
-    return _Request(pair, ProjectionMap, build_map, recipe)
+        return _map_request(pair, config, texts, field, initial, progress)
+    if config is not None or texts or initial is not None:
+        raise ValueError(f"for_loss {loss} does not support config, texts or initial")
+    kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
+    pair = load_pair(student_model, teacher_model)
+    return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
 
 
 # Workaround: Python's error for an unknown option contains this name, but users call `get_map`.
 _request.__qualname__ = get_map.__name__
+
+
+def _resolve_config(
+    config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
+) -> BuildConfig:
+    if config is not None and loss is not None:
+        raise ValueError("pass config or for_loss, not both; BuildConfig.for_loss combines them")
+    config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
+    if initial is not None and not texts:
+        raise ValueError("initial requires texts; use multitoken to extend a map")
+    if config.target != "start" and not (texts or config.weights == "synthetic"):
+        raise ValueError(f"target {config.target!r} requires weights 'synthetic', or texts")
+    return config.for_text() if texts else config
+
+
+def _map_request(
+    pair: Pair,
+    config: BuildConfig,
+    texts: Paths,
+    field: str,
+    initial: MapLike | None,
+    progress: Progress,
+) -> _Request:
+    earlier, base = None, None
+    if initial is not None:
+        earlier = ProjectionMap.of(initial)
+        config = config_after(earlier, config)
+        base, pair = bind_map(earlier, pair)
+    recipe_for = partial(make_recipe, config, field=field, initial=earlier)
+
+    def make() -> ProjectionMap:
+        check_ignored(pair, config)
+        text = None
+        if texts:
+            plan = CountPlan(target=config.target, hold_out=True)
+            text = PairText.read(pair, texts, plan, field=field, progress=progress)
+        built = _build_map(pair, config, text, base, progress)
+        projection = built.projection
+        notes = [*map_notes(pair, projection, config.ignored[0]), *name_notes(pair, earlier)]
+        failures = [*undecodable_tokens(pair, config.ignored), *built.failures]
+        report = stage_report("build", projection, [*notes, *built.notes], failures, built.counts)
+        recipe = recipe_for(text.sources if text else ())
+        return replace(projection, reports=(report,), recipe=recipe)
+
+    @cache  # reads the texts
+    def recipe() -> Recipe:
+        return recipe_for(map(source_of, find_texts(texts)))
+
+    return _Request(pair, ProjectionMap, make, recipe)
+
+
+class _BuiltMap(NamedTuple):
+    """A projection map without report, and the parts of its report."""
+
+    projection: ProjectionMap
+    failures: Sequence[str] = ()  # tokens that could not be spelled
+    notes: Sequence[str] = ()
+    counts: Mapping[str, float] = {}
+
+
+def _build_map(
+    pair: Pair,
+    config: BuildConfig,
+    text: PairText | None,
+    base: ProjectionMap | None,
+    progress: Progress,
+) -> _BuiltMap:
+    options = config.multitoken
+    matches = find_matches(pair, options)
+    # With a text, exact rows are also counted, because their counts affect the smoothing of all
+    # rows.
+    only = ~matches.is_exact if config.exact_match and text is None else None
+    result, failures = base, list[str]()
+    if result is None:
+        if config.weights == "synthetic":
+            result, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
+        else:
+            result, failures = spelled_map(pair, options, matches, only=only, progress=progress)
+    notes = list[str]()
+    if text is not None:
+        result, notes = counted_map(text, result, config, options)
+    if config.exact_match:
+        result = with_exact(result, matches, options)
+    counts = dict[str, float]()
+    if text is None:
+        result, counts = cut_rows(result, config.top_k)
+    return _BuiltMap(result, failures, notes, counts)
 
 
 def _save(any_map: AnyMap, path: Path, strict: bool) -> AnyMap:

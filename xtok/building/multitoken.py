@@ -50,7 +50,7 @@ def multitoken(
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)
-    _, pair = bind_map(earlier, pair)
+    pair = pair if earlier is None else bind_map(earlier, pair)[1]
     check_ignored(pair, config)
     result, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress

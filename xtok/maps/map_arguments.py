@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from xtok.errors import XtokError
 from xtok.loss_names import MapKind
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
 AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
-OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
 MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
     "map": ProjectionMap,
@@ -49,15 +48,12 @@ def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyM
 
 
 def bind_map(
-    any_map: OptionalMap,
-    pair: Pair | Mapping[str, Tokenizer] | None = None,
-    *,
-    name: str = "the map",
-) -> tuple[OptionalMap, Pair]:
+    any_map: M, pair: Pair | Mapping[str, Tokenizer] | None = None, *, name: str = "the map"
+) -> tuple[M, Pair]:
     """Check that a map belongs to a pair, then give the map and the pair equal widths and tokens.
 
     Args:
-        any_map: a map of any kind, or None to return the pair unchanged.
+        any_map: a map of any kind.
         pair: a pair, or a dict of tokenizers with the keys `student` and `teacher`. Default: a pair
             of the map's vocabularies.
         name: name of the map in errors.
@@ -66,10 +62,6 @@ def bind_map(
         the map and the pair. A map without tokens gets the pair's tokens. The pair gets the map's
         widths, unless the user set the widths.
     """
-    if any_map is None:
-        if not isinstance(pair, Pair):
-            raise ValueError("bind_map needs a map or a pair")
-        return any_map, pair
     pair = _make_pair(pair, [any_map])
     return _bind(pair, any_map, name), pair
 

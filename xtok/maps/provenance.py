@@ -111,8 +111,7 @@ def make_recipe(
     smoothed.
     """
     digests = [text.sha256 for text in texts]
-    options = asdict(config.for_text() if digests else config)
-    recipe = {name: list(v) if isinstance(v, tuple) else v for name, v in options.items()}
+    recipe = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(config).items()}
     if not digests:
         return {"options": recipe}
     initial_sha256 = None if initial is None else mapfile.sha256(initial)
