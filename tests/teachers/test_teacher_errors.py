@@ -237,8 +237,9 @@ ERRORS: Errors = {
             "a.parquet: its rows are compressed, but compression_config.yaml is missing",
         ),
     ],
-    "give a cache that has rows": [
+    "pass a cache with at least one row": [
         (lambda: checked(file("a.parquet")), "a.parquet: the file is empty"),
+        (lambda: to_bytes(str(empty_cache()), "out.parquet"), "the files contain no rows"),
     ],
     "check the path and its permissions; if the file is damaged, download it again": [
         (lambda: checked(file("a.parquet", b"PAR1")), "the cache a.parquet cannot be read: …"),
@@ -306,12 +307,12 @@ ERRORS: Errors = {
                     }
                 }
             ),
-            "a.jsonl, line 1: contains only the last 1 of 3 prompt tokens",
+            "a.jsonl, line 1: it contains only the last 1 of 3 prompt tokens",
         ),
         (
             lambda: answers({"meta_info": {"input_token_logprobs": []}}),
-            "a.jsonl, line 1: no input_token_logprobs and input_top_logprobs of SGLang in a "
-            "supported layout; meta_info has: input_token_logprobs",
+            "a.jsonl, line 1: input_token_logprobs or input_top_logprobs is missing "
+            "or has an unknown layout; meta_info has: input_token_logprobs",
         ),
     ],
     "store them in different files": [
@@ -357,9 +358,6 @@ ERRORS: Errors = {
     ],
     "choose a different path": [
         (lambda: to_bytes(file("a.parquet"), "a.parquet"), "the output a.parquet is an input"),
-    ],
-    "pass a cache with at least one row": [
-        (lambda: to_bytes(str(empty_cache()), "out.parquet"), "the files contain no rows"),
     ],
     "drop or rename the column": [
         (

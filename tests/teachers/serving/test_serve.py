@@ -763,7 +763,7 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
         note += "although 64 were requested"
         assert notes == [note]
     _, notes = begin(pair, model)
-    assert " at most 20 candidates per token, expected 64: remove the limit" in notes[0]
+    assert " at most 20 candidates per token, expected 64: raise the limit" in notes[0]
     model.gives = 19
     with pytest.raises(XtokError, match="at most 19 candidates"):
         begin(pair, model)
@@ -911,7 +911,7 @@ ODD: list[tuple[Any, str]] = [
     (vllm(None, *[entry(2**40)] * 2), "candidates contains 1099511627776, expected"),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
-    (sglang(OWN[:2]), "for other ids"),
+    (sglang(OWN[:2]), "contains other ids"),
     (sglang(OWN, None), "1 rows for 3"),
     (sglang([*OWN[:2], [None, 7, None]], None, [], []), "token 1 has no candidates"),
     (

@@ -38,14 +38,14 @@ _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
 def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
-    """Detect the format from the first line; also return whether `project` wrote the file.
+    """Detect the format from the first line. Also return metadata for `Cache.footer`.
 
     Raises:
         XtokError: if the file is empty, or not in the format of vLLM or SGLang.
     """
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
-        raise cache_error(path, "the file is empty", "give a cache that has rows")
+        raise cache_error(path, "the file is empty", "pass a cache with at least one row")
     for answer in _answers(first.value, first.location):
         footer = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
         if "prompt_logprobs" in answer:
@@ -68,8 +68,7 @@ def read_answers(
         documents, and their approximate size on disk in bytes.
 
     Raises:
-        XtokError: if a line is not a response, or if its source (a server or `project`) differs
-            from the source of the first line.
+        XtokError: if a line is not a response, or if only some of the lines are from `project`.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[Documents] = []

@@ -102,10 +102,10 @@ class Cache:
         return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Validate documents of this cache, including the declarations in the cache's metadata.
+        """Validate documents of this cache, and compare them with the cache's metadata.
 
         Raises:
-            XtokError: as in `check_predictions`. Also raised if the footer or DistillKit's config
+            XtokError: as in `check_predictions`, and if the footer or DistillKit's config
                 contradicts the rows or the vocabulary.
         """
         rows = check_predictions(
@@ -241,4 +241,4 @@ WRITERS: Mapping[CacheFormat, Callable[[Documents, StudentSide], Any]] = {
     "distillkit": distillkit.table,
     "vllm": lambda documents, target: vllm.lines(documents, target.model),
 }
-"""For each output format, the function that converts documents to a table or to lines."""
+"""Functions that convert documents to a table or to lines, by output format."""

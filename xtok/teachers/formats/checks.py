@@ -15,23 +15,23 @@ _MIN_ROWS = 32
 """Minimum number of rows for detecting renormalized values."""
 
 _DECIMALS = 1e-4
-"""Tolerance for a row's sum of 1: probabilities can be rounded to four decimals."""
+"""Tolerance for a sum of 1, because probabilities can be rounded to four decimals."""
 
 
 def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """Return a mask `[N]` of rows that list the whole vocabulary, so no probability is left."""
+    """Return a mask `[N]` of the rows in which all tokens of the vocabulary are candidates."""
     return np.diff(topk.starts) >= (vocabulary.tokenizer_vocab_size or vocabulary.vocab_size)
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Whether candidates look renormalized, because in each row they sum to 1 within rounding.
+    """Whether candidates look renormalized, because they sum to 1 in each row.
 
-    Rows that list the whole vocabulary, and rows with a known `rest_logprob`, are ignored.
+    Rows with a known rest, and rows with the whole vocabulary, are ignored.
     """
     has_rest = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     topk = without_padding(topk)
     bits = topk.logprobs.view(np.int32)
-    # [nnz], values from bfloat16 or float16: the last 16 or 13 bits of the float32 are 0
+    # [nnz], rounding errors. A float32 from bfloat16 ends with 16 zero bits, from float16 with 13.
     errors = np.select([bits & 0xFFFF == 0, bits & 0x1FFF == 0], [RELATIVE_ROUNDING, 2.0**-11])
     errors *= np.exp(topk.logprobs) * np.abs(topk.logprobs)
     limits = _DECIMALS + np.bincount(segment_ids(topk.starts), errors, len(has_rest))
@@ -65,11 +65,10 @@ def check_predictions(
     """Validate predictions with `checked`, after removing padding at the ends of documents.
 
     If the pad token is also the bos or an end-of-text token, the pad token next to the text is
-    kept. If `renormalized` is True, the probability outside the candidates is unknown, except in
-    rows that list the whole vocabulary.
+    kept. If `renormalized` is True, the rest is unknown, except in rows with the whole vocabulary.
 
     Raises:
-        XtokError: if an id is outside the vocabulary, or `checked` finds a violation.
+        XtokError: if an id is outside the vocabulary, or a prediction is invalid.
     """
     documents = documents.at_tokens(~_is_padding(documents.topk, vocabulary))
     topk, table = documents.topk, vocabulary.table

@@ -14,7 +14,7 @@ from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, l
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
-"""Padding value for programs that require rows of fixed width and convert −inf to NaN."""
+"""Padding value of rows with fixed width. Programs that read the file would turn −inf into NaN."""
 
 CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
@@ -24,9 +24,7 @@ CANDIDATE_COLUMNS = (
 
 
 class CacheColumns:
-    """A record batch with one document per row, and list columns.
-
-    Only types and lengths are checked.
+    """A record batch with list columns and one document per row. Checks types and lengths.
 
     Attributes:
         bounds: int64 `[documents + 1]`, the start of each document in `token_ids`.
@@ -53,8 +51,7 @@ class CacheColumns:
         The depth is 1 for one value per token, and 2 for one list per token.
 
         Raises:
-            XtokError: as in `flat_numbers`. Also raised if the column has a different type or
-                depth.
+            XtokError: as in `flat_numbers`, and if the column has a different depth.
         """
         import pyarrow.compute
 
@@ -72,7 +69,7 @@ class CacheColumns:
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
         """Return a column with one value per token, or None if the column is missing.
 
-        If `absent` is given, documents in which the column is null get this value.
+        In a document with null, all values are `absent`, if it is given.
         """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
@@ -113,7 +110,7 @@ class CacheColumns:
                 raise cache_error(location, problem)
 
     def documents(self, topk: TopK) -> Documents:
-        """Add the loss mask and the columns to copy to predictions."""
+        """Combine predictions with the loss mask and the columns that are copied."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
             mask = labels != -100
@@ -153,12 +150,12 @@ class StudentSide(NamedTuple):
 def next_tokens(
     topk: TopK, target: StudentSide
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Return ids, log-probabilities and a mask (False at padding), `[N, K]`, shifted by one token.
+    """Return ids, log-probabilities and a mask (False at padding), each `[N, K]`.
 
     Row i predicts token i + 1.
     """
     rows = np.arange(1, len(topk.token_ids) + 1)
-    rows[np.isin(rows, topk.bounds)] = -1  # last tokens
+    rows[np.isin(rows, topk.bounds)] = -1  # the last token of a document predicts no token
     starts, indices = candidate_indices(topk.starts, rows)
     is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)

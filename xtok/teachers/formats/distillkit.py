@@ -22,7 +22,7 @@ COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
     ("input_ids", "token_ids", "top_values"),
 )
-"""Two sets of columns: the first identifies compressed rows, and the second plain rows."""
+"""Columns that identify compressed rows, and columns that identify plain rows."""
 
 CONFIG = "compression_config.yaml"
 
@@ -55,7 +55,7 @@ def read(
         packed, values = (columns.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
         columns.check_lengths([rows], values[0][:1], names)
-        assert config is not None  # `open_cache` guarantees it
+        assert config is not None  # `open_cache` guarantees this
         bounded = [(bounds[1], data) for bounds, data in (packed, values)]
         matrix, matrix_logprobs = decompressed_rows(bounded[0], bounded[1], config, locations[0])
         starts = np.arange(len(matrix) + 1) * matrix.shape[1]
@@ -83,7 +83,7 @@ def read(
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return plain columns. A document with N tokens gets N − 1 rows.
 
-    `labels[i]` masks row i, not token i, because DistillKit's trainer uses it this way.
+    `labels[i]` masks row i, not token i, as in DistillKit's trainer.
     """
     import pyarrow
 
@@ -103,7 +103,7 @@ def table(documents: Documents, target: StudentSide) -> Any:
 
 
 class Bin(NamedTuple):
-    """Residuals of some candidates, stored as a scale and small integer multiples of the scale."""
+    """Residuals of some candidates, stored as a scale and integer multiples of the scale."""
 
     scale_dtype: str
     element_bits: int
@@ -192,13 +192,12 @@ def decompressed_rows(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Decompress ids and log-probabilities to `[rows, k]`, like DistillKit's `LogprobCompressor`.
 
-    A row contains `exact_k` exact values, the coefficients of a polynomial for the other values,
-    and the residuals of these values in a few bits. If the resulting probabilities sum to more than
-    1, they are divided by their sum.
+    A row contains exact values for `exact_k` candidates. For the other candidates, it contains the
+    coefficients of a polynomial, and small corrections (residuals). If the probabilities of a row
+    sum to more than 1, they are divided by their sum.
 
     Raises:
-        XtokError: if the length of a row does not match the config. The message starts with
-            `location`.
+        XtokError: if the length of a row does not match the config.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1

@@ -17,8 +17,7 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns with one value per token. `project` computes them for the student, and never copies
-them."""
+"""Columns with one value per token, which `project` never copies."""
 
 PROJECTED = "xtok project"
 """Value in the metadata that marks predictions from `project`."""
@@ -45,9 +44,9 @@ class Documents(NamedTuple):
         return locate(index, self.locations, [self.topk.bounds])
 
     def at_tokens(self, is_token: NDArray[np.bool_]) -> Documents:
-        """Keep only the tokens in a mask, bool `[N]`; the other tokens are padding.
+        """Remove padding: keep only the tokens in a mask, bool `[N]`.
 
-        The first remaining token of a document loses its prediction, which depends only on padding.
+        If padding preceded the first remaining token of a document, its prediction is removed.
         """
         if is_token.all():
             return self
@@ -59,14 +58,14 @@ class Documents(NamedTuple):
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:
-        """Return a column as a list; if the column is missing, one None per document."""
+        """Return a column as a list. If the column is missing, all values are None."""
         if name not in self.columns:
             return [None] * len(self.locations)
         return python_values(self.columns[name], self.locations)
 
 
 def locate(index: int, locations: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
-    """Return the document and the token that a flat value belongs to, for errors.
+    """Return the location of a flat value for errors: its document and its token.
 
     `bounds` contains the bounds of the documents, then the bounds of the lists in documents.
     """

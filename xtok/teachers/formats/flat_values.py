@@ -29,15 +29,12 @@ _JSON_TYPES = {np.float32: {int, float}, np.bool_: {int, bool}}
 def json_document(
     token_ids: Any, rows: Sequence[JsonRow], location: object, hint: str, own: Sequence[Any] = ()
 ) -> TopK:
-    """Convert the rows of a response to the predictions of one document.
-
-    In the rows, null means −∞.
+    """Convert the rows of a response, in which null means −∞, to predictions for one document.
 
     `own` contains the realized log-probabilities if the format stores them separately.
 
     Raises:
-        XtokError: as in `json_numbers`. Also raised if the numbers of ids and rows differ, or with
-            `hint` if ids are missing.
+        XtokError: if a value is invalid, or the numbers of ids and rows differ.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -85,9 +82,8 @@ def flat_numbers(
 ) -> NDArray[Any]:
     """Convert a pyarrow array to a NumPy array without loss.
 
-    `dtype` is int32, int64, uint8, float32 or bool; 0 and 1 can be converted to bool. For errors,
-    `bounds` contains the bounds of the documents, then the bounds of the nested lists. If
-    `optional` is True, null becomes NaN.
+    Bool also accepts 0 and 1. If `optional` is True, null becomes NaN. `bounds` is used for errors,
+    as in `locate`.
 
     Raises:
         XtokError: if the type is different, or a value is null or out of range.

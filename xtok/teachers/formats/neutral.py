@@ -17,7 +17,7 @@ from xtok.teachers.formats.columns import CacheColumns, list_array
 from xtok.teachers.formats.documents import Documents
 
 FORMAT_VERSION = 1
-"""Version of the format. The footer of a file may omit the version; other versions are errors."""
+"""Version of the format. A footer without a version is also accepted."""
 
 COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
 """Columns that identify the format."""

@@ -14,8 +14,8 @@ from xtok.predictions.topk import TopK, segment_ids
 from xtok.teachers.formats.flat_values import JsonRow, json_document
 
 MIN_REST = 2.0**-24
-"""Minimum total probability of the tokens outside the candidates, so that each of them is
-possible."""
+"""Minimum total probability of the tokens outside the candidates, so that no token has
+probability 0."""
 
 
 class RankedTopK(NamedTuple):
@@ -48,8 +48,7 @@ def ranked_topk(
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
     """Fill in missing log-probabilities of realized tokens, because trainers require all values.
 
-    A token without a value (or with a placeholder such as −9999) gets an equal part of the
-    probability outside the candidates.
+    A token without a value gets an equal part of the probability outside the candidates.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)

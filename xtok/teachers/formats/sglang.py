@@ -17,7 +17,7 @@ from xtok.teachers.formats.flat_values import JsonRow, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
-MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
+MORE = "raise the limit of the proxy in front of it to {}, because SGLang itself has no limit"
 """Advice for a server that returns too few candidates."""
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
@@ -41,11 +41,11 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
         tokens, logprobs = [entry[1] for entry in owns], [entry[0] for entry in owns]
     except MALFORMED as error:
         names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
-        problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout"
+        problem = "input_token_logprobs or input_top_logprobs is missing or has an unknown layout"
         raise cache_error(location, f"{problem}; meta_info has: {names}", _HINT) from error
     size = meta.get("prompt_tokens")
     if isinstance(size, int) and size > len(tokens):
-        problem = f"contains only the last {len(tokens)} of {size} prompt tokens"
+        problem = f"it contains only the last {len(tokens)} of {size} prompt tokens"
         raise cache_error(location, problem, _HINT)
     return json_document(tokens, rows, location, _HINT, logprobs)
 
@@ -88,7 +88,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the server's response for these ids. Of the values, only the types are checked.
+    """Read the server's response for these ids. Check the types, but not the values.
 
     Raises:
         ValueError: if the response has a different format or different ids.
@@ -103,7 +103,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
         parse_json(content)
     owns, tops = meta.input_token_logprobs, meta.input_top_logprobs
     if [entry[1] for entry in owns] != [*ids]:
-        raise ValueError("the response is for other ids")
+        raise ValueError("the response contains other ids")
     if len(tops) != len(ids):
         raise ValueError(f"{len(tops)} rows for {len(ids)} ids")
     rows = [_row(entry, top) for entry, top in zip(owns, tops, strict=True)]

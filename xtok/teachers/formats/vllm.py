@@ -51,7 +51,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
 
 
 def _rows(stored: Any) -> Iterator[JsonRow]:
-    if isinstance(stored, dict):  # in flat lists, the text's own token can occur twice
+    if isinstance(stored, dict):  # in flat lists, the realized token can occur twice
         entries = [*zip(stored["token_ids"], stored["logprobs"], strict=True)]
         bounds = [0, *stored["end_indices"]]
         if bounds[:-1] != stored["start_indices"]:
@@ -72,9 +72,8 @@ def _id(key: str) -> int:
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """Yield one JSON line per document, in the format of `/v1/completions`.
 
-    The candidates and the text's own token are sorted by rank. The first token has null, and other
-    tokens without a prediction have an empty object. The field `loss_mask` contains the mask. NaN
-    and infinity in other columns become null.
+    The candidates and the realized token are sorted by rank. The first token has null, and other
+    tokens without a prediction have an empty object. NaN and infinity in other columns become null.
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
@@ -103,10 +102,11 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
 
 
 def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
-    """Return entries sorted by rank. The text's own token is included unless its value is NaN."""
+    """Return entries sorted by rank, with the realized token unless its value is NaN."""
     if row and realized == realized and token not in row:
         row[token] = realized
-        row = dict(sorted(row.items(), key=lambda entry: -entry[1]))  # last among equal values
+        # The realized token is last among equal values.
+        row = dict(sorted(row.items(), key=lambda entry: -entry[1]))
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
         for rank, (i, logprob) in enumerate(row.items(), 1)
@@ -125,7 +125,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the server's response for these ids. Of the values, only the types are checked.
+    """Read the server's response for these ids. Check the types, but not the values.
 
     Raises:
         ValueError: if the response has a different format or different ids.
