@@ -28,10 +28,9 @@ WAIT = 600.0
 """Default number of seconds to wait for another process that builds the same map."""
 
 SHRINK = 0.2
-"""Share of the mean row in the composed rows of `transplant`. A model predicts composed rows too
-often, and the mean row rarely. With Llama 3's tokenizer, SmolLM2 135M has 2.00 bits per byte
-without the mean row, and 1.92 with it (`transplant_study.py`).
-"""
+"""Share of the mean row in the composed rows of `transplant`. Without the mean row, a model
+predicts these tokens too often: with Llama 3's tokenizer, SmolLM2 135M has 2.00 bits per byte
+without it, and 1.92 with it (`transplant_study.py`)."""
 
 
 def top_k_option(default: int, help: str) -> Any:
@@ -46,7 +45,7 @@ class MultitokenConfig(Config):
     top_k: int = top_k_option(32, "Maximum entries per row, including the scale slot.")
     max_pieces: int = option(
         4,
-        "Maximum number of pieces per token on the other side.",
+        "Maximum number of tokens that spell a token of the other side.",
         no_effect_with={"text": True, "weights": "synthetic"},
         min=1,
         max=MAX_ENTRIES,
@@ -59,7 +58,7 @@ class MultitokenConfig(Config):
     )
     reverse_pass: bool = option(
         True,
-        "Also spell the teacher's tokens in the student's tokens.",
+        "Also spell the teacher's tokens with student tokens.",
         no_effect_with={"text": True, "weights": "synthetic"},
     )
     special_tokens: SpecialTokens = option(
@@ -110,7 +109,7 @@ class MultitokenConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that affect the result, for a map's history, without unchanged rare options."""
+        """Options for a map's history. Rare options are included only if they are changed."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
@@ -163,8 +162,8 @@ class BuildConfig(MultitokenConfig):
     def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
         """Return the defaults for a loss; explicit options override them.
 
-        P-KL averages distributions over chunks. A map for P-KL contains probabilities, counted at
-        shared token boundaries and within chunks, and has no exact rows. Gold and H-KL require
+        P-KL averages distributions over chunks, so its maps contain probabilities that are counted
+        at shared token boundaries and within chunks. They have no exact rows. Gold and H-KL require
         exact rows. All presets use 8 entries per row and no scale slots.
         """
         loss = loss_name(loss)
@@ -179,7 +178,7 @@ class BuildConfig(MultitokenConfig):
 
     @property
     def counting(self) -> dict[str, Any]:
-        """Return the options that affect a map counted on synthetic text, for its history."""
+        """Return the options of a map counted on synthetic text, for its history."""
         no_effect = ("max_pieces", "reverse_pass", *([] if self.scale_trick else ["scale_trick"]))
         of_stage = {k: v for k, v in self.multitoken.options.items() if k not in no_effect}
         return {"text": "synthetic", "target": self.target, **of_stage}
@@ -242,8 +241,8 @@ class GenerateConfig(Config):
     top_k: int = top_k_option(10, "Maximum entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries with a smaller share of their row. With spelling, the row consists of its "
-        "--top-k entries.",
+        "Drop entries with a smaller share of the row's total weight. For spelling, the total "
+        "covers only the --top-k entries.",
         min=0,
         below=1,
     )
@@ -328,7 +327,7 @@ class ServeConfig(ChatTemplates):
     candidates: int | None = option(
         None,
         "Candidates per token to request from the teacher. Default: 64, or the maximum of its "
-        "server. If a request asks for more, more are requested.",
+        "server. If a client asks for more, xtok requests more.",
         short="-k",
         min=20,
         max=MAX_ENTRIES,
@@ -342,7 +341,7 @@ class ServeConfig(ChatTemplates):
     teacher_system: str | None = option(
         None,
         "System text that only the teacher reads. It replaces the system text of conversations and "
-        "precedes other sequences. A request can override it with its field teacher_system.",
+        "precedes other sequences. The field teacher_system of a request overrides it.",
     )
     concurrency: int = option(
         64, "Maximum number of concurrent sequences on the teacher's server.", min=1, panel=LIMITS

@@ -15,9 +15,9 @@ class XtokError(Exception):
     The command line prints an `error:` line and a `hint:` line, and exits with 1. Incorrect use of
     the Python API raises `ValueError` or `TypeError` instead.
 
-    Messages and hints can contain a command, such as `xtok events STUDENT TEACHER --for csd`, but
-    never an option alone. In a hint, the parameter's name replaces `{option}`: `vocab_size=` in
-    Python, and `--student-vocab-size or --teacher-vocab-size` on the command line.
+    Messages and hints can contain a whole command, such as `xtok events STUDENT TEACHER --for csd`,
+    but no single option. In a hint, `{option}` is replaced: by `vocab_size=` in Python, and by
+    `--student-vocab-size or --teacher-vocab-size` on the command line.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'
@@ -25,7 +25,7 @@ class XtokError(Exception):
     Attributes:
         message: the problem, with the name of the file, token or parameter.
         hint: the fix, with parameter names of Python.
-        parameter: the name of the function's parameter that fixes the problem, or "".
+        parameter: the name of the parameter that fixes the problem, or "".
     """
 
     def __init__(self, message: str, *, hint: str, parameter: str = "") -> None:
@@ -53,7 +53,7 @@ def _on_one_line(text: str) -> str:
 
 @contextmanager
 def at_location(location: object) -> Iterator[None]:
-    """Start error messages inside the context with a location, such as a file and a line."""
+    """Prefix error messages inside the context with a location, such as a file and a line."""
     try:
         yield
     except XtokError as error:
@@ -102,7 +102,7 @@ def describe_damage(error: Exception) -> str:
 
 
 MAP_HINT = "build the map again, or give another file"
-"""A hint for an invalid map file."""
+"""Hint for an invalid map file."""
 
 
 _EXTRAS = {

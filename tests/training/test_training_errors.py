@@ -115,7 +115,7 @@ ERRORS: Errors = {
             "expected at most 16,777,216",
         ),
     ],
-    "give the checkpoint that it was quantized from": [
+    "give the original checkpoint, before quantization": [
         (
             lambda: transplanted(quantization_config={"quant_method": "fp8"}),
             "the weights of model are quantized, expected floats",
@@ -159,7 +159,7 @@ ERRORS: Errors = {
             "the folder of the output, new, is a file",
         ),
     ],
-    "pass one for each teacher, as map= of the trainer or of make_loss": [
+    "pass one map per teacher, as map= of the trainer or of make_loss": [
         (lambda: losses.make_loss("p-kl"), "p-kl requires a projection map"),
     ],
     "remove the map, or use one of p-kl, event-kl, csd, gold, h-kl": [
@@ -189,7 +189,7 @@ ERRORS: Errors = {
             lambda: make_objective(
                 [bytes_pair()], "p-kl", ProjectionModule(bytes_map(), learnable=True)
             ),
-            "the map is learnable, but a trainer optimizes only the model",
+            "the map is learnable, but a trainer optimizes only the student",
         ),
     ],
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
@@ -242,7 +242,7 @@ ERRORS: Errors = {
             "sample 0: teacher_messages: message 0 has no role",
         ),
     ],
-    "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads": [
+    "pass hidden_states=False to a trainer, or wanted=False to find_heads": [
         (
             lambda: heads_of("no head"),
             "the student needs whole logits: Linear is not a decoder of Transformers",

@@ -2,6 +2,6 @@
 
 import lazy_loader
 
-# `__init__.pyi` lists the names. Each name is imported at its first use, so a trainer's library is
-# needed only for this trainer.
+# `__init__.pyi` lists the names. Each name is imported at its first use, so Transformers and TRL
+# are needed only for their trainers.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Compare the first batch of a run with the models' own libraries."""
+"""Check the first batch of a training run with the models' own libraries."""
 
 from __future__ import annotations
 
@@ -24,32 +24,29 @@ from xtok.training.samples import SampleRow
 from xtok.training.sparse import block_length
 
 MAX_TOKENS = 1024
-"""Maximum number of tokens on each side for measuring bits per byte."""
+"""Maximum number of tokens of each model on which bits per byte are measured."""
 
 FEWEST_TOKENS = 32
-"""Number of tokens in the check of the student's own loss. Their logits need 32 MiB for 250,000
-ids."""
+"""Number of tokens on which the student's own loss is checked. With 250,000 ids, the logits of
+these tokens need 32 MiB."""
 
 FEWEST_TARGETS, FEWEST_BYTES = 16, 32
-"""Minimum numbers of targets and of target bytes. Below these numbers, measurements are
-unreliable."""
+"""Minimum numbers of targets and of their bytes. With fewer, measurements are unreliable."""
 
 ABOVE_UNIFORM = 1.2
-"""A model is reported if its loss exceeds 1.2 times the loss of a uniform distribution.
-
-A model with random weights reaches about 1.0.
-"""
+"""Maximum loss of a model, divided by the loss of a uniform distribution. A model with random
+weights reaches about 1.0."""
 
 BEHIND, FAR_BEHIND = 1.02, 1.5
-"""Thresholds for a note and a warning: bits per byte of the teacher, divided by the student's."""
+"""Thresholds for a note and a warning: the teacher's bits per byte divided by the student's."""
 
 
 @dataclass
 class Audit:
     """The findings of an audit of the first batch.
 
-    The levels are `ok` (a comparison succeeded), `skipped` (a comparison was not possible),
-    `warning` (a difference), and `note` (an effect that may be intended).
+    A finding has a level: `ok` (a comparison succeeded), `skipped` (a comparison was not possible),
+    `warning` (a difference), or `note` (an effect that may be intended).
     """
 
     findings: list[Result]
@@ -60,12 +57,12 @@ class Audit:
 
     @property
     def differences(self) -> list[str]:
-        """One sentence for each difference, with both values."""
+        """The messages of all differences."""
         return self.messages("warning")
 
     @property
     def line(self) -> str:
-        """One-line summary: the values, the skipped comparisons, and the number of differences."""
+        """One-line summary of the audit."""
         skipped, total = self.messages("skipped"), len(self.differences)
         missing = f"; not determined: {', '.join(skipped)}" if skipped else ""
         count = f"{total} differences" if total > 1 else "1 difference" * total
@@ -76,7 +73,10 @@ class Audit:
 
     @classmethod
     def from_processes(cls, audits: Sequence[Audit]) -> Audit:
-        """Merge the findings of all processes with their ranks. The values come from rank 0."""
+        """Merge the audits of all processes.
+
+        The measured values come from rank 0. All other messages name the ranks that reported them.
+        """
         ranks: dict[Result, list[int]] = {}
         for rank, process_audit in enumerate(audits):
             for finding in process_audit.findings:
@@ -103,20 +103,19 @@ def audit(
     collator: Any,
     heads: Sequence[Head | None] = (),
 ) -> Audit:
-    """Check the first batch of a run against its texts and the models' own libraries.
+    """Check the first batch of a run with its texts and the models' own libraries.
 
-    The audit compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, the
-    alignment, the student's cross-entropy (`forward(labels=…)`), the parameters that receive a
-    gradient, and the bits per byte of all models. The audit does not change the models or the
-    random state. With heads, the audit needs no more memory than a training step from hidden
-    states.
+    The audit compares ids, roles and masks with the libraries, and the student's cross-entropy with
+    `forward(labels=…)`. It checks labels and alignments, finds parameters without a gradient, and
+    measures the bits per byte of all models. It does not change the models or the random state.
+    With `heads`, it needs no more memory than a training step.
 
     Args:
         models: the student and its teachers, wrapped as in a training step; None for a teacher with
             stored predictions.
         batch: a batch of `prepare`, on the models' device.
         collator: the collator that made the batch.
-        heads: the result of `find_heads`; without it, models compute whole logits.
+        heads: the heads from `find_heads`; without heads, models compute whole logits.
     """
     batches = [batch, *batch["teachers"]]
     names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
@@ -134,17 +133,17 @@ def audit(
 
 @dataclass
 class _AuditedSide:
-    """The student or a teacher: its model, its part of the batch, and sums over the targets."""
+    """The student or a teacher, with its part of the batch."""
 
     name: str
     model: Any
     batch: Mapping[str, Any]
     tokenizer: Any  # a `Tokenizer`; None for stored predictions
     head: Head | None
-    nats: Sequence[float] = ()  # nats of the tokens before, at and after the targets
-    count: int = 0  # targets
-    bytes: int = 0  # of the targets
-    uniform: float = math.nan  # nats of a uniform distribution
+    nats: Sequence[float] = ()  # sums of −log p of the tokens before, at and after the targets
+    count: int = 0  # number of targets
+    bytes: int = 0  # number of bytes in the targets
+    uniform: float = math.nan  # the sum of −log p under a uniform distribution
 
     @property
     def inner(self) -> Any:
@@ -157,9 +156,9 @@ class _AuditedSide:
         return {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, index: int = 1) -> float:
-        """Return bits per byte, scored on the token before (0), at (1) or after (2) each target.
+        """Return the bits per byte of the tokens before (0), at (1) or after (2) the targets.
 
-        Returns NaN if there are too few bytes.
+        The result is NaN if the targets have too few bytes.
         """
         is_enough = self.bytes >= FEWEST_BYTES
         return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
@@ -187,8 +186,8 @@ class _AuditedSide:
     def window(self) -> dict[str, Any]:
         """Return a short range of tokens from the first row that has targets.
 
-        The first token gets no label, because after padding on the left, its prediction would
-        depend on padding.
+        The first token is not a target: after padding on the left, its prediction would depend on
+        the padding.
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
         row, position = targets[0] if targets else (0, 0)
@@ -257,7 +256,7 @@ def _warnings(problems: Iterable[str]) -> Iterator[Result]:
 
 
 def _bos_problems(audited: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Check rows that have ids but no texts: repeated bos tokens, and prompts that are targets."""
+    """Check rows without texts for repeated bos tokens and for prompts that are targets."""
     bos = {*token_ids(audited.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
         yield f"{twice} of {len(rows)} rows of {audited.name} begin with two bos tokens"
@@ -294,7 +293,7 @@ def _label_problems(
     if not bool(is_target[:, 1:].any()):
         yield f"{name} has no targets, so nothing is learned from this batch"
     if not torch.equal(audited.batch["targets"], shifted_targets(audited.batch)):
-        yield f"the targets of {name} are not its labels, shifted by one position"
+        yield f"the targets of {name} differ from its labels shifted by one position"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not equal to the ids"),
         (is_target & ~is_token, "targets of {} are padding"),
@@ -315,7 +314,7 @@ def _set_targets(
     max_length: int | None,
     end_ids: Sequence[int],
 ) -> int:
-    """Write the targets of the texts to `expected`, and count the rows that lose all their ends."""
+    """Set `expected` to the texts' targets, and count the rows in which no end token remains."""
     num_cut = 0
     for index, row in enumerate(rows):
         positions = row.keep(max_length)
@@ -364,7 +363,7 @@ def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
 def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result]:
     loss, is_target = getattr(outputs, "loss", None), targets >= 0
     if loss is None or not bool(is_target.any()):
-        yield "skipped", "the student's own loss (its forward returns none)"
+        yield "skipped", "the student's own loss (its forward returns no loss)"
         return
     logits = outputs.logits.detach()[is_target].float()
     computed_loss = float(nn.functional.cross_entropy(logits, targets[is_target]))
@@ -383,9 +382,9 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
 def _uniform_problems(audited: _AuditedSide) -> Iterator[str]:
     if audited.count >= FEWEST_TARGETS and not audited.nats[1] <= ABOVE_UNIFORM * audited.uniform:
         yield (
-            f"{audited.name} needs {audited.nats[1] / audited.count:.2f} nats per token, a uniform "
-            f"distribution {audited.uniform / audited.count:.2f}: check that its weights are "
-            "loaded, and that the ids belong to its tokenizer"
+            f"{audited.name} needs {audited.nats[1] / audited.count:.2f} nats per token, and a "
+            f"uniform distribution needs {audited.uniform / audited.count:.2f}: check that its "
+            "weights are loaded, and that the ids belong to its tokenizer"
         )
 
 
@@ -396,7 +395,7 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 def _reached_leaves(output: Tensor) -> set[int] | None:
-    """Return the `_memory` of each leaf of a tensor's graph; None if checkpoints hide leaves."""
+    """Return the `_memory` of all leaves of an autograd graph; None if checkpoints hide leaves."""
     nodes, visited, leaves = [output.grad_fn], set(), set()
     while nodes:
         node = nodes.pop()
@@ -412,19 +411,15 @@ def _reached_leaves(output: Tensor) -> set[int] | None:
 
 
 def _memory(parameter: Tensor) -> int:
-    """Return the address of a parameter's data, or for a sharded parameter the object's id.
-
-    Tied parameters have the same address.
-    """
+    """Return an id of a parameter's memory; tied parameters have the same id."""
     is_whole = type(parameter.data) is Tensor and parameter.device.type != "meta"
     return (parameter.data_ptr() if is_whole else 0) or id(parameter)
 
 
 def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
-    """List the trained parameters that the teacher's logits depend on.
+    """List the trained parameters on which the teacher's logits depend.
 
-    A teacher that is the student's base model contains the adapters' parameters, but does not use
-    them.
+    A teacher can contain the student's adapters without using them, if it is the base model.
     """
     memory = {n: _memory(p) for n, p in student.trainable.items()}
     teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}
@@ -477,7 +472,7 @@ def _bits_findings(
     if is_judged and bits > BEHIND * student_bits:
         yield (
             "warning" if bits > FAR_BEHIND * student_bits else "note",
-            f"{name} needs {bits:.2f} bits per byte, but the student only {student_bits:.2f}: this "
-            "teacher will probably reduce quality; train without a teacher, or with a teacher "
+            f"{name} needs {bits:.2f} bits per byte, but the student needs {student_bits:.2f}: "
+            "this teacher will probably reduce quality; train without a teacher, or with a teacher "
             "that predicts this text better",
         )

@@ -47,8 +47,7 @@ from xtok.training.samples import (
 class Samples:
     """The texts and conversations of one side of a batch, for the audit and for bits per byte.
 
-    `Trainer` rebuilds all tuples in a batch, but loses the type of named tuples. `Trainer` does not
-    change the contents of this class.
+    This is a dataclass because `Trainer` does not preserve named tuples in a batch.
     """
 
     sources: Sequence[SideText | ChatRecord]
@@ -59,9 +58,9 @@ class DistillationCollator:
     """A `collate_fn` that tokenizes samples for a student and its teachers, and aligns them.
 
     A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
-    `tools` and `chat_template_kwargs`. Conversations are rendered with each side's chat template;
-    only the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts a
-    chunk, the whole chunk is dropped.
+    `tools` and `chat_template_kwargs`. Each model's chat template renders the conversations. Only
+    the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts a chunk,
+    the whole chunk is dropped.
 
     The teachers can read more than the student: `teacher_context` is a text that precedes `text`.
     `teacher_messages` (messages, or an object with `messages`, `tools` and `chat_template_kwargs`)
@@ -69,7 +68,7 @@ class DistillationCollator:
     one value per teacher. If a row exceeds `max_length`, the additional text is cut first, from the
     left.
 
-    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and the list
+    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and a list
     `teachers`. For each teacher, this list contains a dict with the same three tensors, `[B, T_t]`,
     and with `alignment`, an `AlignmentBatch`. Labels and chunk ids are stored at the tokens' own
     positions, not at the predicting positions. **Shift the alignment** with `prepare` or
@@ -118,7 +117,7 @@ class DistillationCollator:
         check_length(max_length)
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        # One pair of student and teacher for each teacher.
+        # One pair per teacher.
         self.pairs: list[Pair] = [load_pair(self.student, teacher) for teacher in self.teachers]
         self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
         self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
@@ -136,8 +135,7 @@ class DistillationCollator:
         Raises:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
                 the teachers' answers differ from the student's.
-            ValueError: if the batch is empty, a sample has an unsupported type, or
-                log-probabilities do not match their ids, are above 0, or are shifted by one token.
+            ValueError: if the batch is empty, or if a sample or its log-probabilities are invalid.
         """
         if not samples:
             raise ValueError("a batch needs at least one sample")
@@ -148,7 +146,10 @@ class DistillationCollator:
         student_samples, *teacher_samples = map(list, zip(*sides, strict=True))
         student = self.rows(0, student_samples)
         if any(r.is_target.any() and not r.is_target[: self.max_length].any() for r in student):
-            note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
+            note = (
+                f"max_length {self.max_length} cuts all targets of a sample, so this sample has "
+                "no effect"
+            )
             warnings.warn(note, stacklevel=2)
         batch = _pad(student, self.student, self.max_length)
         batch |= {"samples": Samples(student_samples, student), "teachers": []}
@@ -168,20 +169,19 @@ class DistillationCollator:
         teacher_messages: Sequence[Any] | None = None,
         teacher_context: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the batch for rows of student ids, as in on-policy training.
+        """Build a batch from rows of student ids, for example in on-policy training.
 
         The teachers read the same bytes, tokenized with their own vocabulary (`Retokenizer`). Only
-        targets are aligned, separately in each turn. `max_length` cuts the teachers' rows. If the
-        batch is padded on the left, it also contains `position_ids`, `[B, T]`.
+        targets are aligned, each turn separately. `max_length` applies only to the teachers' rows.
+        If the batch is padded on the left, it also contains `position_ids`, `[B, T]`.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
             attention_mask: `[B, T]`, 0 for padding.
             labels: int64 `[B, T]`, -100 for prompts and padding.
-            teacher_messages: for each row, the conversation before the last answer, as the teachers
-                read it: messages, an object as in a sample, or a text. None uses the student's
-                prompt. For several teachers, a row's value can be a list with one value per
-                teacher.
+            teacher_messages: for each row, the prompt that the teachers read instead of the
+                student's prompt: messages, an object as in a sample, or a text. None keeps the
+                student's prompt. A row's value can be a list with one value per teacher.
             teacher_context: for each row, a text that precedes the prompt, as in a sample.
 
         Raises:
@@ -336,8 +336,7 @@ class DistillationCollator:
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
         """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
-        If the batch contains no texts, this is the number of bytes of the token. Bits per byte
-        are computed with the sum of these numbers.
+        If the batch contains no texts, this is the token's own number of bytes.
 
         Args:
             number: 0 for the student, n for the nth teacher.
@@ -377,7 +376,7 @@ def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
     """Shift labels and alignments to the predicting positions, and move the batch to a device.
 
-    The student's side and each teacher's side get `targets`: at each position, the label of the
+    The student's part and each teacher's part get `targets`: at each position, the label of the
     next position, or -100 at padding. Each teacher gets `shifted`, the result of
     `shift_to_predictions`. A teacher with `realized_logprob` also gets `teacher_logprobs`: at each
     position, the log-probability of the next token. The predictions in `stored` are not shifted.
@@ -399,7 +398,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
 
 
 def shifted_targets(side_batch: Mapping[str, Any]) -> torch.Tensor:
-    """Return the label of the next position for each position, int64 `[B, T]`; -100 at padding."""
+    """Return the label of the next token at each position, int64 `[B, T]`; -100 at padding."""
     return predicted(side_batch["labels"]).masked_fill(side_batch["attention_mask"] == 0, IGNORED)
 
 

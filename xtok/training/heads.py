@@ -17,24 +17,21 @@ from xtok.errors import XtokError
 from xtok.training.losses.logits import AnyLogits, HiddenLogits
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""Configuration keys for a factor of the logits. In order: Cohere; Granite (a divisor) and
+"""Configuration keys of a factor for the logits, in order: Cohere; Granite (a divisor) and
 HyperCLOVA X; Falcon H1; Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Configuration keys for c in c · tanh(logits / c). In order: Gemma and nanochat;
+"""Configuration keys of the softcap c in c · tanh(logits / c), in order: Gemma and nanochat;
 RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""Before a head is compared with the model's logits, hidden states are scaled so that the largest
-|hidden · weight| has these values (0: not scaled). Large values reveal a factor or a softcap even
-if the model's logits are small."""
+"""Largest |hidden · weight| at the positions that `find_head` compares (0: not scaled). Large
+values reveal a factor or a softcap even if the model's own logits are small."""
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
 """Names of the router loss weight in models and configurations; JetMoE uses the second name."""
 
-WHOLE_LOGITS_HINT = (
-    "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
-)
+WHOLE_LOGITS_HINT = "pass hidden_states=False to a trainer, or wanted=False to find_heads"
 
 SOFT_PROMPT_HINT = (
     "train a LoRA adapter instead of soft prompts (prompt tuning, p-tuning): each position must "
@@ -56,7 +53,7 @@ class Head:
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
         """Return the logits for hidden states `[B, T, d]`.
 
-        `autocast` is the autocast dtype in which the decoder ran, or None.
+        `autocast` is the decoder's autocast dtype, or None without autocast.
         """
         hidden, weight, bias = self._gather(hidden)
         if self.bias is not None:
@@ -90,7 +87,7 @@ class Head:
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
     """Run a model on its side of a batch, and return the model's outputs.
 
-    If a head is given, `logits` in these outputs are `HiddenLogits`. The model can be wrapped.
+    With a head, the outputs' `logits` are `HiddenLogits`. The model can have wrappers such as DDP.
 
     Raises:
         XtokError: if the model adds positions, for example with prompt tuning.
@@ -165,7 +162,7 @@ def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
 
 
 def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context manager that restores the random generators, for example after dropout."""
+    """Return a context manager that restores the random generators afterwards."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -210,12 +207,9 @@ def find_heads(
 
 
 def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> None:
-    """Check that a model has an embedding for each id, because a missing embedding crashes a GPU.
+    """Raise an `XtokError` if an id has no embedding, because this crashes a GPU.
 
-    Issues a warning for rows that are longer than the model's maximum number of positions.
-
-    Raises:
-        XtokError: if an id has no embedding.
+    Issues a warning if rows are longer than the model's maximum number of positions.
     """
     rows = limit = None
     with suppress(AttributeError, NotImplementedError):  # also for None, which has no embeddings
@@ -224,8 +218,8 @@ def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> No
     name = f"teacher {index}" if index else "the student"
     if limit is not None and 0 < limit < side_batch["input_ids"].shape[1]:
         warnings.warn(
-            f"{name}, {_name(model)}, has {limit:,} positions, but rows are longer: it predicts "
-            "the tokens beyond them badly, or fails; shorten the rows with max_length",
+            f"{name}, {_name(model)}, has {limit:,} positions, but rows are longer: it fails on "
+            "later tokens, or predicts them badly; shorten the rows with max_length",
             stacklevel=3,
         )
     if rows is not None and (largest := int(side_batch["input_ids"].max())) >= rows:
@@ -238,12 +232,12 @@ def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> No
 
 
 def why_whole_logits(model: Any) -> str | None:
-    """Return the reason why a model must compute whole logits; None if it can avoid them."""
+    """Return the reason why a model must compute whole logits; None if no reason is found."""
     inner, name = unwrap(model), type(_base(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
-        return "its hidden states are hidden by torch.compile"
+        return "torch.compile hides its hidden states"
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):
         return f"{name} is not a decoder of Transformers"
     if not accepts(inner, "logits_to_keep"):
@@ -260,7 +254,7 @@ def why_whole_logits(model: Any) -> str | None:
 
 
 def accepts(model: Any, argument: str) -> bool:
-    """Whether a model's forward, inside any wrappers, has this argument."""
+    """Whether the `forward` of a model, inside any wrappers, has this argument."""
     return argument in inspect.signature(type(_base(unwrap(model))).forward).parameters
 
 
@@ -271,7 +265,7 @@ def _shards(inner: Any, linear: nn.Module) -> Any:
 
     sharded: list[Any] = [module for module in inner.modules() if isinstance(module, FSDPModule)]
     around = [module for module in sharded if any(layer is linear for layer in module.modules())]
-    return around[-1] if around else None  # the innermost model
+    return around[-1] if around else None  # the innermost FSDP module
 
 
 def _weight_problem(weight: Tensor) -> str | None:
@@ -353,9 +347,9 @@ def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _hook(
     module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
-    """Call a function after a module's forward; its result, if not None, replaces the outputs.
+    """Call a function after a module's forward. A result other than None replaces the outputs.
 
-    The arguments of the function are the module's outputs and the first output.
+    The function receives the module's outputs, and then the first output.
     """
     handle = module.register_forward_hook(
         lambda _, args, output: function(output, output[0]), prepend=first

@@ -87,8 +87,8 @@ class ProjectionModule(nn.Module):
         with torch.autocast(self.logits.device.type, enabled=False):
             logits = self.logits.float()
             nothing = torch.zeros(num_rows, device=logits.device)
-            # Above a logit of 17, float32 rounds the sigmoid to 1, and the other entries would get
-            # 0.
+            # Above a logit of 17, float32 rounds the sigmoid to 1, so no weight would be left for
+            # the other entries.
             slot = torch.where(self.is_slot, torch.sigmoid(logits).clamp(max=1 - 2**-24), 0.0)
             remaining = 1 - nothing.index_add(0, self.student_ids, slot)
             other_logits = logits.masked_fill(self.is_slot, -torch.inf)
@@ -102,13 +102,11 @@ class ProjectionModule(nn.Module):
     def forward(self, student_probs: Tensor) -> Tensor:
         """Project student probabilities to the teacher's vocabulary.
 
-        The result is computed in float32 under any autocast.
-
         Args:
             student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
 
         Returns:
-            float32 `[..., V_teacher]`, or float64 for float64 inputs.
+            `[..., V_teacher]`, float32 under any autocast, or float64 for float64 inputs.
 
         Raises:
             XtokError: if the probabilities are narrower than the map.
@@ -122,8 +120,8 @@ class ProjectionModule(nn.Module):
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, and without entries that became 0.
 
-        A learnable module adds a step `learn` to the map's history, and sets the kind of changed
-        rows to MIXED.
+        A learnable module adds a step `learn` to the map's history. Changed rows get the kind
+        MIXED.
         """
         if self.logits is None:
             return self.map

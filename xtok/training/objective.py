@@ -42,7 +42,7 @@ class LossTerms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The student's loss. Gradient accumulation and several processes do not change its value."""
+    """The student's loss. Gradient accumulation and the number of processes do not change it."""
 
     losses: Sequence[BatchLoss]  # one loss per teacher
     teacher_weights: Sequence[float] | None = None  # None: each weight is 1
@@ -58,11 +58,7 @@ class Objective:
 
     @property
     def weight_by_teacher(self) -> list[float]:
-        """The weight of each teacher's loss.
-
-        Raises:
-            ValueError: if the number of weights is wrong, or a weight is negative or not finite.
-        """
+        """The weight of each teacher's loss. Invalid weights raise a `ValueError`."""
         count = len(self.losses)
         weights = [1.0] * count if self.teacher_weights is None else list(self.teacher_weights)
         if len(weights) != count:
@@ -72,18 +68,15 @@ class Objective:
 
     @property
     def takes_hidden(self) -> list[bool]:
-        """Whether `HiddenLogits` are supported as the student's logits, then as each teacher's."""
+        """Whether `HiddenLogits` are supported for the student, then for each teacher."""
         per_teacher = [loss.takes_hidden for loss in self.losses]
         return [all(per_teacher), *per_teacher]
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
-        """Count the targets, then the terms of each teacher's loss (by default its chunks).
+        """Count the targets, then the terms of each teacher's loss (by default, chunks).
 
-        Sum these counts over all processes and all batches of an optimizer step, and pass the sums
-        to `terms` as `totals`.
-
-        Returns:
-            int64 `[1 + teachers]`, on the batch's device.
+        Sum these counts, int64 `[1 + teachers]`, over all processes and all batches of an optimizer
+        step, and pass the sums to `terms` as `totals`.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
@@ -100,19 +93,18 @@ class Objective:
         whole: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
-        """Return the loss of a batch and its parts, or with `totals` the batch's share of a step.
+        """Return the loss of a batch and its parts; with `totals`, the batch's share of a step.
 
-        The shares of all batches add up to the loss of one batch that contains all rows, and the
-        gradients add up in the same way. P-KL with `top_k` is an exception, because it chooses its
-        columns for each batch.
+        The shares of all batches, and their gradients, add up to the loss and the gradient of one
+        batch with all rows. P-KL with `top_k` is an exception, because it chooses its columns for
+        each batch.
 
         Args:
             student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
             batch: a batch of `prepare`.
             totals: the sum of the counts of all batches of the step.
-            whole: the distillation loss and the cross-entropy of the whole step; used by
-                `dynamic_scaling`.
+            whole: distillation loss and cross-entropy of the whole step, for `dynamic_scaling`.
             router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -150,7 +142,8 @@ class Objective:
         """Return Σ factor · mean, and the means of the cross-entropy and each teacher's loss.
 
         The means, `[1 + teachers]`, have no gradient. The first factor belongs to the
-        cross-entropy. If it is left out, the cross-entropy is not computed, and its mean is 0.
+        cross-entropy. If `factors` lacks this factor, the cross-entropy is not computed, and its
+        mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
         plans = [
@@ -187,20 +180,21 @@ def make_objective(
     >>> objective.count(xtok.training.prepare(collator(["hi"]))).tolist()  # targets, chunks
     [1, 1]
 
+    `losses`, `map` and `config` are one value for all teachers, or a list with one value per
+    teacher.
+
     Args:
         pairs: the `pairs` of a collator, one per teacher; None for stored predictions.
-        losses: a name or a `BatchLoss`; one for all teachers, or one per teacher.
-        map: the map that the loss requires, its file or its module; one for all teachers, or one
-            per teacher.
-        config: the options of the losses, as in `make_loss`; one for all teachers, or one per
-            teacher.
+        losses: a name or a `BatchLoss`.
+        map: the map that the loss requires, its file or its module.
+        config: the options of the losses, as in `make_loss`.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy.
         device: device of the maps.
 
     Raises:
-        XtokError: if a map is missing, unused, has its sides swapped or belongs to other
-            tokenizers; if stored predictions do not match the losses; or if all weights are 0.
+        XtokError: if a map is missing, unused or belongs to other tokenizers, if stored predictions
+            do not match the losses, or if all weights are 0.
         ValueError: if the numbers of losses, maps and teachers differ.
     """
     names = _per_teacher("losses", losses, len(pairs))
@@ -249,7 +243,7 @@ def _bind(name: LossName, any_map: Any, pair: Pair | None, device: torch.device 
         return None
     if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
-            "the map is learnable, but a trainer optimizes only the model",
+            "the map is learnable, but a trainer optimizes only the student",
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )

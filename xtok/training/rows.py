@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the named columns that exist in a row, and check that each has one value per token."""
+    """Return the named columns that exist in a row. Each must have one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != len(row["input_ids"]):
@@ -52,7 +52,7 @@ def read_flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArra
 
 
 def check_length(max_length: int | None) -> None:
-    """Raise a `ValueError` for a length below 1."""
+    """Raise a `ValueError` if `max_length` is below 1."""
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length is {max_length}, expected at least 1")
 

@@ -24,7 +24,7 @@ from xtok.training.rows import checked_columns, read_flags, read_ids
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part = tuple[list[int], bool]
-"""A range of tokens, and a flag: whether the tokens are targets."""
+"""Token ids, and whether they are targets."""
 
 
 class SampleRow(NamedTuple):
@@ -41,7 +41,7 @@ class SampleRow(NamedTuple):
     num_before: int = 0
     own_bos: int = 0  # 1 if the text itself begins with a bos token
     num_alone: int = 0
-    ends: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the ranges of targets
+    ends: NDArray[np.int64] = np.zeros(0, np.int64)  # end positions of the target ranges
 
     @property
     def alone_start(self) -> int:
@@ -49,7 +49,7 @@ class SampleRow(NamedTuple):
         return self.num_before + self.own_bos
 
     def insert_context(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
-        """Return the row with inserted tokens, which only the teacher reads."""
+        """Return the row with additional tokens that only the teacher reads."""
         start, size = self.alone_start, len(context)
         return self._replace(
             ids=np.insert(self.ids, start, context),
@@ -59,13 +59,13 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Return a row where `num_before` includes a declared bos token at the beginning."""
+        """Return the row, with `num_before` = 1 if it begins with a declared bos token, else 0."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def without_prompt(self) -> SampleRow:
-        """Return a row where `num_alone` includes the prompt, so that only the teacher reads it."""
+        """Return the row, with a prompt that only the teacher reads (part of `num_alone`)."""
         targets = np.flatnonzero(self.is_target)
         first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
@@ -82,7 +82,7 @@ class SampleRow(NamedTuple):
 
 
 def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
-    """Return the text or conversation of the student, then of each teacher."""
+    """Return the text or conversation that the student reads, then those of each teacher."""
     sample = to_json_types(sample)  # also converts message objects
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = read_row(sample, location)
@@ -98,7 +98,7 @@ def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideTe
 
 
 def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
-    """Return the row of a sample, and its stored log-probabilities (NaN if unknown)."""
+    """Return the ids and targets of a sample, and its log-probabilities (NaN if unknown)."""
     ids = read_ids(row["input_ids"], "input_ids")
     columns = checked_columns(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
@@ -156,7 +156,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], rows: tuple[SampleRow, SampleRow]
 ) -> FlatAlignment:
-    """Align two rows by their bytes, or by offsets in the text if a tokenizer drops text."""
+    """Align two rows by bytes, or by offsets in the text if they contain unknown tokens."""
     student, teacher = rows
     by_spans = aligner.prefers_spans(student.ids, teacher.ids)
     if student.text is None or not (by_spans or aligner.is_lossy):
@@ -174,7 +174,7 @@ def _align_texts(
 
 
 def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the byte offset of each token in the text. Control tokens lie outside the text."""
+    """Return the byte offset of each token in the text; control tokens lie outside."""
     encoding = tokenizer.encode(row.text or "")
     offsets_before = np.arange(-row.num_before, 0)
     num_after = len(row.ids) - row.num_before - len(encoding.ids)
@@ -183,7 +183,7 @@ def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 
 
 def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the number of bytes of the text that each token of a row covers, int64 `[T]`.
+    """Return the number of text bytes that each token of a row covers, int64 `[T]`.
 
     Control tokens cover 0 bytes. A space that the tokenizer adds before the text is not counted.
     """
@@ -200,7 +200,7 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align each range of targets, without unknown tokens and ids that the tokenizer lacks.
+    """Align each range of targets. Unknown tokens and tokens without text are left out.
 
     The teacher's row is truncated to `end`.
     """
@@ -233,7 +233,7 @@ def _cut_alignment(
     for row, chunk, positions in sides:
         is_kept[chunk[~row.is_target]] = False
         is_kept[np.delete(chunk, positions)] = False
-    is_kept[-1] = False  # −1 for tokens outside chunks
+    is_kept[-1] = False  # the last flag belongs to tokens outside chunks (−1)
     new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
     chunks = [new_ids[chunk[positions]] for _, chunk, positions in sides]
     return FlatAlignment(

@@ -34,11 +34,11 @@ class TopKCollator:
 
     A sample is a mapping of lists, for example from the Parquet file of `xtok project`. `input_ids`
     are student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
-    `rest_logprob` contains the logarithm of the remaining probability. If it is None, the remaining
-    probability is 1 minus the candidates' sum. Entry i predicts token i, so the first entry is
-    empty. All tokens with candidates contribute to the loss, unless `valid` or `loss_mask` excludes
-    them. The batch has the form of a `DistillationCollator` batch with one teacher, which contains
-    `stored`.
+    `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
+    the remaining probability is 1 minus the candidates' sum. Entry i predicts token i, so the first
+    entry is empty. All tokens with candidates contribute to the loss, unless `valid` or `loss_mask`
+    excludes them. The batch has the form of a `DistillationCollator` batch with one teacher. The
+    teacher's dict contains only `stored`, a `StoredTopK`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -72,7 +72,7 @@ class TopKCollator:
         return {**batch, "teachers": [{"stored": stored}]}
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
-        """Convert a row to arrays. The candidates become arrays `[T, width]`."""
+        """Convert a row to arrays; the candidates become `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
         topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)
@@ -92,7 +92,6 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
 def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    """Check a row's predictions. If a column `rest_logprob` exists, `project` wrote the row."""
     lists = columns["topk_ids"], columns["topk_logprobs"]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
@@ -112,7 +111,7 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
 def pad_candidates(
     counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Convert flat candidates to rows `[rows, width]`, padded with id 0 and −inf."""
+    """Convert flat candidates to rows `[rows, width]`, padded with id 0 and −∞."""
     filled = np.arange(width) < counts[:, None]
     top_ids = np.zeros(filled.shape, np.int64)
     top_logprobs = np.full(filled.shape, -np.inf, np.float32)

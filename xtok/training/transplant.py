@@ -34,10 +34,11 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.heads import evaluating
 
 Init = Literal["pieces", "mean"]
-"""Initial row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""
+"""Initial row of a token that the model lacks: the mean of the rows of its pieces, or of all rows.
+"""
 
 RECORD = "xtok_transplant.json"
-"""File that marks an output folder of `transplant`. Contains options, counts and file names."""
+"""File that marks an output folder of `transplant`, with options, counts and file names."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -51,18 +52,18 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Transplant:
-    """The result of `transplant`: the new model's folder, and the number of rows of each origin."""
+    """The result of `transplant`: the new model's folder, and the number of rows by origin."""
 
     folder: str
     model: str
     tokenizer: str
     old_vocab_size: int
     vocab_size: int
-    copied: int  # tokens of both tokenizers
+    copied: int  # tokens that both tokenizers contain
     roles: int  # control tokens, copied from the token with the same role
-    composed: int  # tokens computed from rows of other tokens
-    empty: int  # tokens without pieces, which get the mean of all rows
-    padding: int  # rows without a token, which also get the mean of all rows
+    composed: int  # tokens computed from the rows of other tokens
+    empty: int  # tokens without pieces; they get the mean of all rows
+    padding: int  # rows without a token; they get the mean of all rows
     bits_before: float | None = None  # bits per byte of the model with the old tokenizer
     bits_after: float | None = None
     notes: tuple[str, ...] = ()
@@ -73,10 +74,10 @@ class NewRows(NamedTuple):
 
     edges: Edges  # W: new ids (sorted), old ids, weights
     mean_share: NDArray[np.float32]  # [V_new], share of the mean in each row
-    old_ids: NDArray[np.int64]  # old rows that the mean averages
+    old_ids: NDArray[np.int64]  # old rows that contribute to the mean
 
     def without_shrinkage(self) -> NewRows:
-        """Return the rows without shrinkage: the mean is only used for rows that have no edges."""
+        """Return the rows without shrinkage: only rows without edges get the mean."""
         share = np.ones_like(self.mean_share)
         share[self.edges.student_ids] = 0
         return self._replace(mean_share=share)
@@ -84,7 +85,7 @@ class NewRows(NamedTuple):
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield new rows in blocks, computed from a tensor `[V_old, ...]`, in its dtype."""
         dtype = torch.promote_types(old.dtype, torch.float32)
-        some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # float64 is large
+        some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # in float64
         total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))
         mean = (total / len(self.old_ids)).to(dtype)
         per_row = (-1, *[1] * (old.ndim - 1))
@@ -123,10 +124,10 @@ def transplant(
         init: initial row of a token that the model lacks: `pieces` (the mean of the rows of the old
             tokens that spell the new token), `mean` (the mean of all rows), or the weights of a map
             from the new tokenizer (rows) to the old tokenizer (columns).
-        shrink: from 0 to 1; moves these rows towards the mean of all rows by this share. If the
-            model's head is separate from its input embeddings, only rows of the head are moved.
+        shrink: from 0 to 1, share of the mean of all rows that is mixed into these rows. If the
+            model's head is separate from its input embeddings, only the head is changed.
         pad_to_multiple_of: round the number of rows up to a multiple of this number.
-        documents: texts on which the bits per byte of both models are measured.
+        documents: texts for measuring the bits per byte of both models.
         progress: called for each pass over a vocabulary or the weights.
 
     Raises:
@@ -184,13 +185,9 @@ def transplant(
 def new_rows(
     pair: Pair, init: Init | MapLike, shrink: float, progress: Progress = silent
 ) -> tuple[NewRows, dict[str, int]]:
-    """Return the new tokens' rows as weighted sums of old rows, and the number of each origin.
+    """Return the new tokens' rows as weighted sums of old rows, and the number of rows by origin.
 
-    Args:
-        pair: the new tokenizer (student) and the old one (teacher).
-        init: as in `transplant`.
-        shrink: as in `transplant`.
-        progress: called for the pass over the new vocabulary.
+    In `pair`, the new tokenizer is the student, and the old one is the teacher.
     """
     table, old_table = pair.tables
     old_eos = old_table.roles.get("eos", ())
@@ -201,11 +198,12 @@ def new_rows(
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
     # All positions attend to the first token, so a token that begins texts gets the row of the old
-    # first token, even if it also begins turns. If it also ends texts, the end is more important.
+    # first token, even if it also begins turns. A token that also ends texts
+    # keeps the row of an end token.
     for new_id in set(table.roles.get("bos", ())) - set(table.roles.get("eos", ())):
         partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
-    # Of several ids with the same bytes, the tokenizer emits only one. A copy of its row in another
-    # id (`<0x0A>` and a newline) would take half of its probability.
+    # If several ids have the same bytes (`<0x0A>` and a newline), the tokenizer emits only one. If
+    # both had the same row, each would get half of the probability.
     partners[np.setdiff1d(table.text_ids, table.emitted_ids)] = -1
     copied = np.flatnonzero(partners >= 0)
     missing = table.emitted_ids[partners[table.emitted_ids] < 0]
@@ -228,7 +226,7 @@ def new_rows(
 
 
 def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress) -> Edges:
-    """Return the edges of tokens that the old tokenizer lacks. The weights of a token sum to 1."""
+    """Return the edges of tokens that the old tokenizer lacks. Each token's weights sum to 1."""
     if init == "mean":
         return single_edges((), ())
     if init == "pieces":
@@ -244,20 +242,16 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
 
 
 _NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
-"""Two dicts: the header of each weights file, and the new rows of each tensor by its name."""
+"""Headers by file, and new rows by tensor name."""
 
 
 def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
-    """Find the tensors that have one row per token.
-
-    Raises:
-        EmbeddingError: if the architecture or the type of the weights is not supported.
-    """
+    """Find the tensors that have one row per token."""
     name, settings, files = old.vocabulary.model_id, source.json(_CONFIG), source.tensor_files()
     if "quantization_config" in settings:
         raise EmbeddingError(
             f"the weights of {name} are quantized, expected floats",
-            hint="give the checkpoint that it was quantized from",
+            hint="give the original checkpoint, before quantization",
         )
     layer = choose_layer(files, source)
     has_rows_by_class, is_tied = _vocabulary_tensors(source, name)
@@ -268,7 +262,6 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
     require_embedding_rows(old, num_rows, layer)
 
     def has_rows(tensor: str) -> bool:
-        """Whether a tensor has one row per token: by the model's class, else by its shape."""
         matches = [
             has_rows_by_class[t]
             for t in has_rows_by_class
@@ -281,9 +274,9 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
 
 
 def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool], bool]:
-    """Return, for each tensor of a model's class, whether it has one row per token.
+    """Return which tensors of a model's class have one row per token, by name.
 
-    The second value is True if the model's head is also its input-embedding layer.
+    The second value is True if the model uses its input embeddings as its head.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -360,7 +353,7 @@ def _new_header(
 
 
 def _first_token_notes(pair: Pair) -> list[str]:
-    """Return a note if the old tokenizer adds a first token to texts, and the new one does not."""
+    """Return a note if only the old tokenizer adds a first token to texts."""
     (new, old), (table, old_table) = pair.tokenizers, pair.tables
     if old.bos_id is None or new.bos_id is not None:
         return []
@@ -377,7 +370,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     """Write both config files with the new width and ids, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
-    for i in table.roles.get("turn_end", ()):  # gets the row of an old end, so it ends texts
+    for i in table.roles.get("turn_end", ()):  # has the row of an old end token, so it ends texts
         ends += [i] if i not in ends and pair.equal_roles.get(i) in old_ends else []
     config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
     config.pop("tokenizer_class", None)
@@ -408,12 +401,7 @@ def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files of a tokenizer, and check that Transformers loads it unchanged.
-
-    Raises:
-        TokenizerError: if Transformers loads a different tokenizer, because the class that it
-            chooses can depend on the model's type.
-    """
+    """Write a tokenizer's files, and check that Transformers loads the same tokenizer."""
     from transformers import AutoTokenizer
 
     library, files = tokenizer.library, checkpoint_of(tokenizer)
@@ -421,21 +409,18 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = None if files is None else files.find(_SENTENCEPIECE)  # for llama.cpp's converter
     if path is not None:
         shutil.copyfile(path, folder / path.name)
+    # The class that Transformers chooses can depend on the model's type.
     reloaded = AutoTokenizer.from_pretrained(folder)
     if reloaded.backend_tokenizer.to_str() != library.backend_tokenizer.to_str():
         raise TokenizerError(
-            f"next to this model, Transformers loads {tokenizer.vocabulary.model_id} as "
+            f"in the model's folder, Transformers loads {tokenizer.vocabulary.model_id} as "
             f"{type(reloaded).__name__}, which differs from {type(library).__name__}",
             hint="add the tokenizer's class to its tokenizer_config.json",
         )
 
 
 def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Return a tokenizer as wide as its largest id + 1, rounded up to a multiple.
-
-    Raises:
-        TokenizerError: if Transformers cannot load the tokenizer.
-    """
+    """Return a tokenizer as wide as its largest id + 1, rounded up to a multiple."""
     name, library = tokenizer.vocabulary.model_id, tokenizer.library
     if library is None or not hasattr(library, "backend_tokenizer"):
         raise TokenizerError(
@@ -454,7 +439,6 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
 
 
 def _write_record(result: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
-    """Write `RECORD`, as the last file."""
     excluded = "folder", "notes", "bits_before", "bits_after"
     record = {key: value for key, value in asdict(result).items() if key not in excluded}
     record |= {"init": init if init in get_args(Init) else "map", "shrink": shrink}
@@ -467,7 +451,6 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
-    """Load a model, and return its bits per byte on some documents; None without documents."""
     if not documents:
         return None
     from transformers import AutoModelForCausalLM
@@ -478,9 +461,9 @@ def _measure_bits(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) 
 def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """Return the cross-entropy of texts in bits per byte.
 
-    The values of models with different tokenizers can be compared. A bos token precedes each text,
-    or an eos token if the tokenizer has no bos token. Texts are cut to as many bytes as the model
-    has positions, so that all tokenizers are measured on the same bytes.
+    Values of models with different tokenizers are comparable. A bos token precedes each text, or an
+    eos token if the tokenizer has no bos token. If a model has n positions, each text is cut to n
+    bytes, so that all tokenizers are measured on the same bytes.
     """
     bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
     first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]

@@ -1,7 +1,7 @@
 """Distillation losses across tokenizers: functions of logits, a map and an alignment.
 
-Pass `xtok.shift_to_predictions(alignment)` to a loss: each position contains the chunk id of the
-token that it *predicts*.
+Losses take a shifted alignment, `xtok.shift_to_predictions(alignment)`. It stores a token's chunk
+id at the position that *predicts* the token.
 """
 
 from xtok.loss_names import LossName as LossName

@@ -38,15 +38,15 @@ def alm(
 ) -> Tensor:
     """Return the divergence between both models' likelihoods of the text's chunks.
 
-    Approximate Likelihood Matching (arXiv 2503.20083). The likelihoods p_S and p_T of a chunk are
-    the products of its tokens' probabilities. With x = p_S^(1/τ) and y = p_T^(1/τ):
+    The loss is Approximate Likelihood Matching (arXiv 2503.20083). A chunk's likelihoods p_S and
+    p_T are the products of its tokens' probabilities. With x = p_S^(1/τ) and y = p_T^(1/τ):
 
         loss = τ · mean over chunks of y log(y / x) + (1 − y) log((1 − y) / (1 − x))
 
     `reverse_kl` exchanges x and y. The gradient is τ times the gradient of tokenkit's binary
     cross-entropy. For large τ, the loss approaches |b| log(|b| / |a|) − |b| + |a| with a = log p_S
-    and b = log p_T. tokenkit corrects the likelihoods of chunks that a tokenizer may continue
-    ("debiasing"); this loss does not.
+    and b = log p_T. Unlike tokenkit, this loss does not correct the likelihoods of chunks that a
+    tokenizer may continue ("debiasing").
 
     `targets` are the predicted ids, int64 `[B, T_s]` and `[B, T_t]`. If `teacher_logits` is None,
     pass `teacher_logprobs`, `[B, T_t]`: at position t, the natural log-probability of the text's
@@ -54,7 +54,7 @@ def alm(
     arguments.
 
     Raises:
-        ValueError: as in `event_kl`. Also raised if a target in a chunk is not an id, or if a
+        ValueError: as in `event_kl`, or if a target in a chunk is not an id, or if a
             log-probability is missing or above 0.
     """
     return chunk_loss(

@@ -1,7 +1,6 @@
 """Chunks as tensors: numbers, tokens, and comparisons chunk by chunk.
 
-Chunks are numbered through the whole batch. In a comparison, each block contains whole chunks of
-both sides.
+Chunks are numbered through the whole batch. A block contains whole chunks of both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.sparse import check_width, ranges, true_indices, work_dtype
 
 EPSILON = 1e-10
-"""A constant that NeMo-RL adds to a chunk's size and inside logarithms."""
+"""Constant that NeMo-RL adds to a chunk's size and inside logarithms."""
 
 
 class Chunks(NamedTuple):
@@ -38,24 +37,24 @@ class Chunks(NamedTuple):
 
 
 ChunkKind: TypeAlias = tuple[bool, bool]
-"""Two flags. The first excludes chunks that are not `pair_is_correct`. The second excludes chunks
-without a predicted first token."""
+"""Two flags: exclude chunks that are not `pair_is_correct`, and exclude chunks without a predicted
+first token."""
 
 
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
-    """Count the chunks over which a loss averages, in a shifted alignment.
+    """Count the chunks of a shifted alignment over which a loss averages.
 
-    Use this number to average several batches: Σ count · loss / Σ count. Set `starts_only` for
-    losses that skip chunks without a predicted first token, such as `event_kl`.
+    To average several batches, use Σ count · loss / Σ count. Set `starts_only` for losses that skip
+    chunks without a predicted first token, such as `event_kl`.
     """
     return number_chunks(alignment, (exact_token_match_only, starts_only)).total
 
 
 @dataclass(eq=False)
 class NumberedAlignment(ShiftedAlignment):
-    """A shifted alignment with its chunks numbered once for all losses."""
+    """A shifted alignment that numbers its chunks once for all losses."""
 
     chunks: dict[ChunkKind, Chunks] = field(init=False, repr=False)
 
@@ -67,7 +66,7 @@ class NumberedAlignment(ShiftedAlignment):
 def chunks_in(
     side_batch: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
 ) -> Chunks:
-    """Return the student's and a teacher's chunks, from the teacher's part of a prepared batch."""
+    """Return the numbered chunks from a teacher's part of a prepared batch."""
     aligned = side_batch["shifted"]
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[kind]
@@ -75,7 +74,7 @@ def chunks_in(
 
 
 def require_type(value: Any, kind: type, how: str) -> None:
-    """Raise a `ValueError` that names the fix if an argument of a loss has the wrong type."""
+    """Raise a `ValueError` if an argument of a loss has the wrong type; `how` is the fix."""
     if not isinstance(value, kind):
         is_file = isinstance(value, str | PathLike)
         description = f"the path {str(value)!r}" if is_file else type(value).__name__
@@ -88,10 +87,10 @@ def number_chunks(
     mask: Any = None,
     device: torch.device | None = None,
 ) -> Chunks:
-    """Number the valid chunks that have positions on both sides, in a shifted alignment.
+    """Number the valid chunks of a shifted alignment that have positions on both sides.
 
-    Chunk ids are checked only on a CPU. `mask`, `[B]`, is 0 for rows that do not contribute to the
-    loss.
+    `mask`, `[B]`, is 0 for rows that do not contribute to the loss. Chunk ids are checked only on a
+    CPU.
 
     Raises:
         ValueError: if shapes do not match, or chunk ids decrease within a row.
@@ -121,7 +120,7 @@ def number_chunks(
         valid &= sizes[-1] > 0
     total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
     chunk_ids = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
-    # Column 0 is for positions outside chunks.
+    # Column 0 belongs to positions outside chunks.
     padded = torch.nn.functional.pad(chunk_ids, (1, 0), value=total)
     student, teacher = (padded.gather(1, ids + 1) for ids in sides)
     indices = true_indices(valid.flatten(), total)
@@ -143,13 +142,11 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
 
 
 TargetIds: TypeAlias = tuple[Tensor | None, Tensor | None]
-"""The predicted id at each position: int64 `[B, T_s]` for the student, `[B, T_t]` for the
-teacher.
-"""
+"""The predicted ids, int64: `[B, T_s]` of the student and `[B, T_t]` of the teacher."""
 
 
 class ChunkTokens(NamedTuple):
-    """The n tokens of one side that belong to chunks, ordered by chunk, as int64 tensors."""
+    """The n tokens of one side that belong to the N chunks, ordered by chunk, as int64 tensors."""
 
     positions: Tensor  # [n], predicting position of each token: row · T + t
     chunk: Tensor  # [n], number of each token's chunk, ascending
@@ -162,19 +159,19 @@ class ChunkTokens(NamedTuple):
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the `total` tokens of these chunks, which must be ascending."""
+        """Return the `total` tokens of these chunks; chunk numbers must be ascending."""
         sizes = self.sizes[chunks]
         chunk, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
         return ChunkTokens(self.positions[indices], chunk, self.ids[indices], starts, sizes)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum over each chunk, `[N, …]`, of values `[n, …]`."""
+        """Return the sums of values `[n, …]` over chunks, `[N, …]`."""
         sums = values.new_zeros(len(self.sizes), *values.shape[1:])
         return sums.index_add_(0, self.chunk, values)
 
     def means(self, values: Tensor) -> Tensor:
-        """Return the mean over each chunk, `[N, k]`, of values `[n, k]`."""
+        """Return the means of values `[n, k]` over chunks, `[N, k]`."""
         return self.sums(values).div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
 
     def value_gradient(self, mean_grad: Tensor) -> Tensor:
@@ -187,12 +184,9 @@ def tokens_in(
 ) -> ChunkTokens:
     """Return the `count` tokens of one side that are in chunks.
 
-    `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N for a position outside
-    chunks. On a CPU, ids are checked. On other devices, an invalid id becomes −1, and its
-    log-probability becomes NaN.
-
-    Raises:
-        ValueError: if the targets' shape does not match, or a target is not an id.
+    `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N outside chunks. An
+    invalid id raises a `ValueError` on a CPU. On other devices, it becomes −1, with the
+    log-probability NaN.
     """
     if targets is not None and targets.shape != chunk_ids.shape:
         raise ValueError(
@@ -241,7 +235,7 @@ class BothLogits(NamedTuple):
     teacher: Any  # `Logits`; None for stored log-probabilities
     chunks: Chunks
     targets: TargetIds = (None, None)
-    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, of the next tokens
+    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, for the next tokens
 
     @property
     def dtype(self) -> torch.dtype:
@@ -251,12 +245,7 @@ class BothLogits(NamedTuple):
     def tokens(
         self, widths: tuple[int, int], targets: Sequence[Tensor | None] = (None, None)
     ) -> tuple[ChunkTokens, ChunkTokens]:
-        """Return both sides' tokens in the chunks.
-
-        Raises:
-            XtokError: if logits are narrower than `widths`.
-            ValueError: if the batch size or length of the logits does not match the chunks.
-        """
+        """Return both sides' tokens in the chunks, after checking the shapes of the logits."""
         sides = zip(SIDES, self[:2], widths, self.chunks[:2], strict=True)
         for side, logits, width, chunk_ids in sides:
             check_width(side, logits.shape[-1], width)
@@ -271,7 +260,7 @@ class BothLogits(NamedTuple):
 def wrap_logits(
     student_logits: AnyLogits, teacher_logits: Any, chunks: Chunks, **fields: Any
 ) -> BothLogits:
-    """Wrap both models' logits (None for a teacher with stored predictions) and their chunks."""
+    """Wrap both models' logits (None for stored predictions) and their chunks."""
     teacher = None if teacher_logits is None else as_logits(teacher_logits)
     return BothLogits(as_logits(student_logits), teacher, chunks, **fields)
 
@@ -284,7 +273,7 @@ def chunk_loss(
     sample_mask: Tensor | None,
     **fields: Any,
 ) -> Tensor:
-    """Run a loss's plan on the chunks of a shifted alignment, and return the loss."""
+    """Run a loss's plan on the chunks of a shifted alignment."""
     chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
     return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
@@ -293,15 +282,15 @@ class ChunkRows(NamedTuple):
     """The chunks in one block. Row i of the block belongs to the block's ith student token."""
 
     chunks: slice  # c of the N chunks
-    student: ChunkTokens  # numbered within the block, like the teacher's
+    student: ChunkTokens  # chunks are numbered within the block, on both sides
     teacher: ChunkTokens
     teacher_logits: Tensor  # [n, V], at the teacher's tokens; [0] for stored log-probabilities
-    entries: Sequence[slice]  # ranges of `entries` that belong to these chunks
+    entries: Sequence[slice]  # ranges of the `entries` of these chunks
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""For tokens in a block: rows, ids, log-probabilities, and gradients of these log-probabilities."""
+"""Tokens in a block: rows, ids, log-probabilities, and gradients of these log-probabilities."""
 
 
 def chunk_part(
@@ -314,7 +303,7 @@ def chunk_part(
 ) -> PlanPart:
     """Return a part of a plan that compares N chunks.
 
-    `entries` are additional lists of entries: for each entry, the number of its chunk, ascending.
+    Each tensor in `entries` contains the chunk numbers of additional entries, ascending.
     """
 
     def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:

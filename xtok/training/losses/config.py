@@ -19,7 +19,7 @@ class _KLConfig(Config):
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Two flags: exclude chunks that are not `pair_is_correct`; exclude unpredicted starts."""
+        """The `ChunkKind` of the loss."""
         return getattr(self, "exact_token_match_only", False), self.starts_only
 
 
@@ -50,9 +50,9 @@ class CSDConfig(ChunkLossConfig):
         above=0,
         below=1,
     )
-    beta: float = option(1.0, "Weight of chunks that are not one token on each side.", min=0)
+    beta: float = option(1.0, "Weight of chunks with several tokens on a side.", min=0)
     alpha: float = option(
-        0.0, "Weight of shared tokens at the first position of these chunks.", min=0
+        0.0, "Weight of shared tokens at the first position of chunks with several tokens.", min=0
     )
 
     def __post_init__(self) -> None:

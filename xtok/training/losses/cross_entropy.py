@@ -12,13 +12,13 @@ from xtok.training.sparse import work_dtype
 
 
 def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the targets, −log p, computed block by block to save memory.
+    """Return the mean −log p of the targets, computed in blocks to save memory.
 
     `targets`, int64 `[B, T]`, are the predicted ids; values below 0 are not targets. `backward` can
     run only once, as for `event_kl`.
 
     Returns:
-        A scalar. If there are no targets, it is 0, with zero gradients.
+        A scalar: 0, with zero gradients, if there are no targets.
 
     Raises:
         ValueError: if shapes do not match, a target is beyond the width, or logits are NaN or +∞.

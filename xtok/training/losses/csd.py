@@ -31,7 +31,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
 MIN_REST = 1e-12
-"""Lower bound for the total probability of all tokens outside the events, as in NeMo-RL."""
+"""Lower bound for the probability of the rest, as in NeMo-RL."""
 
 
 def csd(
@@ -52,7 +52,7 @@ def csd(
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is the corresponding distribution of the teacher. The last event, called the rest, contains
+    P_T is defined in the same way for the teacher. The last event, called the rest, contains
     everything else; its probability is at least 1e-12. The completions are
 
     - M = N = 1: all shared tokens;
@@ -73,11 +73,10 @@ def csd(
     NeMo-RL's 1 − Σ q.
 
     `index` is `spelling_index(spellings)`, on the logits' device. `targets` are the predicted ids,
-    int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments, the result and the
-    errors.
+    int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments and the result.
 
     Raises:
-        ValueError: as in `event_kl`. Also raised if a target in a chunk is not an id.
+        ValueError: as in `event_kl`, or if a target in a chunk is not an id.
     """
     plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()
@@ -107,7 +106,7 @@ def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) ->
 
 
 class _SharedTokens(NamedTuple):
-    """Compares shared tokens, and all other tokens together, at the first positions of chunks."""
+    """Compares shared tokens at the first positions of chunks; other tokens are one event."""
 
     logits: BothLogits
     spellings: SpellingIndex
@@ -151,7 +150,7 @@ class _SharedTokens(NamedTuple):
     def compare(
         self, block: LogitBlock, teacher_logits: Tensor, cells: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and its gradient; tokens in `cells` count as unshared."""
+        """Return the sum of the losses and its gradient; tokens in `cells` belong to the rest."""
         index, temperature = self.spellings, self.config.temperature
         rest, teacher_rest = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
@@ -185,7 +184,7 @@ def _group_part(
     tokens: Sequence[ChunkTokens],
     events: Events,
 ) -> PlanPart:
-    """Compare the G chunks that are not 1:1."""
+    # the G chunks that are not 1:1
     groups = [x.select(events.groups, size) for x, size in zip(tokens, events.sizes, strict=True)]
 
     def compare(block: LogitBlock, chunks: ChunkRows) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from xtok.training.rows import to_device
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
-"""Lower bound for log-probabilities in sums over events. exp(−700) is representable in float64."""
+"""Lower bound for log-probabilities in sums over events: float64 can represent exp(−700)."""
 
 
 class EventIndex(NamedTuple):
@@ -75,7 +75,7 @@ def event_kl(
 
     Let s_e be the student's probability of event e at the position that predicts a chunk's first
     token: the sum of the softmax at temperature τ over the event's tokens. Let r_e be the teacher's
-    probability. Then
+    probability of the same event. Then
 
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
@@ -84,8 +84,8 @@ def event_kl(
     Theory, 2nd ed., section 2.8). A chunk is excluded if no position predicts its first token, for
     example the first token of a row.
 
-    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is
-    log 256:
+    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is log
+    256:
 
     >>> import torch
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
@@ -96,21 +96,21 @@ def event_kl(
     >>> xtok.losses.event_kl(student, teacher, index, side_batch["shifted"])
     tensor(5.5452)
 
-    If the student's logits are a tensor, the only large allocation is their gradient, in the same
-    dtype. `backward` consumes this gradient, so `backward` can run only once.
+    If the student's logits are a tensor, the only large allocation is their gradient. `backward`
+    consumes this gradient, so it can run only once.
 
     Args:
         student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`. The loss is computed in float32
             under any autocast, or in float64 for float64 inputs. Columns beyond the index's width
             are ignored.
-        teacher_logits: `[B, T_t, V]`, a tensor or `HiddenLogits`; receives no gradient.
+        teacher_logits: `[B, T_t, V]`, as for the student; receives no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: the result of `xtok.shift_to_predictions`.
         config: the options; None uses the defaults.
         sample_mask: `[B]`, 0 for rows that do not contribute to the loss.
 
     Returns:
-        A scalar. If no chunk contributes, it is 0, with zero gradients.
+        A scalar: 0, with zero gradients, if no chunk contributes.
 
     Raises:
         XtokError: if logits are narrower than the index.
@@ -129,19 +129,18 @@ def same_tokenizer_kl(
 ) -> Tensor:
     """Return the KL between a student and a teacher with the same tokenizer, at each position.
 
-    For each token, take the teacher's largest logit in the microbatch. K contains the `top_k`
-    tokens with the largest values, as in NeMo-RL. The softmax of each model is restricted to K
-    (Hinton et al., arXiv 1503.02531):
+    As in NeMo-RL, K contains the `top_k` tokens with the teacher's largest logits in the
+    microbatch. The softmax of each model is restricted to K (Hinton et al., arXiv 1503.02531):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
     The student's and the teacher's logits, `[B, T, V]`, must belong to the same ids and padding. If
     one model has more columns than the other, the additional columns are ignored. `mask`, `[B, T]`,
-    is 0 for padding and the last token. (The loss from `make_loss` compares aligned tokens, so the
-    two sides can differ in padding, truncation and rendering.)
+    is 0 for padding and the last token. The loss from `make_loss` compares aligned tokens instead,
+    so the two sides can differ in padding, truncation and rendering.
 
     Returns:
-        A scalar. If no position contributes, it is 0, with zero gradients.
+        A scalar: 0, with zero gradients, if no position contributes.
 
     Raises:
         ValueError: if shapes do not match, or logits are NaN or +∞.
@@ -182,7 +181,7 @@ def plan_kl(
         compared = teacher.select(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Distribute the teacher's probability of an event over student tokens, in proportion to p.
+        """Spread the teacher's probability of an event over student tokens, in proportion to p.
 
         For the result t, KL(t ‖ p) over tokens equals the KL over events, and its gradient is p −
         t.
@@ -226,10 +225,8 @@ def _log_sums(log_p: Tensor, sum_ids: Tensor, count: int) -> Tensor:
 def _share_mass(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
     """Divide the teacher's probability of each event among the event's student tokens.
 
-    The shares are proportional to the student's probabilities.
-
-    Returns:
-        the logarithms of the shares, `[n, V_student]`.
+    The shares are proportional to the student's probabilities. Returns logarithms, `[n,
+    V_student]`.
     """
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):

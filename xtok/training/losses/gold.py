@@ -22,8 +22,8 @@ class ExactPairs(NamedTuple):
 
     student_ids: Tensor  # [P], ascending
     teacher_ids: Tensor  # [P], their counterparts; each teacher id at most once
-    other_student_ids: Tensor  # rising
-    other_teacher_ids: Tensor  # rising
+    other_student_ids: Tensor  # ascending
+    other_teacher_ids: Tensor  # ascending
 
     def to(self, device: torch.device | str) -> ExactPairs:
         """Return the pairs on a device."""
@@ -76,7 +76,7 @@ def gold(
 ) -> Tensor:
     """Return NeMo-RL's gold loss: KL on exact pairs, and L1 of sorted probabilities elsewhere.
 
-    It combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
+    The loss combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
     2402.12030). log s and log r are the student's and the teacher's log-softmax at temperature τ,
     averaged over a chunk's positions. P is the set of pairs. ↓ denotes the `uncommon_topk` largest
     probabilities in descending order:
@@ -116,7 +116,6 @@ def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
 
 
 def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:
-    """Return the sum of the losses of c chunks, from their mean log-probabilities `[c, V]`."""
     towards, away = log_r[:, pairs.teacher_ids], log_s[:, pairs.student_ids]
     if config.reverse_kl:
         towards, away = away, towards

@@ -12,7 +12,7 @@ from torch import Tensor
 from xtok.training.sparse import block_length, work_dtype
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""The accumulated gradient of each tensor in `inputs`, or None if it requires no gradient."""
+"""The accumulated gradient of each tensor in `inputs`; None if it requires no gradient."""
 
 
 FLOOR = -23.02585092994046
@@ -124,7 +124,7 @@ class HiddenLogits:
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
         """Add the result of `before_cap` at n positions to the gradients of the inputs.
 
-        Call this once per position. Overwrites `grad`.
+        Each position can be added only once. Overwrites `grad`.
         """
         hidden_grad, weight_grad, bias_grad = gradients
         if bias_grad is not None:
@@ -143,7 +143,7 @@ class HiddenLogits:
                 weight_grad += _unscale(grad.t() @ rows, factor)
 
     def find_invalid(self, positions: Tensor) -> str | None:
-        """Describe the first NaN or infinite value in the hidden states, weight or bias, if any."""
+        """Describe the first NaN or infinite value in the inputs, if any."""
         indices = batch_indices(self, positions)
         hidden = self.hidden.detach()[indices]
         if problem := _describe(~torch.isfinite(hidden), hidden, "hidden states", indices):
@@ -227,11 +227,7 @@ Logits: TypeAlias = WholeLogits | HiddenLogits
 
 
 def as_logits(value: Any) -> Logits:
-    """Wrap a tensor of logits.
-
-    Raises:
-        ValueError: if the value is neither a tensor nor `HiddenLogits`.
-    """
+    """Wrap a tensor of logits."""
     if isinstance(value, WholeLogits | HiddenLogits):
         return value
     if not isinstance(value, Tensor):
@@ -249,11 +245,11 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
     """Return the k tokens below `width` with the largest logits, ascending, int64 `[k]`.
 
-    NaN or +∞ is an error at the `compared` positions, int64 `[n]`. Other positions with NaN or +∞
-    are ignored.
+    Positions with NaN or +∞ are ignored, unless they are in `compared`, int64 `[n]`. The loss of a
+    compared position with NaN or +∞ raises an error.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
-    if size and isinstance(logits, WholeLogits):  # no copies: a tenth of the time
+    if size and isinstance(logits, WholeLogits):  # a tenth of the time, without copies
         largest = logits.logits.detach().amax((0, 1))[:width].to(work_dtype(logits))
         if bool((largest < torch.inf).all()):
             return largest.topk(top_k).indices.sort().values

@@ -1,7 +1,7 @@
 """Compute several losses in one pass over the student's positions, block by block.
 
-Each loss returns a plan. `one_pass` runs the plans of several losses on shared blocks of the
-student's logits, and adds up their gradients.
+Each loss returns a plan. `one_pass` runs all plans on shared blocks of the student's logits, and
+adds up their gradients.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Rows(NamedTuple):
     """The positions and entries in one block that belong to one part of a plan."""
 
     indices: Tensor  # int64 [m], ascending, indices into the part's n positions
-    entries: Sequence[slice]  # range of the entries in the block, for each of `entry_positions`
-    teacher_logits: Tensor  # the teacher's logits; [0] if the part reads no teacher
+    entries: Sequence[slice]  # for each of `entry_positions`, the range of entries in the block
+    teacher_logits: Tensor  # [0] if the part reads no teacher
 
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
 """Returns the sum of the losses at some positions, and the gradient of this sum with respect to
-logits / τ. The gradient can have fewer columns than the logits; the remaining columns are 0. The
+logits / τ. If the gradient has fewer columns than the logits, the remaining gradient is 0. The
 caller overwrites the gradient."""
 
 
@@ -70,7 +70,7 @@ class Read(NamedTuple):
 
     logits: Logits
     positions: Tensor  # int64
-    per_entry: int | None = None  # in `entry_positions`; None: one per position
+    per_entry: int | None = None  # index in `entry_positions`; None: one per student position
 
     def at(self, rows: Rows) -> Tensor:
         """Return the teacher's positions for the rows of a block."""
@@ -93,17 +93,17 @@ class Plan(NamedTuple):
     """The comparisons of a loss: τ² times the sum of all terms, divided by `num_terms`."""
 
     parts: Sequence[PlanPart]
-    num_terms: int  # number of terms; the loss is 0 if it is 0
+    num_terms: int  # without terms, the loss is 0
     dtype: torch.dtype
     temperature: float = 1.0
     explain: Callable[[], None] = lambda: None  # raises an error for invalid input
     # Other tensors that require gradients, and their accumulated gradients.
     gradients: Sequence[tuple[Tensor, Tensor]] = ()
-    value: Tensor | None = None  # of a loss without parts
+    value: Tensor | None = None  # the loss itself, if the plan has no parts
 
     @property
     def scale(self) -> float:
-        """The factor that converts the sum of all terms to the loss."""
+        """Factor from the sum of all terms to the loss."""
         return self.temperature**2 / max(1, self.num_terms)
 
 
@@ -112,8 +112,8 @@ def one_pass(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the scalar Σ weight · loss, and the losses as scalars without gradients.
 
-    The gradient is computed together with the losses. `backward` consumes the gradient, so
-    `backward` can run only once.
+    The gradient is computed together with the losses. `backward` consumes it, so `backward` can run
+    only once.
 
     Raises:
         ValueError: if a loss is not finite; the message names the invalid input.
@@ -142,8 +142,8 @@ def one_pass(
     return loss, [x.to(dtype) for x in losses]
 
 
+# A part of a plan, the factor of the part's gradient, and the plan's accumulated loss.
 _Term: TypeAlias = tuple[PlanPart, Tensor | float, Tensor]
-"""A part of a plan, the factor of the part's gradient, and the accumulated loss of the plan."""
 
 
 def _compare(
@@ -153,7 +153,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return the sum of the terms of each plan, and add the terms' gradients to `gradients`."""
+    """Return each plan's sum of terms, and add the gradients of the terms to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -174,7 +174,7 @@ def _compare_at(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> None:
-    """Run the comparisons at some positions. Frees the logits of these positions on return."""
+    """Run the comparisons at some positions. On return, their logits are freed."""
     values, grad = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in gradients)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
@@ -190,7 +190,7 @@ def _compare_at(
 def _compare_block(
     logits: Tensor, terms: Sequence[_Term], in_block: Sequence[InBlock], *, has_gradient: bool
 ) -> Tensor | None:
-    """Add the losses of a block to the totals, and return the gradient of the block's logits."""
+    """Add a block's losses to the totals, and return the gradient of its logits."""
     block, grad = LogitBlock(logits), None
     for part_index, rows, indices in in_block:
         part, factor, total = terms[part_index]
@@ -214,16 +214,16 @@ def _add(total: Tensor | None, grad: Tensor, logits: Tensor, indices: Tensor | N
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""A part's number, the part's rows, and the indices of these rows in the block (None for all)."""
+"""A part's number, its rows, and the indices of these rows in the block (None for all)."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
-"""A slice of a group of positions, and the parts that compare the positions in the slice."""
+"""A slice of a group of positions, and the parts that compare these positions."""
 
 
 def _with_teachers(
     parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Compute the teacher's logits of several blocks together, and yield the blocks with them."""
+    """Yield the blocks with the teacher's logits, computed for several blocks at once."""
     logits: dict[int, Iterator[Tensor]] = {}
     for index, part in enumerate(parts):
         if read := part.teacher:
@@ -241,10 +241,10 @@ def _with_teachers(
 def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
     """Yield groups of positions, and the blocks of each group.
 
-    The logits of a group are computed in one matrix product, because each product reads the whole
-    head.
-    Comparisons use smaller blocks, which fit into the cache of a CPU (0.77 of the time: event KL of
-    512 tokens, 49,152 × 262,144 ids, one core). All positions of a block belong to the same parts.
+    The logits of a group are one matrix product, because each product reads the whole head.
+    Comparisons use smaller blocks that fit into a CPU's cache, which takes 0.77 of the time (event
+    KL of 512 tokens, 49,152 × 262,144 ids, one core). All positions of a block belong to the same
+    parts.
     """
     if not parts:
         return
@@ -282,12 +282,11 @@ def _order(
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
     """Return the positions ordered by block, the blocks' bounds, and each part's indices.
 
-    Unused positions come first. The indices of a part are two tensors: the ascending indices of the
-    part's positions in this order, and the corresponding indices within the part.
+    Unused positions come first. A part's indices are two tensors: the ascending indices of its
+    positions in this order, and the corresponding indices within the part.
 
-    The code of a position encodes the parts that compare it. All positions of a block have the same
-    code, so no part needs a mask within a block. An example with two parts and blocks of two
-    positions:
+    A position's code identifies the parts that compare it. All positions of a block have the same
+    code, so no part needs a mask. An example with two parts and blocks of two positions:
 
         position   0   1   2   3   4   5
         part 0     x   x       x            adds 2 to the code
@@ -295,9 +294,8 @@ def _order(
         code       2   3   1   3   0   0
         order      4   5 | 2 | 0 | 1   3    the bounds are 2, 3, 4, 6
 
-    All positions of a chunk belong to one block. To keep them together, positions in chunks get the
-    same, largest code, and `joined` is above 0 where a chunk continues, so that no block ends
-    there.
+    A block contains whole chunks. All positions in chunks get the largest code. `joined` is above 0
+    where a chunk continues, so that no block ends there.
     """
     first, device = parts[0].positions, parts[0].positions.device
     if len(parts) == 1 and parts[0].chunk is None:
@@ -307,7 +305,7 @@ def _order(
     for index, part in enumerate(parts):
         code *= 2
         code[part.positions] += 1
-        if index % 32 == 31:  # so that codes fit into 64 bits
+        if index % 32 == 31:  # renumber codes so that they fit into 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
     for positions, *_, chunk in parts:
         if chunk is not None:
@@ -317,7 +315,7 @@ def _order(
     order = code.argsort(stable=True)
     code, is_joined = code[order], joined.cumsum(0)[order] > 0
     is_last = torch.nn.functional.pad(code[1:] != code[:-1], (0, 1), value=True)
-    # The only transfer from the device.
+    # This is the only transfer from the device.
     ends, cuts, unused = torch.stack([is_last, ~is_joined, code == 0]).cpu().numpy()
     bounds, allowed = [int(unused.sum())], np.flatnonzero(cuts | ends) + 1
     for end in np.flatnonzero(ends) + 1:
@@ -333,7 +331,7 @@ def _order(
 def _slices(
     parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
-    """For each block, yield the bounds of the rows and entries of each part."""
+    """Yield the bounds of the rows and entries of each part, for each block."""
     if len(parts) == 1 and not parts[0].entry_positions:
         yield from ([start, end] for start, end in pairwise(bounds))
         return
@@ -351,7 +349,7 @@ def _slices(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Connects a loss to its inputs through gradients that are already known, or None."""
+    """Connects a loss to its inputs through gradients that are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:

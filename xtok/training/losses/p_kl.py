@@ -35,20 +35,20 @@ def p_kl(
     """Return the P-KL loss of X-Token (arXiv 2605.21699) as in NeMo-RL.
 
     Let p be the student's softmax at temperature τ, and W the map. A chunk C has the student's
-    positions C_s and the teacher's positions C_t. For each teacher token, take its largest logit in
-    the microbatch; K contains the k teacher tokens with the largest values. Then
+    positions C_s and the teacher's positions C_t. K contains the k teacher tokens with the largest
+    logits in the microbatch. Then
 
         a_j = (1/|C_s|) Σ_{t∈C_s} Σ_v p_t(v) W[v, j]      q = a / Σ_{j∈K} a_j
         log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
         loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
 
     `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to chunk sizes, to sums, and to q
-    inside the logarithm. A learnable `module` also receives gradients. Unlike in `event_kl`, chunks
-    without a predicted first token are included. See `event_kl` for the other arguments, the result
-    and the errors.
+    inside the logarithm. A learnable `module` also receives gradients. Chunks without a predicted
+    first token are included, unlike in `event_kl`. See `event_kl` for the other arguments, the
+    result and the errors.
 
-    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is
-    log 256:
+    If the student's probabilities are uniform and the teacher is certain of `i`, the loss is log
+    256:
 
     >>> import torch
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
@@ -72,8 +72,9 @@ def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) ->
     if config.top_k is not None and config.top_k < teacher_width:
         columns = top_columns(compared, teacher.positions, teacher_width, config.top_k)
         compared = compared.select(columns)
-    # The map's m entries in these k columns, sorted by column: the start of each column, [k]; the R
-    # student tokens that occur, ascending; and the index of each entry's token among them, [m].
+    # The map has m entries in these k columns, sorted by column. `starts`, [k]: the first entry of
+    # each column. `used_ids`, [R]: the student tokens of the entries, ascending. `rows`, [m]: the
+    # index of each entry's student token in `used_ids`.
     columns = columns.to(sides.student.device)
     starts_in_map = module.offsets[columns]
     counts = module.offsets[columns + 1] - starts_in_map
@@ -107,7 +108,6 @@ def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) ->
 
 
 def _divergence(projected: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
-    """Return the sum of the losses of c chunks, from mean projected probabilities `[c, k]`."""
     q = projected / (projected.sum(1, keepdim=True) + EPSILON) + EPSILON
     if reverse:
         return (q * (q.log() - log_r)).sum()

@@ -49,8 +49,8 @@ class BatchLoss:
     """A loss that trainers call with a prepared batch and one teacher's part of the batch.
 
     `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
-    and the teacher's part, and returns a scalar, the mean of the loss. `count` returns the number
-    of terms that `mean` averages; by default, the number of chunks.
+    and the teacher's part. It returns the mean loss, a scalar. `count` returns the number of terms
+    that `mean` averages; by default, the number of chunks.
     """
 
     takes_hidden = False
@@ -66,7 +66,7 @@ class BatchLoss:
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
-        """Return the loss of the batch, which is a mean."""
+        """Return the mean loss of the batch."""
         plan = self.plan(student_logits, teacher_logits, batch, side)
         return one_pass(student_logits, [plan])[0]
 
@@ -90,11 +90,11 @@ class RequiredMap(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of this kind of map with an article, such as "an event map"."""
+        """The kind of map with an article, such as "an event map"."""
         return MAP_NAMES[self.file_type.KIND]
 
     def on_device(self, any_map: Any) -> Any:
-        """Move a map, or the map in a file, to a device. Returns None for maps of other types."""
+        """Convert a map, or the map in a file, to `device_type`. Returns None for other types."""
         any_map = self.file_type.of(any_map)
         if isinstance(any_map, self.file_type):
             any_map = self.to_device_type(any_map)
@@ -110,10 +110,10 @@ SPELLINGS = RequiredMap(SpellingMap, SpellingIndex, spelling_index)
 class LossSpec:
     """The definition of a loss: its plan, its inputs and its options."""
 
-    # Arguments: `BothLogits`, the map if required, and the config. With stored predictions: the
-    # student's logits and the predictions.
+    # Takes `BothLogits`, the map if required, and the config; for stored predictions, the student's
+    # logits and the predictions.
     plan: Callable[..., Plan]
-    config: Any = None  # class of its options
+    config: Any = None  # class of the options
     map: RequiredMap | None = None
     is_stored: bool = False  # whether stored predictions replace the teacher
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
@@ -122,7 +122,7 @@ class LossSpec:
 
 
 class _ConfiguredLoss(BatchLoss):
-    """A loss of `LOSSES`, with its map on the device and its options."""
+    """A loss of `LOSSES` with its map and options."""
 
     takes_hidden = True
 
@@ -186,7 +186,7 @@ def loss_spec(name: LossName) -> LossSpec:
 
 
 def unused_map(name: str) -> XtokError:
-    """Return the error for a map that is passed to a loss that requires no map."""
+    """Return the error for a map that is passed to a loss that takes no map."""
     takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
     return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
 
@@ -204,7 +204,7 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
         config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
 
     Raises:
-        XtokError: if a required map is missing, or if a map is passed to a loss that requires none.
+        XtokError: if a required map is missing, or the loss takes no map.
         ValueError: if the loss does not exist, or the config belongs to another loss.
     """
     spec, name = loss_spec(name), loss_name(name, LossName)
@@ -219,7 +219,7 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
     if spec.map:
         on_device = spec.map.on_device(map)
         if on_device is None:
-            hint = "pass one for each teacher, as map= of the trainer or of make_loss"
+            hint = "pass one map per teacher, as map= of the trainer or of make_loss"
             raise XtokError(f"{name} requires {spec.map.name}", hint=hint)
         on_device = spec.prepare_map(on_device)
     return _ConfiguredLoss(spec, on_device, config)

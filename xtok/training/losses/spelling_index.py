@@ -17,14 +17,14 @@ from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
-    """A trie of the tokens of one side, by their spellings in tokens (pieces) of the other side.
+    """A trie of one side's tokens by their spellings in tokens (pieces) of the other side.
 
     A token is stored at the node of its spelling without the last piece. Node 0 is the empty
-    prefix. `keys[i]` describes node i + 1: the number of its parent · `width` + its last piece. To
-    find a prefix, search `keys` once for each piece.
+    prefix. Node i + 1 has the key `keys[i]` = (its parent's number) · `width` + (its last piece).
+    To find a prefix, search `keys` once for each piece.
     """
 
-    keys: Tensor  # int64 [P], rising
+    keys: Tensor  # int64 [P], ascending
     bounds: Tensor  # int64 [P + 3], start of each node's completions; node P + 1: unknown
     tokens: Tensor  # int64 [completions], tokens sorted by node, then by id
     pieces: Tensor  # int64 [completions], last piece of each token
@@ -34,8 +34,7 @@ class CompletionTrie(NamedTuple):
     def nodes(self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int) -> Tensor:
         """Return the node of each of n prefixes, int64 `[n]`; P + 1 for unknown prefixes.
 
-        Prefix i consists of `sizes[i]` pieces, from index `starts[i]` in `pieces`. `longest` is the
-        largest size.
+        Prefix i consists of `sizes[i]` ≤ `longest` pieces, from index `starts[i]` in `pieces`.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
@@ -48,9 +47,9 @@ class CompletionTrie(NamedTuple):
         return node
 
     def expand(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first `counts` completions of n nodes, `total` completions altogether.
+        """Return the index of the node, the token and the last piece of n nodes' completions.
 
-        Returns the index of the node, the token and the last piece of each completion.
+        Node i contributes its first `counts[i]` completions, and `total` is the sum of `counts`.
         """
         index, indices = ranges(self.bounds[nodes], counts, total)
         return index, self.tokens[indices], self.pieces[indices]
@@ -65,9 +64,9 @@ class Events(NamedTuple):
 
     singles: Tensor  # int64 [n], chunks with one token on each side
     groups: Tensor  # int64 [G], the other chunks that contribute to the loss
-    sizes: tuple[int, int]  # their tokens on each side
-    # The completions of the other chunks, int64 [e] each, sorted by chunk:
-    chunk: Tensor  # number of the chunk among the G, ascending
+    sizes: tuple[int, int]  # number of their tokens on each side
+    # The e completions of the other chunks, int64 [e], sorted by chunk:
+    chunk: Tensor  # index of the chunk in `groups`, ascending
     student: Tensor  # replaces the chunk's last student token
     teacher: Tensor  # replaces its last teacher token
 
@@ -111,7 +110,7 @@ class SpellingIndex(NamedTuple):
             starts, prefix_sizes = spelled.starts[chunks], spelled.sizes[chunks] - 1
             nodes = trie.nodes(spelled.ids, starts, prefix_sizes, longest)
             several = trie.counts(nodes)
-            several = several * (several > 1)  # NeMo-RL excludes a single completion
+            several = several * (several > 1)  # as in NeMo-RL, a single completion does not count
             is_counted[chunks] = several > 0
             prefixed.append((trie, chunks, nodes, several))
         is_other = is_counted & ~is_single
@@ -135,7 +134,7 @@ class SpellingIndex(NamedTuple):
 def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     """Convert a spelling map to an index on the CPU.
 
-    Among equal spellings, the token with the lowest id is used.
+    If tokens have equal spellings, the lowest id is used.
     """
     width, columns = spellings.shape
     partners = [np.full(size, -1, np.int64) for size in spellings.shape]

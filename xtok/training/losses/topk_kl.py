@@ -26,7 +26,7 @@ def topk_kl(
 ) -> Tensor:
     """Return the KL from stored top-k predictions, with one bucket for the remaining tokens.
 
-    Stored row i predicts token i, as in servers' responses, so it is compared with the logits at
+    As in servers' responses, stored row i predicts token i, so it is compared with the logits at
     position i − 1. Let p be the stored probabilities of K tokens at temperature 1, and q the
     student's softmax. Then
 
@@ -44,7 +44,7 @@ def topk_kl(
         valid: `[B, T]`, 0 for tokens to exclude; the first token of a row is always excluded.
 
     Returns:
-        A scalar. If no token is valid, it is 0, with zero gradients.
+        A scalar: 0, with zero gradients, if no token is valid.
 
     Raises:
         ValueError: if shapes do not match, ids are repeated or beyond the student's width,
@@ -81,8 +81,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         ids, log_p = _candidates(top, logprobs.to(dtype), width)
         log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
-        # Sum the student's rest over the other tokens, because 1 − Σ q_k is inaccurate if it is
-        # small. Column `width` belongs to unused entries.
+        # q_rest is a sum over the other tokens, because 1 − Σ q_k is inaccurate if it is small.
+        # Column `width` belongs to unused entries.
         log_others = torch.nn.functional.pad(log_q, (0, 1))
         candidate_logprobs = log_others.gather(1, ids)
         log_others[:, width] = -torch.inf
@@ -110,7 +110,7 @@ def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tens
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
     Unused entries get the id `width` and the log-probability −∞. Invalid or repeated ids get NaN,
-    so that no transfer from the device is needed here. `_check_candidates` reports such ids.
+    which needs no transfer from the device. `_check_candidates` reports such ids.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
     ids = top_ids.long().masked_fill(is_none, width)

@@ -1,4 +1,4 @@
-"""The part that all trainers share: objective, teachers, logs and evaluation."""
+"""The base class of the trainers: objective, teachers, logs and evaluation."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from xtok.training.losses.logits import AnyLogits
 from xtok.training.objective import LossTerms, Objective
 
 EVALUATION_NOTE = (
-    "eval_loss is the training loss, so it cannot be compared between a run with teachers and a "
-    "run without: compare eval_bits_per_byte"
+    "eval_loss is the training loss, which includes the teachers' losses: to compare runs with and "
+    "without teachers, use eval_bits_per_byte"
 )
 
 
 class DistillationTrainer(Trainer):
     """A `Trainer` for an objective and its teachers, with logs and evaluation.
 
-    Training logs, in addition to `loss`, averages over the same optimizer steps and all processes:
+    In addition to `loss`, training logs contain averages over the same optimizer steps and all
+    processes:
 
     - `cross_entropy` and `distillation`, the two parts of the loss;
-    - `coverage`, the share of the targets that are in a chunk.
+    - `coverage`, the share of targets in chunks.
 
-    Evaluation logs averages over all rows of the dataset, each counted once:
+    Evaluation logs contain averages over all rows of the dataset, each counted once:
 
     - `eval_loss`, `eval_cross_entropy` and `eval_distillation`;
     - `eval_bits_per_byte`, the student's cross-entropy in bits, divided by the targets' bytes;
@@ -59,8 +60,8 @@ class DistillationTrainer(Trainer):
     objective: Objective
     distillation_collator: Any  # a `DistillationCollator` or a `TopKCollator`
     teachers: Sequence[Any]  # the teacher models; None for stored predictions
-    router_aux_loss_coef: float | None = None  # coefficient from TRL; None: from the model
-    _heads_model: Any = None  # the model to which `_heads` belong
+    router_aux_loss_coef: float | None = None  # coefficient that TRL sets; None: the model's own
+    _heads_model: Any = None  # the model that `_heads` belongs to
     _heads: Sequence[Head | None] = ()  # heads of the student and its teachers
     _notes: Sequence[str] = ()
     _evaluation: _EvaluationSums | None = None  # sums of the running evaluation, if any
@@ -88,9 +89,7 @@ class DistillationTrainer(Trainer):
         """Count the loss terms of an optimizer step, and store `count` and `totals` in its batches.
 
         With dynamic scaling, all batches first run once without gradients to compute `whole`.
-
-        Returns:
-            `totals`, the sums of the counts over all batches and processes, int64 `[1 + teachers]`.
+        Returns `totals`, the sums over all batches and processes, int64 `[1 + teachers]`.
         """
         self._sums.num_steps += 1
         counts = [self.objective.count(batch) for batch in batches]
@@ -124,7 +123,7 @@ class DistillationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch: its share of the step's loss in training, else its mean.
+        """Return a batch's share of the step's loss in training, or its mean loss in evaluation.
 
         The share is multiplied by the number of processes, because processes average their
         gradients.
@@ -146,7 +145,7 @@ class DistillationTrainer(Trainer):
     ) -> tuple[Tensor, Any]:
         evaluation, size = self._evaluation, len(batch["input_ids"])
         num_rows = size if evaluation is None else evaluation.take(size)
-        outputs = run(model, batch) if return_outputs else None  # all rows; Transformers cuts them
+        outputs = run(model, batch) if return_outputs else None  # Transformers drops repeated rows
         if num_rows < size:
             batch = self.prepared(inputs, max(1, num_rows))
         count = batch["count"] = self.objective.count(batch)
@@ -177,8 +176,8 @@ class DistillationTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader for an evaluation.
 
-        With several processes, an iterable dataset is first converted to a list, because its length
-        is needed to recognise repeated rows.
+        With several processes, an iterable dataset becomes a list, because repeated rows can only
+        be recognised if the length is known.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -277,7 +276,7 @@ class _Sums:
 class _StepSums(_Sums, TrainerCallback):
     """Sums over the optimizer steps since the last log, or since training began.
 
-    Training can begin several times: `auto_find_batch_size` starts it again for each batch size.
+    `auto_find_batch_size` begins training again for each batch size.
     """
 
     num_steps = 0
@@ -291,10 +290,10 @@ class _StepSums(_Sums, TrainerCallback):
 class _EvaluationSums(_Sums):
     """Sums over one evaluation, and the number of rows to count in each batch.
 
-    `terms` is `[n, 2]`: for each of n averages, the sum of the values and the number of values.
+    `terms`, `[n, 2]`, contains the sum and the number of values for each of n averages.
 
-    With several processes, Accelerate repeats the first rows, so that each process has the same
-    number of batches. Repeated rows are not counted.
+    With several processes, Accelerate repeats rows, so that each process has equally many batches.
+    Repeated rows are not counted.
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
@@ -313,11 +312,8 @@ class _EvaluationSums(_Sums):
 def _nats_and_bytes(logits: AnyLogits | None, side_batch: Any, sizes: Tensor) -> Tensor:
     """Return a teacher's total −log p of the targets, and the targets' bytes, float32 `[2]`.
 
-    Args:
-        logits: the teacher's logits. None uses stored log-probabilities, and ignores targets that
-            have no stored value.
-        side_batch: the teacher's part of the batch.
-        sizes: the number of bytes of each target, `[B, T]`, on the CPU.
+    If `logits` is None, targets without a stored log-probability are ignored. `sizes`, `[B, T]`,
+    are the bytes of each target.
     """
     targets = side_batch["targets"]
     if logits is not None:
@@ -330,7 +326,7 @@ def _nats_and_bytes(logits: AnyLogits | None, side_batch: Any, sizes: Tensor) ->
 
 
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
-    """Raise a `ValueError` for options of a `Trainer` that the loss does not support."""
+    """Raise a `ValueError` for options of a `Trainer` that change the loss."""
     if factor := args.label_smoothing_factor:
         raise ValueError(f"label_smoothing_factor is {factor}, but the loss has no smoothing")
     if compute_loss_func is not None:

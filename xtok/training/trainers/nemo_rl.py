@@ -22,7 +22,7 @@ class NemoTokenAligner(aligner.TokenAligner):
 
     Args:
         student_tokenizer: a fast Hugging Face tokenizer, or a model as in `load_tokenizer`.
-        teacher_tokenizer: the teacher's tokenizer, in the same forms.
+        teacher_tokenizer: the teacher's tokenizer, as for the student.
         projection_matrix_path: the map for these two tokenizers, or a table in the format of
             NeMo-RL's draft 4177.
         max_comb_len: as in `xtok.TokenAligner`.

@@ -20,10 +20,11 @@ from xtok.training.trainers.distillation import DistillationTrainer, require_own
 class XTokTrainer(DistillationTrainer):
     """A `transformers.Trainer` that distils teachers with other tokenizers into a student.
 
-    The loss is the weighted sum of the distillation losses, which are means over chunks or tokens,
-    and the cross-entropy, which is a mean over targets. Each mean includes all batches of an
-    optimizer step, on all processes. `DistillationTrainer` describes the logs. Only the student is
-    trained and saved, including any parameters that the student shares with a teacher.
+    The loss is the weighted sum of the cross-entropy (a mean over targets) and the distillation
+    losses (means over chunks or tokens). A mean includes all batches of an optimizer step, on all
+    processes. `DistillationTrainer` describes the logs. `loss` and `map` are one value for all
+    teachers, or a list with one value per teacher. Only the student is trained and saved, including
+    any parameters that the student shares with a teacher.
 
     Args:
         model: the student, a causal language model.
@@ -33,16 +34,16 @@ class XTokTrainer(DistillationTrainer):
             collator.
         teachers: one causal language model, folder or repo id for each teacher of the collator.
             None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty list
-            trains without teachers, for a comparison with otherwise equal settings.
-        loss: the name of a loss or a `losses.BatchLoss`; one for all teachers, or one per teacher.
+            trains without teachers, for comparison.
+        loss: the name of a loss, or a `losses.BatchLoss`.
         map: an event map for `event-kl`, a spelling map for `csd`, a projection map for `p-kl`,
-            `gold` and `h-kl`, or the path of its file; one for all teachers, or one per teacher.
+            `gold` and `h-kl`, or the path of its file.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy, both 1 by default.
-        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: whether losses compute
-            logits in blocks from hidden states. By default, they do so if possible; True requires
-            hidden states, and False computes whole logits. `audit` (default True): whether the
-            first batch is compared with the models' libraries.
+        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: True computes logits in
+            blocks from hidden states, False computes whole logits, and the default uses hidden
+            states if possible. `audit` (default True): check the first batch with the models'
+            libraries.
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
@@ -93,7 +94,7 @@ class XTokTrainer(DistillationTrainer):
         """Return the batches of an optimizer step, and the `totals` of their loss terms."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         step = [self.prepared(batch) for batch in batches]
-        # At the end of a stream, `Trainer` requests more batches, for no step.
+        # At the end of a stream, `Trainer` requests batches for a step that does not take place.
         return step, self.count_all(step) if step else None
 
     def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:

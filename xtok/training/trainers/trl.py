@@ -25,18 +25,14 @@ from xtok.training.objective import LossArgument, MapArgument, make_objective
 from xtok.training.trainers.distillation import DistillationTrainer, require_own_loss
 
 VERSIONS = ">=1.14,<1.17"
-"""Tested versions of TRL. 1.14 is the first version whose GOLD supports tokenizers that are not
-byte-level. The trainer overrides private methods, which later versions may rename."""
+"""Tested versions of TRL. Since version 1.14, GOLD supports tokenizers that are not byte-level. The
+trainer overrides private methods, which later versions may rename."""
 
 INSTALL = f"install TRL 1.14 to 1.16: pip install 'trl{VERSIONS}'"
 
 
 def gold_classes() -> tuple[type, type]:
-    """Return TRL's `GOLDTrainer` and `GOLDConfig`.
-
-    Raises:
-        XtokError: if TRL is missing, or its version is not supported.
-    """
+    """Return TRL's classes; raise an `XtokError` if TRL is missing or its version not supported."""
     try:
         import trl
     except ImportError:
@@ -57,12 +53,12 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same
     bytes, tokenized with its own tokenizer. Off policy, completions come from the dataset. Prompts
     of conversations are rendered with the teacher's own chat template. A column `teacher_messages`
-    (or `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the teacher
-    also reads the text in a column `teacher_context` before the prompt.
+    (or `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the column
+    `teacher_context` is a text that only the teacher reads, before the prompt.
 
-    These options of `GOLDConfig` apply to xtok's losses: `uld_crossentropy_weight`,
-    `uld_distillation_weight`, and the temperatures of the student and the teacher, which must be
-    equal. `beta` and the other ULD options have no effect.
+    xtok's losses use these options of `GOLDConfig`: `uld_crossentropy_weight`,
+    `uld_distillation_weight`, and the two ULD temperatures, which must be equal. `beta` and the
+    other ULD options have no effect.
 
     Args:
         model: the student.
@@ -97,8 +93,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
             raise ValueError("args is None, expected a GOLDConfig")
         if args.uld_student_temperature != args.uld_teacher_temperature:
             raise XtokError(
-                f"uld_student_temperature is {args.uld_student_temperature}, "
-                f"uld_teacher_temperature {args.uld_teacher_temperature}",
+                f"uld_student_temperature is {args.uld_student_temperature}, but "
+                f"uld_teacher_temperature is {args.uld_teacher_temperature}",
                 hint="set both to the same value, because xtok's losses have one temperature",
             )
         require_own_loss(args)
@@ -147,8 +143,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and log the mean losses on policy and off policy.
 
-        TRL divides the sums of these losses by the number of batches. xtok corrects this, because
-        the loss of a batch is its share of the step's loss.
+        TRL divides the sums of these losses by the number of batches. xtok corrects this, because a
+        batch's loss is already its share of the step's loss.
         """
         loss = super().training_step(*args, **kwargs)
         num_batches = self.args.gradient_accumulation_steps
