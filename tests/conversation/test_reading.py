@@ -181,9 +181,10 @@ def test_the_guide_has_the_number_of_readable_templates() -> None:
     calls = {read.pop(case) for case in [*CASES][-2:]}
     assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
-        f"`read_back` supports 70 of TRL's {total} templates, system messages in "
-        f"{read['a system message']}, thinking in {read['thinking']}, tools in {read['tools']}, "
-        f"and calls with tool messages in {calls.pop()}."
+        f"`read_back` supports 70 of TRL's {total} templates. It recovers system messages in "
+        f"{read['a system message'].replace(' of ', ' of the ')} templates that write them, "
+        f"thinking in {read['thinking']}, tools in {read['tools']}, and calls with tool messages "
+        f"in {calls.pop()}."
     )
     assert sentence in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
