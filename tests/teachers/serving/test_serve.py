@@ -420,9 +420,9 @@ def test_the_error_of_a_long_sequence_has_both_counts(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].segment(b" 2014" * 1000)
     message = error_message(post(served.url, ids), 400)
-    assert message.startswith(f"the sequence has {len(ids)} tokens, ")
+    assert message.startswith(f"the sequence has {len(ids)} student tokens (")
     assert (
-        "server accepts at most 2047: send shorter sequences, or start the server with a larger"
+        "server accepts at most 2047 teacher tokens: send shorter sequences, or start the server"
         in message
     )
 
@@ -714,7 +714,7 @@ def test_a_tokenizer_that_cannot_be_compared_is_noted(
     pair: Pair, digits: Tokenizer, kind: Kind, texts: bool
 ) -> None:
     _, notes = begin(pair, Model(digits, kind, texts=texts), student=pair.tokenizers[0])
-    assert any(": tokenizer not checked, " in note for note in notes) is not texts
+    assert any(": its tokenizer was not checked, " in note for note in notes) is not texts
     assert any("not checked" in note for note in notes) is not texts
 
 

@@ -31,7 +31,7 @@ class ServerReport:
     model: str
     max_model_len: int | None
     candidates: int  # per prompt token, at most 64; 0 without log-probabilities of prompts
-    tokenizer_difference: str | None  # from the teacher's; "" if they are equal
+    tokenizer_difference: str | None  # from the teacher's tokenizer; "" if they are equal
     logprobs_mode: str | None  # measured mode for prompts, in vLLM's terms
     prefix_caching: bool | None
     findings: tuple[ServerFinding, ...]

@@ -15,18 +15,17 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts. A server that restarts behind a load balancer needs this time."""
+"""Seconds between attempts, so that a server behind a load balancer has time to restart."""
 
 SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
-"""Time limits in seconds for a whole response. For scores, this includes waiting in the server's
-queue."""
+"""Time limits in seconds for a whole response. For scores, the limit includes the time in the
+server's queue."""
 
 NOTE_INTERVAL = 30.0
 """Seconds between two notes while waiting for the server to start."""
 
 _LONGEST_PAUSE = 60.0
-"""Maximum pause in seconds, even if Retry-After is longer, because trainers have their own time
-limits."""
+"""Maximum pause in seconds, even if Retry-After is longer, because trainers have time limits."""
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
@@ -76,7 +75,7 @@ class Connection:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
                 proxy=proxy,
                 trust_env=False,  # httpx fails for networks in NO_PROXY
-                verify=httpx.create_ssl_context(),  # of SSL_CERT_FILE, if set
+                verify=httpx.create_ssl_context(),  # uses SSL_CERT_FILE, if set
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:  # SOCKS without socksio
             problem = f"the teacher's server at {self.url}: {error}"
@@ -248,10 +247,7 @@ def _without_password(url: httpx.URL | str) -> str:
 
 
 def _proxy_for(url: httpx.URL) -> str | None:
-    """Return the proxy that the environment declares for an address.
-
-    `NO_PROXY` can contain networks.
-    """
+    """Return the environment's proxy for an address. `NO_PROXY` can contain networks."""
     proxies = getproxies()
     excluded = map(str.strip, proxies.get("no", "").split(","))
     if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):

@@ -22,13 +22,13 @@ from xtok.tokenizers.table import Vocabulary
 
 
 class BadRequest(Exception):
-    """Error for an invalid request. The message names the field."""
+    """A request is invalid. The message names the field."""
 
     status = 400
 
 
 class UnknownModel(BadRequest):
-    """Error for a request that names an unknown model."""
+    """A request names an unknown model."""
 
     status = 404
 
@@ -186,7 +186,7 @@ def inference(body: bytes) -> ScoringRequest:
 
 
 def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
-    """Return the ids that the request chose for each token; [] for tokens before the start."""
+    """Return the chosen ids for each token. The lists before the start are empty."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
     if not 0 <= start < max(count, 1):
@@ -275,7 +275,7 @@ def generate_request(body: bytes) -> ScoringRequest:
 def _chosen_ids(
     request: _GenerateRequest, sequences: list[list[int]]
 ) -> list[list[list[int]] | None]:
-    """For each sequence, return the ids that the request chose for each token, or None."""
+    """Return the chosen ids for each token of each sequence, or None."""
     rows = request.token_ids_logprob_positions
     if rows is not None:
         if len(sequences) > 1:
@@ -357,7 +357,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _read_body(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
-    """Return a parsed request, and the names of ignored fields. Repeated keys are an error."""
+    """Return a parsed request, and the names of ignored fields."""
     request = _decode(body, kind)
     try:
         fields = parse_json(body)

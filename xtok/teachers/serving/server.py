@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 64 << 20
 MAX_NOTES = 100
-"""Maximum number of notes about requests. Clients can invent field names, and so cause many
-notes."""
+"""Maximum number of notes about requests, because clients can send any field name."""
 
 BODY_SECONDS = 60.0
 """Time limit in seconds for the body of a request."""
@@ -74,14 +73,14 @@ class Metrics:
         self.sequences = counter("sequences", by_chat, ["chat"])
         self.teacher = summary("teacher_seconds", "Seconds of the teacher's server per sequence.")
         self.own = summary("own_seconds", "Seconds of the projection per sequence.")
-        self.rest = summary("rest", "Probability outside the candidates, mean of a sequence.")
+        self.rest = summary("rest", "Mean probability outside the candidates, per sequence.")
 
 
 def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
     """Convert a teacher's scores for a text to scores for the student's tokens.
 
-    Each token after the first gets a value. If the tokenizers are equal and both sides read the
-    same text, only ids beyond the student's width are removed from the scores.
+    Each token after the first gets a value. If the tokenizers and the texts are equal, only ids
+    beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
         topk = cut_to_width(answer.topk, translator.pair.student.vocab_size)
@@ -97,7 +96,7 @@ class Proxy:
         teacher: the connected server.
         api_key: the Bearer token that clients must send, if any.
         teacher_system: the default system text for the teacher only.
-        note: called once for each ignored field, and once for each temperature.
+        note: called once for each ignored field, and once if a temperature is ignored.
     """
 
     def __init__(
@@ -222,7 +221,7 @@ class Proxy:
             raise dialects.UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
     def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
-        """Check sequences of student ids, and convert the sequences to the teacher's tokens."""
+        """Check sequences of student ids, and convert them to the teacher's tokens."""
         texts = []
         for ids in sequences:
             self._check_ids(ids)
@@ -234,8 +233,8 @@ class Proxy:
             limit, count = self.teacher.max_model_len, len(text.teacher_ids)
             if limit is not None and count >= limit:
                 raise BadRequest(
-                    f"the sequence has {len(ids)} tokens, which are {count} of the teacher's "
-                    f"tokens, but the teacher's server accepts at most {limit - 1}: send shorter "
+                    f"the sequence has {len(ids)} student tokens ({count} teacher tokens), but the "
+                    f"teacher's server accepts at most {limit - 1} teacher tokens: send shorter "
                     "sequences, or start the server with a larger --max-model-len"
                 )
             texts.append(text)
@@ -250,8 +249,8 @@ class Proxy:
         limit = self.teacher.max_model_len
         if limit is not None and len(ids) > limit * self._longest:  # too long for any text
             raise BadRequest(
-                f"the sequence has {len(ids)} tokens, but the teacher's server accepts at most "
-                f"{limit - 1} of the teacher's tokens"
+                f"the sequence has {len(ids)} student tokens, but the teacher's server accepts at "
+                f"most {limit - 1} teacher tokens"
             )
 
     async def _score(self, text: SharedText, top_k: int, *, chooses: bool = False) -> RankedTopK:
@@ -294,7 +293,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:
-    """Wait for the work to finish; cancel the work if the client disconnects."""
+    """Wait for the work to finish. Cancel the work if the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_disconnected(request))
     try:
@@ -321,7 +320,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Clients that connect before the server is ready wait.
+    """Return a listening socket. Clients wait until the server is ready.
 
     Raises:
         XtokError: if the address is in use, or does not belong to this machine.
@@ -373,8 +372,8 @@ async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[
 def _stop_by_signals(server: uvicorn.Server) -> None:
     """Stop the server on signals, if it runs in the main thread.
 
-    Uvicorn's own handlers are not used, because they raise the signal again after the server has
-    stopped, so the process would not exit with 0.
+    Uvicorn's own handlers raise the signal again after the server has stopped, so the process would
+    not exit with code 0.
     """
 
     def stop(number: int, _: object) -> None:

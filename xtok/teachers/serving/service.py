@@ -36,11 +36,10 @@ def serve(
 ) -> None:
     """Run a server that scores the student's ids with a teacher that has a different tokenizer.
 
-    The server runs until SIGTERM or Ctrl-C. It spells the bytes of the student's ids in the
-    teacher's tokens, requests the log-probabilities of these tokens from the teacher's server, and
-    projects the log-probabilities onto the student's tokens. It responds like vLLM
-    (`/v1/completions`, `/inference/v1/generate`, and `/generate` of its demo server) and like
-    SGLang (`/generate`).
+    The server converts the student's ids to the teacher's tokens, requests their log-probabilities
+    from the teacher's server, and projects the log-probabilities onto the student's tokens. It
+    responds like vLLM (`/v1/completions`, `/inference/v1/generate`, and `/generate` of its demo
+    server) and like SGLang (`/generate`). It runs until SIGTERM or Ctrl-C.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -53,8 +52,8 @@ def serve(
 
     Raises:
         XtokError: if the teacher's server does not respond, has a different tokenizer or allows too
-            few candidates; if the address is in use; if a package is missing; or if the teacher's
-            chat template does not accept a system text.
+            few candidates, the address is in use, a package is missing, or the teacher's chat
+            template does not accept a system text.
     """
     with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
@@ -107,8 +106,7 @@ def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) ->
         facts about the server, and a fix for each problem.
 
     Raises:
-        XtokError: if the server does not respond, if it refuses the key, or if a package is
-            missing.
+        XtokError: if the server does not respond or refuses the key, or a package is missing.
     """
     with _needed_packages():
         from xtok.teachers.serving.check import server_report
@@ -138,7 +136,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(key: str | None, parameter: str) -> str | None:
-    """Return the key, or if it is None the key in the environment."""
+    """Return a key, by default the key in the environment. Check its characters."""
     key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"

@@ -29,12 +29,10 @@ _FORMATS: dict[ServerKind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
 DEFAULT_CANDIDATES = 64
 MIN_CANDIDATES = 20
-"""Number of candidates per token that are required to score tokens inside a chunk. Also vLLM's
-default limit."""
+"""Minimum number of candidates per token, for scores inside chunks. Also vLLM's default limit."""
 
 CHECK_INTERVAL = 60.0
-"""If the last check of the server's tokenizer is older (in seconds), it is checked again before a
-score is used."""
+"""Seconds after which the server's tokenizer is checked again."""
 
 ENTRY_BYTES = 512
 """Maximum average number of bytes per candidate in a response. vLLM needs 80, and SGLang fewer."""
@@ -47,7 +45,7 @@ PROBE = (
 
 
 class InvalidScores(TeacherError):
-    """Error for a response that contains values that are not log-probabilities."""
+    """A response contains values that are not log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class ServerFinding:
 
 
 class TeacherServer:
-    """A client for the teacher's server. The arguments are those of `Connection`.
+    """A client for the teacher's server. For the arguments, see `Connection`.
 
     Raises:
         XtokError: if the address or the proxy is not usable.
@@ -99,7 +97,7 @@ class TeacherServer:
                 limit if it is lower.
             wait: seconds to wait for a server that does not respond yet.
             note: called with notes for the user.
-            student: the student's tokenizer, for recognizing swapped sides.
+            student: the student's tokenizer, to recognize swapped sides.
 
         Raises:
             XtokError: if the server does not respond, has a different tokenizer, or allows too few
@@ -176,10 +174,13 @@ class TeacherServer:
             self.max_model_len = value["max_model_len"]
         if value["tokens"] == ids:
             return ""
-        return f"it splits a text into {len(value['tokens'])} other tokens, not these {len(ids)}"
+        return (
+            f"it splits a text into {len(value['tokens'])} tokens, but {len(ids)} different tokens "
+            "were expected"
+        )
 
     async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-        """Compare the tokens' texts in a response with a local tokenizer, without /tokenize."""
+        """Compare the texts of tokens in a response with a local tokenizer."""
         request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
 
         async def response(**options: Any) -> bytes:
@@ -212,7 +213,7 @@ class TeacherServer:
     def findings(
         self, allowed: int, difference: str | None, wanted: int | None = None
     ) -> Iterator[ServerFinding]:
-        """Yield problems: too few candidates allowed, or a wrong or missing tokenizer."""
+        """Yield problems: too few candidates, or a wrong or missing tokenizer."""
         teacher, form = self.tokenizer.vocabulary.model_id, self.format
         expected = DEFAULT_CANDIDATES if wanted is None else wanted
         if allowed < min(expected, len(self.tokenizer.table)):
@@ -229,7 +230,7 @@ class TeacherServer:
             )
         elif difference is None:
             yield ServerFinding(
-                "tokenizer not checked, because it provides none",
+                "its tokenizer was not checked, because the server does not provide it",
                 f"start it without {form.NO_TOKENIZER}, or make sure that it serves {teacher}",
                 is_fatal=False,
             )
@@ -237,9 +238,8 @@ class TeacherServer:
     async def _check_again(self) -> None:
         """Check the tokenizer again if a different server could have sent the last score.
 
-        A server can be replaced between two requests. In this case, an idle connection is opened
-        again without an error, so each new connection leads to a check. Behind a load balancer, the
-        connection stays open, so a check also expires.
+        A new connection can lead to a different server. Behind a load balancer, the server can
+        change without a new connection, so a check also expires.
         """
         async with self._checking:
             before, at = self.last_check
@@ -327,6 +327,6 @@ class TeacherServer:
 
 
 def _widest(scores: RankedTopK) -> int:
-    """Return the largest number of candidates of a token, not counting the token itself."""
+    """Return the largest number of candidates in a row, without an appended realized token."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
