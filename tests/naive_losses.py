@@ -34,13 +34,6 @@ def check_gradient(loss: Callable[[Tensor], Tensor], student: Tensor, step: floa
             torch.testing.assert_close((gradient * way).sum(), rise, rtol=1e-5, atol=1e-7)
 
 
-def same_in_bfloat16(loss: Tensor, low: Tensor, plain: Tensor, exact: Tensor, rtol: float) -> None:
-    """Compare a loss on rounded logits, and its gradient, with the plain loss on exact logits."""
-    torch.testing.assert_close(loss.double(), plain, rtol=1e-6, atol=1e-7)
-    (_, ours), (_, theirs) = value_and_gradient(loss, low), value_and_gradient(plain, exact)
-    torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=1e-5)
-
-
 def members(chunk_id: Tensor, row: int, chunk: int) -> list[int]:
     return [i for i, c in enumerate(chunk_id[row].tolist()) if c == chunk]
 

@@ -8,11 +8,9 @@ from typing import Any
 import naive_losses
 import pytest
 import torch
-from alm_inputs import ALIGNED, IDS, V_S, VALID, sides
-from conftest import SetNumber
+from alm_inputs import ALIGNED, IDS, VALID, sides
 from loss_inputs import alignment
-from naive_losses import check_gradient, same_in_bfloat16, value_and_gradient
-from torch import Tensor
+from naive_losses import value_and_gradient
 
 from xtok.training.losses import ALMConfig, alm
 
@@ -54,20 +52,6 @@ def test_equal_likelihoods_have_zero_loss_for_any_chunks() -> None:
     torch.testing.assert_close(gradient, torch.zeros(1, 2, 2), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_gradients_of_alm_equal_finite_differences(reverse: bool, set_block: SetNumber) -> None:
-    student, teacher, targets = sides(1)
-    config = ALMConfig(temperature=2, reverse_kl=reverse)
-
-    def loss(student: Tensor) -> Tensor:
-        return alm(student, teacher, targets, ALIGNED, config)
-
-    check_gradient(loss, student)
-    whole = value_and_gradient(3 * loss(student), student)
-    set_block(2 * V_S)
-    torch.testing.assert_close(value_and_gradient(3 * loss(student), student), whole)
-
-
 def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     student, teacher, targets = sides(2)
     expected = alm(student, teacher, targets, ALIGNED)
@@ -79,57 +63,13 @@ def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-def test_alm_in_bfloat16_is_close_to_float64() -> None:
-    student, teacher, targets = sides(3)
-    low = student.detach().bfloat16().requires_grad_()
-    exact = low.detach().double().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = alm(low, teacher.bfloat16(), targets, ALIGNED)
-    assert loss.dtype == torch.float32
-    plain = naive_losses.alm(exact, teacher.bfloat16().double(), targets, IDS, VALID)
-    same_in_bfloat16(loss, low, plain, exact, 4e-3)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("temperature", [0.01, 1.0, 1e4])
-def test_extremes_are_finite(scale: float, reverse: bool, temperature: float) -> None:
-    student, teacher, targets = sides(4)
-    student, teacher = student.detach().float() * scale, teacher.float() * scale
-    student[0, 1, targets[0][0, 1]] = -torch.inf  # the target itself is masked
-    student.requires_grad_()
-    config = ALMConfig(reverse_kl=reverse, temperature=temperature)
-    value, gradient = value_and_gradient(alm(student, teacher, targets, ALIGNED, config), student)
-    assert bool(torch.isfinite(value) & torch.isfinite(gradient).all())
-    assert float(gradient[0, 1, targets[0][0, 1]]) == 0
-
-
-def test_rows_without_a_chunk() -> None:
-    student, teacher, targets = sides(5)
-    loss = alm(student, teacher, targets, ALIGNED, sample_mask=torch.tensor([0, 0, 1]))
-    value, gradient = value_and_gradient(loss, student)
-    assert float(value) == 0
-    assert not gradient.any()
-    first = alm(student, teacher, targets, ALIGNED, sample_mask=torch.tensor([1, 0, 1]))
-    plain = naive_losses.alm(student, teacher, targets, IDS, VALID * torch.tensor([[1], [0], [1]]))
-    torch.testing.assert_close(first, plain)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"teacher_logits": None}, "teacher_logprobs are missing"),
-        ({"targets": (torch.zeros(3, 5), sides()[2][1])}, r"student's targets have shape \[3, 5\]"),
-        ({"targets": (sides()[2][0], torch.full((3, 5), 13))}, "teacher's targets .* 13, .* 0..12"),
-        (
-            {"targets": (torch.full((3, 6), -100), sides()[2][1])},
-            "student's targets .* -100, expected",
-        ),
         ({"teacher_logprobs": torch.zeros(3, 4)}, r"the teacher's logits are \[3, 4, 1\]"),
         ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs contains nan at"),
         ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs contains 0.5 at"),
-        ({"teacher_logits": torch.full((3, 5, 13), torch.nan)}, "the teacher's logits are nan at"),
-        ({"student_logits": torch.full((3, 6, 10), torch.inf)}, "the student's logits are inf at"),
     ],
 )
 def test_error_names_the_invalid_input_of_alm(change: dict[str, Any], message: str) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SetNumber
-from naive_losses import same_in_bfloat16, value_and_gradient
+from naive_losses import value_and_gradient
 from torch import Tensor
 
 from xtok.training.losses import topk_kl
@@ -53,12 +52,7 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 
 
 @pytest.mark.parametrize("k", [1, 3, V])
-@pytest.mark.parametrize("block", [None, 20])
-def test_loss_and_gradients_match_the_plain_twin(
-    k: int, block: int | None, set_block: SetNumber
-) -> None:
-    if block:
-        set_block(block)
+def test_loss_and_gradients_match_the_plain_twin(k: int) -> None:
     student = predictions(0).requires_grad_()
     ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
     # a shorter row, and a row without a rest
@@ -113,27 +107,6 @@ def test_extremes_are_finite(scale: float, k: int) -> None:
     assert not gradient[:, -1].any()
 
 
-def test_bfloat16_logits_are_computed_in_float32() -> None:
-    low = predictions(4).bfloat16().requires_grad_()
-    exact = low.detach().double().requires_grad_()
-    targets = *stored(torch.log_softmax(predictions(5), -1), 3), VALID
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = topk_kl(low, *targets)
-    plain = plain_topk_kl(exact, *targets)
-    assert loss.dtype == torch.float32
-    same_in_bfloat16(loss, low, plain, exact, 8e-3)
-
-
-def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
-    student = torch.full((B, T, V), torch.nan, requires_grad=True)
-    first = torch.zeros(B, T)
-    first[:, 0] = 1  # no position predicts the first token
-    loss = topk_kl(student, *stored(predictions(1).log_softmax(-1), 2), first)
-    value, gradient = value_and_gradient(loss, student)
-    assert float(value) == 0
-    assert not gradient.any()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -143,7 +116,6 @@ def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
         ({"rest_logprob": [[0.0, -0.5]]}, r"its probabilities.* sum to 1\.11"),
         ({"rest_logprob": [[0.0, torch.nan]]}, "log-probability of the rest is"),
         ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], but .* \[1, 2, 9\]"),
-        ({"student_logits": torch.full((1, 2, 9), torch.nan)}, r"student's logits are nan at \[0"),
     ],
 )
 def test_topk_kl_rejects_invalid_tensors(change: dict[str, Any], message: str) -> None:
