@@ -148,7 +148,7 @@ ERRORS: Errors = {
             "system text could be in",
         ),
     ],
-    "use a template that writes it (template=), or remove it": [
+    "use a template that writes this value (template=), or remove the value": [
         (
             lambda: chat([QUESTION], each("{{ m.role }}")),
             "message 0 (user): the template drops its content",
@@ -168,10 +168,10 @@ ERRORS: Errors = {
     "remove it from the variables": [
         (
             lambda: chat([QUESTION], variables={"messages": []}),
-            "the template variables contain messages, which is an argument of its own",
+            "the template variables contain messages, which is a separate argument",
         ),
     ],
-    "use 1 to train on it, or 0": [
+    "use 1 to train on the message, or 0 to exclude it": [
         (
             lambda: chat([{"role": "assistant", "content": "yes", "weight": 0.5}]),
             "message 0 (assistant) has the weight '0.5'",
@@ -198,7 +198,7 @@ ERRORS: Errors = {
             "the vocabulary has no padding token for the format llama3",
         ),
     ],
-    "use a template with tools and end-of-turn tokens, with template=": [
+    "use a template that has tools and end-of-turn tokens (template=)": [
         (
             lambda: suffix(
                 "{{ m.content + ' t' }}",

@@ -269,7 +269,7 @@ def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
         make = partial(render, byte_level, [ASK, {**SEVEN, key: wrong}], template=template)
         assert f"has the {key}" in error_of(make)
     [note] = render(byte_level, [{**ASK, key: 1}, SEVEN], template=template).notes
-    assert note.startswith(f"{key} 1 of the user's messages has no effect")
+    assert note.startswith(f"{key} 1 is ignored for the role user")
 
 
 def test_roles_that_are_written_as_the_assistants(byte_level: Tokenizer) -> None:
@@ -399,9 +399,9 @@ RESULTS = (
     ("ids", "names", "shown", "note"),
     [
         ("ab", "xx", "", ""),
-        ("ba", "xx", "", "another order than their calls"),
-        ("ba", "xy", "", "another order than their calls"),
-        ("ba", "xx", "{{ m.name }}", "another order than their calls"),
+        ("ba", "xx", "", "not in the order of the calls"),
+        ("ba", "xy", "", "not in the order of the calls"),
+        ("ba", "xx", "{{ m.name }}", "not in the order of the calls"),
         ("ba", "xy", "{{ m.name }}", ""),
         ("ba", "xx", "{{ m.tool_call_id }}", ""),
         ("ba", "xx", "{% if m.tool_call_id == 'call_a' %}first{% endif %}", ""),
@@ -469,7 +469,7 @@ def test_thinking_in_the_generation_prompt_is_noted(
     ("content", "note"),
     [
         ("<think>hm</think>seven", "text marked with <think>"),
-        ("Write <think> and </think> there", "cuts the content of a message at <think>"),
+        ("Write <think> and </think> there", "omits the text before <think> in the content"),
     ],
 )
 def test_a_quoted_tag(byte_level: Tokenizer, content: str, note: str) -> None:

@@ -17,18 +17,18 @@ from xtok.conversation.templates import Message, Rendering
 from xtok.tokenizers.table import byte_offsets
 
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
-"""The pieces of a text: tags, words and single characters. A header ends at the end of a piece."""
+"""Pattern for a piece of a text: a tag, a word or a single character."""
 
 _TAG = re.compile(r"<[^<>]+>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a rendered conversation, as `(start, end)` in characters, bytes and tokens."""
+    """A range of a rendered conversation. Each field is `(start, end)`."""
 
     chars: tuple[int, int]
     bytes: tuple[int, int]  # of UTF-8
-    tokens: tuple[int, int]  # every token that overlaps the bytes
+    tokens: tuple[int, int]  # all tokens that overlap the bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +40,20 @@ class MessageSpan:
     """
 
     role: str
-    whole: Span | None  # including header and end of turn; shared by merged messages
-    content: Span | None  # None without content
-    source: tuple[int, int] | None  # None for a list of parts
-    verbatim: bool  # True if the span has the same characters as `source`
+    whole: Span | None  # with header and end of turn; merged messages have the same span
+    content: Span | None  # None if the text contains no content of the message
+    source: tuple[int, int] | None  # None if the content is a list of parts
+    verbatim: bool  # whether `content` and `source` have the same characters
 
 
 class Spans:
-    """Spans of messages and answers in one rendering, in characters, bytes and tokens."""
+    """Finds messages and answers in one rendering."""
 
     def __init__(
         self, rendering: Rendering, bounds: NDArray[np.int64], control: NDArray[np.bool_]
     ) -> None:
         self._text, self._turns, self._bounds = rendering.text, rendering.turns, bounds
-        self._control = control  # [T]
+        self._control = control  # [T], bool, True at control tokens
         self._byte_offsets = byte_offsets(rendering.text)
         self._runs = rendering.runs
         self._message_runs: dict[int, list[Run]] = {}
@@ -85,7 +85,7 @@ class Spans:
     def _content_chars(
         self, index: int, content: object, turn: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the range of a message's content in the text, and the range that was written."""
+        """Return a content's range in the text, and the range of the content that was written."""
         if runs := self._content_runs(index):
             chars = runs[0].start, runs[-1].end
             is_text = isinstance(content, str) and runs[0].offset >= 0
@@ -102,14 +102,14 @@ class Spans:
         for run in self._message_runs.get(index, ()):
             if run.path[:1] == ("content",):
                 if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
-                    break  # start of a second copy
+                    break  # the template writes the content a second time
                 runs.append(run)
         return runs
 
     def targets(self, index: int, header: str, own_text: str) -> Iterator[tuple[int, int]]:
-        """Yield the target characters of an answer, from its header to the end of its turn.
+        """Yield the ranges of an answer after its header.
 
-        Gemma 4 writes tool results into the turn of the call, between two parts of the answer. The
+        Gemma 4 writes tool results into the turn of the call, which splits the answer in two. The
         first part ends where the text differs from `own_text`, the answer rendered without results.
         """
         turn = self.whole(index)
@@ -128,10 +128,7 @@ class Spans:
             yield from self._target(tail[0].start, tail, turn[1])
 
     def turn_runs(self, index: int) -> tuple[list[Run], list[Run]]:
-        """Return two lists of runs in a message's turn: its own runs, and later messages' runs.
-
-        The runs of roles are not included in the first list.
-        """
+        """Return the message's runs in its turn, without the role, and the later messages' runs."""
         turn = self.whole(index) or (0, 0)
         start, end = (bisect_left(self._runs, (position,)) for position in turn)
         turn_runs = self._runs[start:end]
@@ -144,13 +141,13 @@ class Spans:
         if start >= 0:
             return start
         tag = _PIECES.match(header.strip())
-        # A turn without a header continues the turn before it.
+        # A turn without a header continues the previous turn.
         return first if tag and self._text.find(tag[0], turn[0], first) >= 0 else turn[0]
 
     def _common_end(self, start: int, end: int, text: str) -> int:
-        """Return the first position from `start` to `end` where the characters differ from a text.
+        """Return the first position where the rendering differs from a text.
 
-        A tag is either equal or different as a whole.
+        If the difference is inside a tag, return the start of the tag.
         """
         limit = start + num_common(self._text[start:end], text)
         tag = self._text.rfind("<", start, limit)
@@ -164,22 +161,22 @@ class Spans:
         ends = np.flatnonzero(self._control[slice(*tokens_after)])
         if len(ends):
             byte = int(self._bounds[tokens_after[0] + int(ends[-1]) + 1])
-            # Some control tokens include the following white space, even across turns.
+            # Some control tokens include the white space after them, even in the next turn.
             end = max(end, min(int(np.searchsorted(self._byte_offsets, byte, side="left")), limit))
-        else:  # the turn ends with text
+        else:  # no control token ends the turn
             end = max(end, start + len(self._text[start:limit].rstrip()))
         if start < end:
             yield start, end
 
     def skip_header(self, index: int, offset: int, header: str) -> int:
-        """Return the end of the header if an offset is in the header of an answer's turn."""
+        """Move an offset inside an answer's header to the end of the header."""
         turn = self.whole(index)
         if turn is None or not turn[0] <= offset < turn[1]:
             return offset
         return max(offset, self._header_end(turn[0], self._content_start(index, turn), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
-        """Return the end of a generation prompt, if it contains tags that the answer lacks."""
+        """Return the part of a generation prompt that an answer lacks, or "" if it has no tags."""
         turn = self.whole(index)
         if turn is None:
             return ""
@@ -197,13 +194,12 @@ class Spans:
         return next(runs, turn[1])
 
     def _header_end(self, start: int, first: int, header: str) -> int:
-        """Return the end of a turn's header, or -1.
+        """Return the position where a turn's header ends, or -1.
 
-        The header starts before `first`, the position of the message's first character. The header
-        can end after `first` if it opens a `<think>` block and the message contains the same tag.
-        White space before a header can belong to the previous turn.
+        The turn must contain the first half of `header`. The header starts before `first`, where
+        the message starts. It can end after `first` if header and message contain `<think>`.
         """
-        header = header.lstrip() or header
+        header = header.lstrip() or header  # white space can belong to the previous turn
         pieces = _PIECES.findall(header)
         for count in range(len(pieces), 0, -1):
             part = "".join(pieces[:count])
@@ -215,10 +211,10 @@ class Spans:
         return -1
 
     def whole(self, index: int) -> tuple[int, int] | None:
-        """Return a message's turn, or if it has no turn the range of its characters in the text.
+        """Return a message's turn, or the range of its characters if it has no turn.
 
-        Messages outside the template's loop have no turn. If such a message is written before the
-        first turn, as a system message often is, its range is all text before the first turn.
+        Messages outside the template's loop have no turn. If only such a message is written before
+        the first turn, its range is all text before the first turn.
         """
         runs = self._message_runs.get(index)
         if self._turns[index] is not None or not runs:
@@ -230,11 +226,10 @@ class Spans:
 
 
 def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
-    r"""Return the header of the last answer, found by comparison with the header of another role.
+    r"""Find the header of the last answer by comparing it with the header of another role.
 
-    For example, `<|im_start|>assistant\n` corresponds to `<|im_start|>user\n`, so a `<think>` after
-    it is not part of the header. The result depends only on the text, so equal texts have equal
-    masks.
+    If an answer starts with `<|im_start|>assistant\n<think>` and a user message starts with
+    `<|im_start|>user\n`, the header is `<|im_start|>assistant\n`.
     """
     header: list[str] = []
     for index, message in reversed([*enumerate(messages)]):
@@ -252,7 +247,7 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
-    """Count the header pieces that match another header, except for the role; all if none match."""
+    """Count the pieces of a header that correspond to another role's header; all if none do."""
     role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])

@@ -1,4 +1,4 @@
-"""Strings, lists and objects that record the message from which they come."""
+"""Strings, lists and objects that record which message they come from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Path = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
-    """A range of characters in a text that come from one string in a message.
+    """A range of characters in a text that comes from one string in a message.
 
     `path` locates the string in the message, for example `("content", 0, "text")`. `message` is -1
-    for strings in tools and documents. `offset` is the position of the first character in the
-    string, or -1 for derived text such as JSON.
+    for strings in tools and documents. `offset` is the position in the string at which the range
+    starts, or -1 for derived text such as JSON.
     """
 
     start: int
@@ -27,10 +27,10 @@ class Run(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A mark at a position in a text.
+    """A position at which a part of the template's output starts or ends.
 
-    A mark `enter` and a mark `leave` surround the output of a loop's body for one message. Loops
-    are numbered from 1. Marks of other kinds surround the output of a part of the template.
+    The kinds `enter` and `leave` surround the output of a loop's body for one message. Loops are
+    numbered from 1. The other kinds surround generation prompts and generation blocks.
     """
 
     position: int
@@ -54,7 +54,7 @@ class TrackedText(str):
         return self
 
     def _slice(self, start: int, end: int) -> TrackedText:
-        """Return the characters from `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
+        """Return characters with their runs, but without marks; 0 ≤ start ≤ end ≤ length."""
         runs = tuple(
             r._replace(
                 start=max(r.start, start) - start,
@@ -159,8 +159,7 @@ def join_with(separator: str, parts: Iterable[Any]) -> str:
 class TrackedObject(dict[str, Any]):
     """A message, or an object in a message, that records its source.
 
-    The attributes start with an underscore. The sandbox rejects such attributes in templates, so
-    they cannot hide a key of the message.
+    The attributes cannot hide a key, because the sandbox rejects names with an underscore.
     """
 
     _message: int
@@ -174,12 +173,12 @@ class TrackedItems(list[Any]):
     _path: Path
 
 
-for _kind in (TrackedText, TrackedObject, TrackedItems):  # type names in Jinja's error messages
+for _kind in (TrackedText, TrackedObject, TrackedItems):  # for Jinja's error messages
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
 def origin_of(value: Any) -> tuple[int, Path] | None:
-    """Return the message and path of a tracked value; for a text, those of its first run."""
+    """Return the message index and path of a tracked value. For a text, its first run counts."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
     is_container = isinstance(value, (TrackedObject, TrackedItems))
@@ -189,8 +188,7 @@ def origin_of(value: Any) -> tuple[int, Path] | None:
 def to_json_types(value: Any, *, arrays: bool = False) -> Any:
     """Convert nested dataclasses and pydantic models to dicts, as Transformers does.
 
-    Arrays in tool calls are converted to lists. Arrays elsewhere are kept, because they can be
-    images.
+    Arrays in tool calls become lists. Other arrays are kept, because they can be images.
     """
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
@@ -217,7 +215,7 @@ def track(value: Any, message: int, path: Path) -> Any:
         copy = TrackedObject({k: track(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
         copy = TrackedItems(track(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # images and arrays, for which templates only test that they exist
+    else:  # an image or array; templates only test whether it exists
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path
     return copy

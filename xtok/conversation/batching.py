@@ -1,4 +1,4 @@
-"""Collate samples of different lengths to batches, and split batches."""
+"""Collate samples of different lengths to batches, and split batches into samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PaddingSide = Literal["left", "right"]
 
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
-    """Pad arrays `[T_i, …]` to the longest, and stack them to `[B, T, …]`; T is at least 1."""
+    """Pad arrays `[T_i, …]` to the length of the longest (at least 1), and stack them."""
     if padding_side not in get_args(PaddingSide):
         raise ValueError(f"padding_side is {padding_side!r}, expected left or right")
     arrays = [np.asarray(row) for row in rows]
@@ -36,16 +36,17 @@ def collate(
 ) -> dict[str, Any]:
     """Stack B samples to a batch, and pad each field that has one value per token.
 
-    These fields are arrays (NumPy or CPU tensors), and lists of integers with as many items as ids.
-    They become arrays `[B, T, …]`. All other fields become lists of B values.
+    A field is padded if it contains arrays (NumPy or CPU tensors), or lists of integers that are as
+    long as the ids. A padded field becomes an array `[B, T, …]`. Any other field becomes a list of
+    B values.
 
     Args:
         samples: conversations, or mappings with `ids` or `input_ids`, such as the rows of `xtok
             render`. All samples must have the same fields. An `attention_mask` in the samples is
             kept.
         pad_id: the padding id. For a prompt format, `PromptFormat.pad_id` returns this id.
-        pad_values: a dict of padding values by field name. Default: -100 for `labels`, otherwise
-            False or 0.
+        pad_values: padding values by field name. The default is -100 for `labels`, and False or 0
+            for other fields.
         padding_side: `left` (required for generation) or `right`.
 
     Returns:
@@ -72,17 +73,17 @@ def _sample_fields(sample: Conversation | Mapping[str, Any]) -> dict[str, Any]:
 
 def _ids_key(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows or any(row.keys() != rows[0].keys() for row in rows):
-        raise ValueError("a batch needs samples with the same fields")
+        raise ValueError("all samples of a batch must have the same fields")
     for key in ("ids", "input_ids"):
         if key in rows[0]:
             return key
-    raise ValueError("a batch needs samples with `ids` or `input_ids`")
+    raise ValueError("the samples have neither `ids` nor `input_ids`")
 
 
 def _attention_mask(row: Mapping[str, Any], key: str) -> NDArray[np.bool_]:
     mask = np.asarray(row.get("attention_mask", [1] * len(row[key])), np.bool_)
     if mask.shape != (len(row[key]),):
-        raise ValueError(f"an attention_mask and its {key} have different lengths")
+        raise ValueError(f"the attention_mask and the {key} of a sample have different lengths")
     return mask
 
 
@@ -98,9 +99,9 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     """Split a batch into B samples without padding; the inverse of `collate`.
 
     Args:
-        batch: a dict with a mask `[B, T]` (1 at tokens, 0 at padding on either side) and other
-            fields. Arrays `[B, T, …]` and lists of B lists of T integers lose their padding. Of any
-            other field, each sample gets one of the B items.
+        batch: a dict with a mask `[B, T]` and other fields. The mask is 1 at tokens and 0 at
+            padding. Arrays `[B, T, …]`, and lists of B lists of T integers, lose their padding.
+            Every other field must have B items, one for each sample.
         mask: name of the mask's field.
 
     Returns:
@@ -111,7 +112,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
         raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
     edges = np.diff(is_token.astype(np.int8), axis=1, prepend=0, append=0)
     for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
-        raise ValueError(f"{mask} has padding inside row {row}, expected it at one end")
+        raise ValueError(f"{mask} has padding between the tokens of row {row}")
     starts, lengths = (edges == 1).argmax(axis=1), is_token.astype(bool).sum(axis=1)
     samples: list[dict[str, Any]] = [{} for _ in is_token]
     for name, rows in batch.items():

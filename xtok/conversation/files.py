@@ -28,16 +28,16 @@ _HINT += 'or {"messages": […], "tools": […]}'
 
 
 class ChatRecord(NamedTuple):
-    """A conversation from a file, with the other arguments of `conversation.render`."""
+    """A conversation from a file, together with the other arguments of `conversation.render`."""
 
     location: object  # file and line, or file and row, for errors
     messages: list[Any]  # not empty, not validated
     tools: list[Any]
     variables: dict[str, Any]
-    notes: tuple[str, ...] = ()  # ignored keys
+    notes: tuple[str, ...] = ()  # notes about ignored keys
     teacher_messages: Any = None  # fields for the teacher; see `teacher_side`
-    # In a teacher's conversation, the student's message index of each shared answer; otherwise
-    # None.
+    # In a teacher's conversation, the message index of each shared answer → the answer's index in
+    # the student's conversation. None in a student's conversation.
     answers: Mapping[int, int] | None = None
 
     def render(
@@ -47,7 +47,7 @@ class ChatRecord(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render the conversation with `conversation.render`. The notes of the record come first.
+        """Render the conversation with `conversation.render`, and include the record's notes.
 
         In a teacher's conversation, the runs of answers contain the student's message indices.
         """
@@ -58,9 +58,7 @@ class ChatRecord(NamedTuple):
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
-    """Yield the conversations of a file.
-
-    The first conversation is read before the function returns.
+    """Yield the conversations of a file. The first conversation is read immediately.
 
     A conversation is a list of messages, or an object with `messages` and optionally `tools`,
     `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
@@ -81,11 +79,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
 
 def read_row(row: Any, location: object) -> str | ChatRecord:
-    """Return the text or the conversation in a row. Null and NaN are treated as missing.
-
-    Raises:
-        XtokError: if the row contains neither a text nor a conversation.
-    """
+    """Return the text or the conversation in a row. Null and NaN are treated as missing."""
     fields = row if isinstance(row, Mapping) else {}
     text = row if isinstance(row, str) else fields.get("text")
     if isinstance(text, str):
@@ -110,11 +104,7 @@ _TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
 def chat_record(value: Any, location: object) -> ChatRecord:
-    """Parse a conversation; see `read_conversations` for its fields.
-
-    Raises:
-        XtokError: if the conversation is invalid. The message starts with `location`.
-    """
+    """Parse a conversation with the fields in `read_conversations`."""
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
         raise _error(location, f"no messages, only: {listed(fields, 8) or 'nothing'}")
@@ -151,7 +141,7 @@ def _read_field(fields: Mapping[str, Any], name: str, location: object) -> Any:
 
 
 def unread_notes(fields: Mapping[str, Any], known: Iterable[str], owner: str) -> tuple[str, ...]:
-    """Return a note for each field of a row that has no effect."""
+    """Return a note for each ignored field of a row."""
     known = {*known, *METADATA_KEYS}
     unread = (k for k, value in fields.items() if k not in known and not is_missing(value))
     return tuple(unread_note(key, owner) for key in unread)

@@ -1,9 +1,8 @@
 """Find the values of a conversation that a template omits, and report them.
 
-A leaf is a string, a number or a part of a list of contents, in messages, tools or documents.
-Tracked characters show which strings are in the text. For other leaves, such as numbers, the
-conversation is rendered again with a different value. If the text does not change, the template
-omits the leaf.
+A leaf is a single value in messages, tools or documents: a string, a number, or a part in a list of
+contents. Tracked characters show which strings are in the text. For other leaves, the conversation
+is rendered again with a different value. If the text does not change, the template omits the leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ METADATA_KEYS = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys that describe a row or a message. Their values need not be part of the text."""
+"""Keys that describe a row or a message. Templates can omit their values without a note."""
 WEIGHT_KEYS = ("weight", "loss_mask", "train")
 """Keys that include a message in training (value 1) or exclude it from training (value 0)."""
 _SPOKEN = re.compile(
@@ -35,7 +34,7 @@ _SPOKEN = re.compile(
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
 _KNOWN_KEYS = {"role", *WEIGHT_KEYS, *METADATA_KEYS}
-_RESULT_KEYS = {"name", "tool_call_id", *_KNOWN_KEYS}  # results repeat its call's name and id
+_RESULT_KEYS = {"name", "tool_call_id", *_KNOWN_KEYS}  # a result repeats its call's name and id
 _STRUCTURE_KEYS = ("type", "id", "index", "doc_id")
 _FIRST_MARKER = 730_000_000  # first number that is used as a marker
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
@@ -45,7 +44,7 @@ Inputs = Mapping[str, Any]
 
 
 def is_spoken(key: str) -> bool:
-    """Whether a key of a message contains words of its author: content, calls or reasoning."""
+    """Whether a key of a message contains the author's words: content, calls or reasoning."""
     return _SPOKEN.fullmatch(key) is not None and key not in METADATA_KEYS
 
 
@@ -70,7 +69,7 @@ def _is_trained_on(message: Message, index: int) -> bool:
         if value not in (0, 1):
             raise XtokError(
                 f"message {index} ({message['role']}) has the {name} {str(value)[:20]!r}",
-                hint="use 1 to train on it, or 0",
+                hint="use 1 to train on the message, or 0 to exclude it",
             )
     return all(value for _, value in values)
 
@@ -80,13 +79,11 @@ def unread_leaves(
 ) -> Iterator[str]:
     """Yield notes about unused keys, and about values that the template omits by design.
 
-    Templates omit earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
-    some keys of tools and documents. `rendering` is the renderer's result for the messages.
-    Messages before `first` are not checked.
+    Such values are earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
+    some keys of tools and documents. Messages before `first` are not checked.
 
     Raises:
-        XtokError: if the text lacks any other value. The message names the conversation's message
-            and the key.
+        XtokError: if the text lacks any other value. The error names the message and the key.
     """
     documents = renderer.variables.get("documents")
     inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
@@ -109,6 +106,11 @@ def unread_leaves(
 def _message_notes(
     check: _LeafCheck, index: int, leaves: Sequence[_Leaf], omitted: set[tuple[Any, ...]]
 ) -> Iterator[str]:
+    """Yield notes about omitted leaves of one message, or raise an error.
+
+    A note is sufficient if the lost text contains a tag, or if the template writes the leaf as long
+    as the message is the last message.
+    """
     messages = check.inputs["messages"]
     message, is_last = messages[index], index + 1 == len(messages)
     lost_parts = [(leaf, part) for leaf in leaves if (part := check.lost_part(leaf))]
@@ -124,8 +126,8 @@ def _message_notes(
         if tag is None:
             raise _dropped_error(f"message {index} ({message['role']}): ", leaf, part)
         if part[: tag.start()].strip():
-            place = f"the {leaf.path[2]} of a message at {printable(tag[0])}"
-            yield f"the template omits a part, because it cuts {place}"
+            place = f"the {leaf.path[2]} of a message"
+            yield f"the template omits the text before {printable(tag[0])} in {place}"
         else:
             yield f"the template omits text marked with {printable(tag[0])}"
 
@@ -159,12 +161,12 @@ def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterato
 
 
 def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield notes about tool results that have no call, or are in a different order than the calls.
+    """Yield notes about tool results that have no call, or are not in the order of the calls.
 
-    The order is important, because most templates write results without ids.
+    The order matters because most templates write results without ids.
     """
-    calls: list[Any] = []  # ids of the open calls
-    results: dict[int, int] = {}  # message index → call id
+    calls: list[Any] = []  # ids of all calls so far
+    results: dict[int, int] = {}  # message index of a result → position of its call in `calls`
     for index, message in enumerate(messages):
         if isinstance(message.get("tool_calls"), list):
             calls += [call.get("id") for call in message["tool_calls"] if isinstance(call, Mapping)]
@@ -177,10 +179,14 @@ def _result_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[st
             yield f"message {index}: no call has the tool_call_id {quoted(printable(str(call_id)))}"
     in_order = sorted(results, key=lambda index: results[index])
     if in_order != [*results] and not _shows_calls(check, messages, in_order):
-        yield "tool results are in another order than their calls, but the text does not show this"
+        yield (
+            "tool results are not in the order of the calls, and the text does not show which "
+            "result belongs to which call"
+        )
 
 
 def _shows_calls(check: _LeafCheck, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
+    """Whether the text shows the call of each tool result, by the result's name or id."""
     names = {index: messages[index].get("name") for index in in_order}
     leaves = [_Leaf(("messages", index, "name"), name) for index, name in names.items()]
     if len({*names.values()}) == len(names) and all(map(check.has_trace, leaves)):
@@ -198,7 +204,7 @@ def _dropped_error(prefix: str, leaf: _Leaf, part: str) -> ChatTemplateError:
         description = f"the part {quoted(printable(part.strip()))} of {description}"
     return ChatTemplateError(
         f"{prefix}the template drops {description}",
-        hint="use a template that writes it ({option}), or remove it",
+        hint="use a template that writes this value ({option}), or remove the value",
     )
 
 
@@ -212,7 +218,7 @@ class _Leaf(NamedTuple):
         return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in path).lstrip(".")
 
     def kind(self, message: Message) -> tuple[Any, ...]:
-        """Return a key that is equal for all leaves that a template treats in the same way."""
+        """Return a key for the group of leaves that a template treats in the same way."""
         names = (name for name in self.path if isinstance(name, str))
         return (message["role"], frozenset(message), *names)
 
@@ -246,11 +252,13 @@ def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
 
 
 def _is_content_part(path: Path) -> bool:
-    """Whether a path leads to a part in a message's list of contents."""
+    """Whether a path leads to an item in a message's list of contents."""
     return path[2:3] == ("content",) and len(path) == 4
 
 
 class _LeafCheck:
+    """Checks which leaves of a conversation have an effect on its text."""
+
     def __init__(self, renderer: Renderer, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._renderer, self._text = inputs, renderer, rendering.text
         self._ranges: dict[Path, list[tuple[int, int]]] = defaultdict(list)
@@ -266,6 +274,7 @@ class _LeafCheck:
         return self._renderer.render(messages, tools=tools, variables=variables)
 
     def up_to(self, index: int) -> _LeafCheck | None:
+        """Return a check in which message `index` is the last, or None if rendering fails."""
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
             return _LeafCheck(self._renderer, until, self._render(until))
@@ -274,9 +283,9 @@ class _LeafCheck:
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
         """Check all leaves that have no tracked characters, with only two renderings.
 
-        In the first rendering, each leaf has a unique value, which the text can contain. The second
-        rendering changes all remaining leaves at once. If the text stays the same, the template
-        uses none of these leaves. Otherwise, `lost_part` checks the remaining leaves one by one.
+        The first rendering uses a unique value for each leaf, and searches for it in the text. The
+        second rendering changes all remaining leaves. If the text stays the same, the template uses
+        none of them. Otherwise, `lost_part` checks them one by one.
         """
         untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(untraced) < 2:
@@ -297,7 +306,7 @@ class _LeafCheck:
             yield from (path for path, mark in marks.items() if mark in text)
 
     def has_trace(self, leaf: _Leaf) -> bool:
-        """Whether the text contains tracked characters of a leaf, its container or its items."""
+        """Whether the text has tracked characters of a leaf, of its container or of its items."""
         return leaf.path in self.containers or self._is_within(leaf.path)
 
     def _is_within(self, path: Path) -> bool:
@@ -328,7 +337,7 @@ class _LeafCheck:
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         inputs = self.inputs
-        for leaf in reversed(leaves):  # removing a part shifts the following parts
+        for leaf in reversed(leaves):  # in reverse, because removing a part shifts later parts
             inputs = _with_value(inputs, leaf.path, _alter(leaf.value))
         return self.depends(inputs)
 
@@ -352,6 +361,7 @@ def _alter(value: Any) -> Any:
 
 
 def _with_value(value: Any, path: Path, new: Any) -> Any:
+    """Return a copy of nested values with a new value at `path`. None removes the value."""
     if not path:
         return new
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)

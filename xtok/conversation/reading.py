@@ -1,4 +1,4 @@
-"""Convert ids back to a conversation, and verify it by rendering it again."""
+"""Convert ids back to a conversation, and verify the result by rendering it again."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation found in ids, and the arguments with which `render` returns these ids."""
+    """A conversation that was parsed from ids. `render` converts it back to the same text."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     add_generation_prompt: bool
-    conversation: Conversation  # the given ids, which can be shorter than the rendering
+    conversation: Conversation  # contains only the given ids, even if the rendering is longer
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
         """Render the conversation with another tokenizer. Raises the same errors as `render`."""
@@ -52,23 +52,27 @@ class ReadBack:
 
 
 class _UnclearError(Exception):
-    """Error for an argument of a call that could be either a string or JSON."""
+    """Raised for an argument of a call that can be a string or JSON."""
 
 
 class _Slot(NamedTuple):
+    """A place for one value of the conversation, between the template's texts."""
+
     role: str
     path: tuple[str, ...]  # path of the value in the message; `#` is a list index
     is_json: bool = False
 
 
 _START, _END, _PROMPT = (_Slot(name, ()) for name in ("start", "end", "prompt"))
-_UNREAD = _Slot("unread", (), is_json=True)  # value for tools in the template's own format
-_KEY, _VALUE = "?", "="  # slots of arguments that are written one by one
+_UNREAD = _Slot("unread", (), is_json=True)  # tools in the template's own format
+_KEY, _VALUE = "?", "="  # key and value of an argument, if the arguments are not one JSON object
 _NAME = re.compile(r"[\w./:-]+")
 _MARKS = re.compile(r"(?P<key>zkey\d)|(?P<tool>ztool\d)")
 
 
 class _Piece(NamedTuple):
+    """A text that the template writes, and the slot that follows it."""
+
     symbols: str
     slot: _Slot  # slot after the text
     is_next: bool  # whether the slot belongs to the next message
@@ -76,7 +80,7 @@ class _Piece(NamedTuple):
 
 
 _Steps = tuple[tuple[_Piece, Any], ...]
-"""The pieces of a text in order, each with the value of the slot after it."""
+"""The pieces of a text, each with the value of the slot after it."""
 
 
 def read_back(
@@ -88,19 +92,20 @@ def read_back(
 ) -> ReadBack | None:
     """Find the conversation that renders to these ids, or return None if it is uncertain.
 
-    To find the texts that the template writes between messages, xtok renders small sample
-    conversations. The ids are split at these texts, and the resulting conversation is rendered
-    again. The new rendering must have the same control tokens and bytes. Between control tokens,
-    the tokens can differ, because sampled text can be tokenized differently:
+    xtok renders small sample conversations to find the texts that the template writes between
+    messages. The ids are split at these texts:
 
         ids         <s>[user] Hi<end>[assistant] Yes<end>
         template    <s>[user] ..<end>[assistant] ...<end>
         messages              Hi                 Yes
 
-    The last message can be truncated, and the ids can end with a generation prompt. A default
-    system message that the template adds is not returned. A system message inside a user message
-    stays part of the user message. `template` and `variables` are as in `render`. If `variables`
-    lacks `enable_thinking`, the value False is also tried.
+    These messages are rendered again. The rendering must have the same control tokens and bytes as
+    the ids. Other tokens can differ, because a model can write the same text with other tokens.
+
+    The last message can be truncated, and the ids can end with a generation prompt. The template's
+    default system message is not returned. A system message inside a user message stays part of the
+    user message. `template` and `variables` are as in `render`. If `variables` lacks
+    `enable_thinking`, xtok also tries the value False.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     renderers = [renderer]
@@ -127,6 +132,7 @@ def read_back(
 
 
 def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray[np.int64]]:
+    """Return the symbols of ids, and the offset of each id in the symbols (`[T + 1]`, int64)."""
     table = tokenizer.table
     tokens, names = table.tokens(), table.control_names
     parts = [chr(_CONTROL + i) if i in names else tokens[i].decode("latin-1") for i in ids.tolist()]
@@ -139,7 +145,7 @@ def _decode_symbols(symbols: str) -> str | None:
     return None
 
 
-# Find the template's texts by rendering small conversations
+# Find the template's texts by rendering small sample conversations
 
 
 def _call(count: int, **fields: Any) -> dict[str, Any]:
@@ -182,9 +188,9 @@ def _sample_conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[st
 def _find_pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
-    """For each slot, return the template texts that can follow, longest first.
+    """Return the template texts that can follow each slot, the longest text first.
 
-    `day` is only part of the cache's key, because templates can contain the date.
+    `day` is part of the cache's key, because templates can write the date.
     """
     by_slot: dict[_Slot, dict[_Piece, None]] = defaultdict(dict)
     renderer = Renderer(tokenizer, template, json.loads(variables))
@@ -207,6 +213,13 @@ def _find_pieces(
 def _rendering_pieces(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
+    """Yield the texts between the values of a rendering, each with the slot before it.
+
+        text     <s>[user] words<end>[assistant] words<end>
+        pieces   <s>[user]      <end>[assistant]      <end>
+
+    A value is a message's content, or a part of a call.
+    """
     rendering = renderer.render(messages)
     text, offset_of = _text_symbols(renderer.tokenizer, rendering.text)
     before, num_seen, end = _START, 0, 0
@@ -228,6 +241,10 @@ def _rendering_pieces(
 
 
 def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
+    """Return a text's symbols, and a function from an offset in the text to one in the symbols.
+
+    The function returns -1 inside a control token.
+    """
     ids, bounds, _ = tokenizer.encode(text)
     symbols, starts = _symbols(tokenizer, ids)
     byte_of = byte_offsets(text)
@@ -246,6 +263,11 @@ def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int],
 def _gap_pieces(
     text: str, start: int, end: int, before: _Slot, piece: _Piece
 ) -> Iterator[tuple[_Slot, _Piece]]:
+    """Yield the text between two values, unless it is too ambiguous to split at it.
+
+    A text that ends a message must contain a control token. The text before the name of a sample's
+    tool or argument is also a piece.
+    """
     if min(start, end) < 0:
         return
     symbols = text[start:end]
@@ -257,7 +279,7 @@ def _gap_pieces(
 
 
 def _rendered_values(rendering: Rendering) -> Iterator[Run]:
-    """Yield the range of each value's text in a rendering, with the path of the value's slot."""
+    """Yield the range of each value in a rendering, with the path of the value's slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
@@ -270,6 +292,7 @@ def _rendered_values(rendering: Rendering) -> Iterator[Run]:
 
 
 def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the range of each argument's key, if the template writes arguments one by one."""
     starts = [run.start for run in runs]
     for mark in _MARKS.finditer(text):
         index = bisect_right(starts, mark.start())
@@ -283,7 +306,10 @@ def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
-    """Yield possible splits of a text into pieces, and for each split whether it is complete."""
+    """Yield possible splits of a text into pieces, and whether each split is complete.
+
+    A split is incomplete if the text ends inside a message. The search is depth-first.
+    """
     candidates = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
     longest = [piece for piece in candidates if piece.symbols == candidates[0].symbols]
     stack: list[tuple[_Piece, int, _Steps]] = [(p, len(p.symbols), ()) for p in reversed(longest)]
@@ -307,9 +333,9 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
 def _best_steps(
     candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
-    """Yield the next steps to try, the best last: the end of the text, else the longest piece.
+    """Yield the next steps: the longest of the pieces that start first, then the end of the text.
 
-    Shorter pieces are not tried, because an unsupported call could then be taken for an answer.
+    Other pieces could parse an unsupported call as an answer.
     """
     best = min(((end, -len(following.symbols)) for end, following, _ in candidates), default=None)
     final_steps = []
@@ -325,6 +351,7 @@ def _best_steps(
 def _next_steps(
     text: str, start: int, limit: int, slot: _Slot, pieces: Sequence[_Piece]
 ) -> Iterator[tuple[int, _Piece, Any]]:
+    """Yield the pieces that can follow a slot, each with its position and the slot's value."""
     for piece in pieces:
         if slot.is_json:
             value, end = _decode_json(text, start, limit)
@@ -338,7 +365,10 @@ def _next_steps(
 
 
 def _truncation_stops(text: str, start: int, limit: int, pieces: Sequence[_Piece]) -> Iterator[int]:
-    # For example, sampled text lacks the line break after the end of a turn.
+    """Yield the positions where the last message can end if the text stops inside a piece.
+
+    For example, sampled text lacks the line break after the end of a turn.
+    """
     for piece in pieces:
         control = _ANY_CONTROL.search(piece.symbols)
         if control and limit < len(text):
@@ -380,6 +410,7 @@ def _build_conversation(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
+    """Parse an argument as JSON, unless the tool's schema declares the argument as a string."""
     parsed: Any = value
     with suppress(ValueError):
         parsed = parse_json(value)
@@ -394,7 +425,7 @@ def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key:
 
 
 def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
-    """Store a value at a path in a message. `#` in the path is the last list item, or a new one."""
+    """Store a value at a path in a message. `#` in the path means the last or a new list item."""
     if len(path) == 1:
         message[path[0]] = value
         return
@@ -412,6 +443,7 @@ def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item:
 def _verify(
     renderer: Renderer, ids: NDArray[np.int32], text: str, steps: _Steps, is_whole: bool
 ) -> ReadBack | None:
+    """Render the conversation of a split. Return None if the rendering differs from the ids."""
     messages, tools, has_prompt = _build_conversation(steps)
     tokenizer, size = renderer.tokenizer, len(ids)
     renderer = replace(renderer, tools=tools or None, add_generation_prompt=has_prompt)
@@ -424,7 +456,7 @@ def _verify(
     if not symbols.startswith(text) or (is_whole and symbols != text):
         return None
     if not np.array_equal(new_ids[:size], ids):
-        # The same bytes, but other tokens.
+        # The bytes are the same, but the tokens differ.
         new_ids = np.concatenate([ids, new_ids[np.searchsorted(starts, len(text)) :]])
         spelled = [tokenizer.table.named_tokens[i] for i in new_ids.tolist()]
         if b"".join(spelled) != rendering.text.encode():

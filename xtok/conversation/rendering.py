@@ -1,13 +1,13 @@
 r"""Render a conversation once, encode it once, and mark the assistant's tokens.
 
-Steps, and the data between them:
+Rendering has four steps:
 
 1. `_prepare` converts messages, tools and documents to JSON types.
 2. `templates.render_template` returns a `Rendering`: the text, its runs (ranges of characters that
    come from a string in a message) and its turns (for each message, the range that the template
    wrote in its loop).
 3. `leaves.unread_leaves` raises an error if the template drops a value.
-4. `Targets` encodes the text. In each answer's turn, `Spans` finds the end of the header; the
+4. `Targets` encodes the text. `Spans` finds the end of the header in each answer's turn. The
    characters after the header are targets.
 
     message  {"role": "assistant", "content": " Yes", "tool_calls": [… "f" … {"n": 5}]}
@@ -15,18 +15,15 @@ Steps, and the data between them:
     runs     `Yes` is ("content",) from offset 1, `f` is ("tool_calls", 0, "function", "name")
     target                     Yes f.n=5<end>
 
-The runs do not answer all questions. In these cases, the conversation is rendered again with one
-change:
+In four cases, xtok compares the text with a second rendering:
 
-- Does the text contain the number `5`, which has no run? If the text is the same with the number 6,
-  it does not (`_LeafCheck.depends_on`).
-- Where does the header end? At the end of the generation prompt, which the rendering of a short
-  conversation shows (`_prompt_after`). If the template writes no generation prompt, the header is
-  compared with the header of another role (`written_header`).
-- Where does an answer end if its turn also contains a tool result? At the first difference from a
+- A number such as 5 has no run. If the number 6 gives the same text, the template drops the number
+  (`_LeafCheck.depends_on`).
+- A header ends like the generation prompt of a short conversation (`_prompt_after`). If there is no
+  generation prompt, it is compared with the header of another role (`written_header`).
+- If an answer's turn also contains a tool result, the answer ends at the first difference from a
   rendering without tool results (`_answers_without`).
-- Is the role `model` the assistant's? Yes, if the text is the same with the role `assistant`
-  (`_prepare`).
+- A role such as `model` is the assistant if the role `assistant` gives the same text (`_prepare`).
 """
 
 from __future__ import annotations
@@ -77,12 +74,12 @@ _PROBE = ({"role": "user", "content": "x"},)
 
 @dataclass(frozen=True)
 class Renderer:
-    """A tokenizer, and the options of `render`."""
+    """A tokenizer and the options of `render`."""
 
     tokenizer: Tokenizer
     template: str | Path | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    tools: Any = None  # a list of JSON schemas after `_prepare`
+    tools: Any = None  # after `_prepare`, a list of JSON schemas
     add_generation_prompt: bool = False
 
     def resolve_template(self) -> str | PromptFormat:
@@ -103,7 +100,7 @@ class Renderer:
         return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
     def render(self, messages: Sequence[Message], **changes: Any) -> Rendering:
-        """Render messages without encoding them. `changes` replaces options of this renderer."""
+        """Render messages without encoding them. `changes` overrides options of this renderer."""
         if changes:
             return replace(self, **changes).render(messages)
         tokenizer, template, source = self.tokenizer, self.resolve_template(), "the chat template"
@@ -129,8 +126,9 @@ class Conversation:
 
     Token i consists of the bytes from `bounds[i]` to `bounds[i + 1]` of the text. The mask covers
     the assistant's text, tool calls and end-of-turn token, but not the header. If the template
-    writes no end-of-turn token, the mask includes the eos token that starts the next turn. If the
-    template has `{% generation %}` blocks, these blocks define the mask, as in Transformers. Unlike
+    writes no end-of-turn token, the mask includes the eos token that starts the next turn.
+
+    If the template has `{% generation %}` blocks, they define the mask, as in Transformers. Unlike
     in Transformers, a token that starts before a block and ends inside it is not a target, because
     the prompt already contains this token.
     """
@@ -138,13 +136,13 @@ class Conversation:
     text: str
     ids: NDArray[np.int32]  # [T]
     bounds: NDArray[np.int64]  # [T + 1]
-    assistant_mask: NDArray[np.bool_]  # [T], the training targets
+    assistant_mask: NDArray[np.bool_]  # [T], True at training targets
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()  # ranges of characters that come from messages
-    notes: tuple[str, ...] = ()  # warnings to read before training
+    notes: tuple[str, ...] = ()  # warnings
 
     def record(self) -> dict[str, Any]:
-        """Return the conversation as a training row. The labels are -100 except at targets."""
+        """Return the conversation as a training row. The labels are -100 outside targets."""
         ids, mask = self.ids.tolist(), self.assistant_mask
         return {
             "text": self.text,
@@ -155,7 +153,7 @@ class Conversation:
         }
 
     def first(self, size: int) -> Conversation:
-        """Return a copy with only the first tokens, but with the whole text and all its spans."""
+        """Return a copy with only the first tokens. The text and the spans do not change."""
         ids, mask = self.ids[:size], self.assistant_mask[:size]
         return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
 
@@ -176,17 +174,17 @@ def render(
 ) -> Conversation:
     """Render and encode a conversation, and locate its messages and targets.
 
-    As in the model's library, the name of a control token in a message's content becomes the
-    control token. If the text lacks a value of the input, this is an error or a note.
+    The name of a control token in a message becomes the control token, as in Transformers. If the
+    template drops a value of the input, the result is an error or a note.
 
     Args:
         tokenizer: the tokenizer of the model.
-        messages: dicts with `role` and `content`, dataclasses or pydantic models. Messages whose
-            `weight`, `loss_mask` or `train` is 0 are not targets.
+        messages: dicts with `role` and `content`, dataclasses or pydantic models. A message is not
+            a target if its `weight`, `loss_mask` or `train` is 0.
         tools: JSON schemas (dicts or JSON strings) or functions.
         add_generation_prompt: append the generation prompt, which is not a target.
-        template: a file, Jinja source, or the name of a format (`FORMATS`) or of one of the
-            tokenizer's templates. By default, the tokenizer's template is used.
+        template: a file, Jinja source, the name of a format (`FORMATS`), or the name of one of the
+            tokenizer's templates. The default is the tokenizer's template.
         variables: other template variables, such as `{"enable_thinking": False}` or `documents`.
 
     Raises:
@@ -201,15 +199,14 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
 def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
-    """Convert messages, tools and the variables `tools` and `documents` to JSON types.
+    """Convert messages, tools and documents to JSON types.
 
-    If the template writes a role and `assistant` in the same way, the role is treated as
-    `assistant`.
+    If a role gives the same text as the role `assistant`, it is replaced by `assistant`.
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     if clashes := sorted(arguments & variables.keys()):
-        problem = f"the template variables contain {clashes[0]}, which is an argument of its own"
+        problem = f"the template variables contain {clashes[0]}, which is a separate argument"
         raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
@@ -234,7 +231,7 @@ def _variable_notes(renderer: Renderer) -> Iterator[str]:
 
 
 class Targets:
-    """Encodes a rendering and finds its targets. Does not check for dropped values."""
+    """Encodes a rendering and finds its targets, without a check for dropped values."""
 
     def __init__(
         self,
@@ -243,7 +240,7 @@ class Targets:
         rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Find the targets of a rendering. If `tokens` is given, it contains the ids and bounds."""
+        """Find the targets of a rendering. `tokens` contains its ids and bounds, if known."""
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
@@ -270,6 +267,7 @@ class Targets:
         )
 
     def _answer_blocks(self, untrained: Sequence[int]) -> list[tuple[int, int]] | None:
+        """Return the generation blocks outside turns with weight 0, or None without blocks."""
         if (blocks := self._rendering.generation_blocks) is None:
             return None
         turns = [*filter(None, map(self._spans.whole, untrained))]
@@ -289,9 +287,9 @@ class Targets:
                 yield start, end
 
     def _answers_without(self, results: set[int]) -> dict[int, str]:
-        """Render without the tool results that are written in other turns; return the answers.
+        """Return the text of each answer, rendered without the tool results inside other turns.
 
-        The returned answers start at the first run, because the header can depend on a result
+        Each text starts at the answer's first run, because the header can depend on a result
         (diffusion Gemma).
         """
         kept = [i for i in range(len(self._messages)) if i not in results or i in self._answers]
@@ -310,7 +308,7 @@ class Targets:
             first, stop = self._spans.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
             mask[first : self._include_eos(stop)] = True
-        for run in self._rendering.runs:  # a template can write one message inside another message
+        for run in self._rendering.runs:  # a template can write a message inside another message
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
                 mask[slice(*self._spans.span(run.start, run.end).tokens)] = False
         return mask
@@ -321,9 +319,9 @@ class Targets:
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
     def _include_eos(self, end: int) -> int:
-        """Extend a range to include an eos token that follows the turn, possibly after white space.
+        """Extend a token range by the eos token that follows the turn, if there is one.
 
-        In GLM 4.5, the first token of the next turn ends a turn.
+        White space can precede the eos token. In GLM 4.5, it is the first token of the next turn.
         """
         if self._blocks is not None or self._control[end - 1]:
             return end
@@ -334,7 +332,7 @@ class Targets:
         return end_index + 1 if is_whole and self._ids[end_index] in self._end_ids else end
 
     def end_of_turn(self, start: int, end: int) -> int | None:
-        """Return the control token that ends a token range, before any white space, or None."""
+        """Return the index of the control token that ends a range, or None. Skips white space."""
         for i in reversed(range(start, end)):
             if self._control[i]:
                 return i
@@ -377,11 +375,12 @@ class Targets:
             role = message["role"]
             if role not in _KNOWN_ROLES:
                 yield (
-                    f"messages of the role {role} are not targets: they differ from the assistant's"
+                    f"messages of the role {role} are not targets, because the template does not "
+                    "write them like the assistant's messages"
                 )
             for name in WEIGHT_KEYS if role != "assistant" else ():
                 if message.get(name):
-                    yield f"{name} 1 of the {role}'s messages has no effect (they are not targets)"
+                    yield f"{name} 1 is ignored for the role {role}, which has no targets"
 
     def _date_note(self) -> str:
         for name in date_variables(self._renderer.source()):
@@ -390,7 +389,7 @@ class Targets:
                 if not self._renderer.render(self._messages, variables=variables).is_dated:
                     return (
                         f"{_DATED}; set the variable {name} to get the same ids every day (in a "
-                        "file, in each conversation's chat_template_kwargs)"
+                        "file, set it in the chat_template_kwargs of each conversation)"
                     )
         return f"{_DATED}, and no variable can replace it"
 
@@ -404,10 +403,11 @@ class Targets:
         return {index: (prompts[message["role"]], True) for index, message in previous.items()}
 
     def _prompt_after(self, message: Message) -> str:
+        """Return the generation prompt of a short conversation that ends like this message."""
         probes: list[Sequence[Message]] = []
         if message["role"] not in ("assistant", "system", "user"):
             result = {**message, "content": "x"}
-            # DeepSeek's templates accept arguments as JSON strings only
+            # DeepSeek's templates accept arguments only as JSON strings
             probes = [[*_make_call(result, arguments), result] for arguments in (None, "{}")]
         # SmolLM3's prompt contains an empty thought if the system message contains /no_think
         system = [*takewhile(lambda m: m["role"] in ("system", "developer"), self._messages)]
@@ -435,14 +435,14 @@ def tool_suffix(
 ) -> NDArray[np.int32]:
     """Return the ids of tool messages and of the generation prompt after them.
 
-    The ids start after the end-of-turn token of the answer. If the template writes this token only
-    as the first token of the next turn (GLM 4.5), the ids start with this token. The next prompt is
-    `[*prompt, *answer, *tool_suffix(tokenizer, messages)]`, so the answer is not tokenized again.
+    The ids start after the answer's end-of-turn token. If the template writes this token only at
+    the start of the next turn (GLM 4.5), the ids start with this token. The next prompt is
+    `[*prompt, *answer, *tool_suffix(tokenizer, messages)]`, so the answer keeps its ids.
 
     Args:
         tokenizer: the tokenizer.
-        messages: tool messages, or a conversation that ends with tool messages. If only tool
-            messages are given, a call of the first message's tool is added before them.
+        messages: tool messages, or a conversation that ends with tool messages. If there are only
+            tool messages, xtok adds a call before them.
         tools: JSON schemas of the tools.
         template: as in `render`.
         variables: as in `render`.
@@ -451,8 +451,8 @@ def tool_suffix(
         int32 `[T]`.
 
     Raises:
-        XtokError: as in `render`. Also raised if the answer ends inside a token or continues after
-            the tool messages.
+        XtokError: as in `render`, or if the answer ends inside a token or continues after the tool
+            messages.
         ValueError: if `messages` is empty.
     """
     messages = message_dicts(messages)
@@ -474,7 +474,7 @@ def tool_suffix(
     if (target_indices >= limit).any():
         raise _suffix_error(f"message {last} (assistant) continues after the tool messages")
     if len(target_indices):
-        # Some training templates include the line break after the end of a turn in the answer.
+        # In some training templates, the answer includes the line break after the end of the turn.
         position = targets.end_of_turn(start, target_indices[-1] + 1)
         if position is not None:
             return conversation.ids[position + 1 :]
@@ -495,7 +495,7 @@ def _turn_spans(conversation: Conversation, first: int) -> list[Span]:
 
 def _suffix_error(problem: str) -> ChatTemplateError:
     return ChatTemplateError(
-        problem, hint="use a template with tools and end-of-turn tokens, with {option}"
+        problem, hint="use a template that has tools and end-of-turn tokens ({option})"
     )
 
 
@@ -505,20 +505,20 @@ def is_prefix_preserving(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the existing ids of a conversation stay the same when a tool message is appended.
+    """Whether the ids of a conversation stay the same when a tool message is appended.
 
-    Training loops that append tool messages require this. The function is equivalent to TRL's
+    Training loops that append tool messages require this. TRL's equivalent function is
     `is_chat_template_prefix_preserving`.
 
     Raises:
-        XtokError: as in `render`, for example if the template does not accept tool messages.
+        XtokError: as in `render`.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _make_call(tool)
     try:
         before = renderer.render(call).text
-    except XtokError:  # DeepSeek's templates accept arguments as JSON strings only
+    except XtokError:  # DeepSeek's templates accept arguments only as JSON strings
         call = _make_call(tool, arguments="{}")
         before = renderer.render(call).text
     after = renderer.render([*call, tool], add_generation_prompt=True).text
@@ -528,7 +528,7 @@ def is_prefix_preserving(
 
 def _make_call(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
     function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
-    call_id = message.get("tool_call_id", "000000000")  # Mistral requires ids with nine characters
+    call_id = message.get("tool_call_id", "000000000")  # Mistral requires ids of nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
@@ -536,7 +536,7 @@ def _make_call(message: Message, arguments: str | None = None) -> list[dict[str,
 def find_template(
     tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
 ) -> str | PromptFormat:
-    """Return the Jinja source or the prompt format; by default, the tokenizer's template.
+    """Return the Jinja source or the prompt format. The default is the tokenizer's template.
 
     Raises:
         XtokError: if the template is missing, or the file cannot be read.

@@ -1,7 +1,7 @@
 """Create the teacher's version of a row, which can have a different prompt.
 
-The student and the teacher have the same answers. In a teacher's rendering, each answer has the
-message number of the student's answer, so only the answers are aligned.
+The student and the teacher have the same answers. In a teacher's rendering, the runs of each answer
+have the student's message index, so alignment pairs only the answers.
 """
 
 from __future__ import annotations
@@ -25,21 +25,17 @@ _VALUE_NAMES = {"teacher_messages": "messages", "teacher_context": "a text"}
 
 
 class SideText(NamedTuple):
-    """The text of the student or a teacher, after an optional context."""
+    """The text of the student or a teacher, and an optional context before it."""
 
     text: str
     context: str = ""
 
 
 def teacher_values(value: Any, num_teachers: int | None, name: str, location: object) -> list[Any]:
-    """Return the value of a field for each teacher. None: the teacher reads the student's value.
+    """Return one value of a field for each teacher. None means the student's value.
 
-    A single value applies to all teachers. If `num_teachers` is None, the number of values is the
-    number of teachers.
-
-    Raises:
-        XtokError: if the number of values or a type is wrong. The message names `location` and
-            `name`.
+    A single value applies to all teachers. If `num_teachers` is None, the field declares the number
+    of teachers.
     """
     is_text = name == "teacher_context"
     value = value if is_text else _parse_value(value, name, location)
@@ -63,10 +59,10 @@ def _parse_value(value: Any, name: str, location: object) -> Any:
         return value
     try:
         parsed = parse_json(value)
-    except json.JSONDecodeError:  # a prompt that is a text
+    except json.JSONDecodeError:  # the value is plain text
         return value
     except ValueError as error:
-        raise _error(location, name, f"its {name}: {json_problem(error)}") from error
+        raise _error(location, name, f"{name}: {json_problem(error)}") from error
     return parsed if isinstance(parsed, list | dict) else value
 
 
@@ -76,7 +72,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def teacher_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord]:
-    """Return the conversation of each teacher. If `num_teachers` is None, the row declares it."""
+    """Return the conversation of each teacher; see `teacher_values` for `num_teachers`."""
     values = teacher_values(chat.teacher_messages, num_teachers, "teacher_messages", chat.location)
     return [chat if value is None else teacher_chat(chat, value) for value in values]
 
@@ -87,7 +83,7 @@ def teacher_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages"
 
 
 def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
-    """Return the row with different messages, which come from the field `name`.
+    """Return the row with the messages of the field `name`.
 
     `messages` can be an object that also replaces `tools`, `documents` and `chat_template_kwargs`.
     """
@@ -98,11 +94,9 @@ def replace_messages(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
 
 
 def match_answers(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> ChatRecord:
-    """Pair the student's answers with the teacher's last answers; other answers are not targets.
+    """Pair the student's answers with the teacher's last answers, which must be the same.
 
-    Raises:
-        XtokError: if two answers differ. The message names the row, the messages and the first
-            different byte.
+    The teacher's other answers are not targets.
     """
     inputs = [(record.messages, record.tools, record.variables) for record in (student, teacher)]
     if inputs[0] == inputs[1]:
@@ -168,7 +162,7 @@ def _error(location: object, name: str, problem: str) -> XtokError:
 
 
 def check_fields(fields: Mapping[str, Any], location: object, main: str) -> None:
-    """Raise an error if a row with the field `main` has a teacher's field for other rows."""
+    """Raise an error if a row has a teacher's field that is not used with the field `main`."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(main)
     for name in TEACHER_FIELDS:
         if name != own and not is_missing(fields.get(name)):

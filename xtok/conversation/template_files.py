@@ -19,10 +19,10 @@ _JINJA = re.compile(r"\{[{%]")
 
 
 def template_source(template: str | Path) -> str:
-    """Return the Jinja source of a template, which is a file or the source itself.
+    """Return the Jinja source of a template. `template` is a file or the source itself.
 
-    A string that contains `{` is source, unless it is the name of an existing file. In a JSON file
-    such as `tokenizer_config.json`, the template is the value of `chat_template`.
+    A string that contains `{` is source, unless a file with this name exists. In a JSON file such
+    as `tokenizer_config.json`, the template is the value of `chat_template`.
 
     Raises:
         XtokError: if the file cannot be read, or if the text is not Jinja.

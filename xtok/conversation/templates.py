@@ -56,8 +56,8 @@ class Rendering(NamedTuple):
     text: str
     runs: tuple[Run, ...]  # ranges that come from messages, in order
     input_runs: tuple[Run, ...]  # ranges that come from `tools` and `documents`
-    turns: tuple[tuple[int, int] | None, ...]  # output of the loop over messages, per message
-    generation_prompt: str  # start of the text after the last message
+    turns: tuple[tuple[int, int] | None, ...]  # for each message, its range in the loop's output
+    generation_prompt: str  # text after the last message
     # Ranges in `{% generation %}` blocks; None if the template has no blocks.
     generation_blocks: tuple[tuple[int, int], ...] | None
     is_dated: bool  # whether the template uses the date
@@ -76,10 +76,10 @@ def render_template(
 
     Args:
         template: Jinja source.
-        messages: checked messages.
-        tools: JSON schemas; an empty list becomes None.
+        messages: messages from `message_dicts`.
+        tools: JSON schemas. An empty list becomes None.
         add_generation_prompt: whether the text ends with the generation prompt.
-        variables: other template variables, such as `bos_token` and `enable_thinking`.
+        variables: other template variables, such as `bos_token`.
         source: name of the template in errors.
     """
     variables = dict(variables or {})
@@ -144,12 +144,12 @@ def has_generation_blocks(template: str) -> bool:
 
 
 def message_dicts(messages: Any) -> list[dict[str, Any]]:
-    """Convert messages to dicts, without keys that have the value null or NaN, like Transformers.
+    """Convert messages to dicts, and remove null and NaN values, like Transformers.
 
-    Nulls at deeper levels, for example in the arguments of a call, are kept.
+    Null values at deeper levels, such as in the arguments of a call, are kept.
 
     Raises:
-        XtokError: if a message has no role, or contains too many nested levels.
+        XtokError: if a message has no role or is nested too deeply.
     """
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):
@@ -168,7 +168,7 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
 
 
 def _is_deep(value: Any, levels: int = _MAX_DEPTH) -> bool:
-    """Whether a value has more than `levels` nested levels of lists and objects."""
+    """Whether a value is nested more than `levels` levels deep."""
     if not isinstance(value, _NESTING):
         return False
     items = value.values() if isinstance(value, Mapping) else value
@@ -179,7 +179,7 @@ def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
-        # The same key order as in Transformers, because templates can write `message | tojson`.
+        # Same key order as in Transformers, because templates can write `message | tojson`.
         items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         message.clear()
         message.update(items)
@@ -187,11 +187,7 @@ def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
 
 
 def tool_schemas(tools: Any) -> list[Any] | None:
-    """Convert schemas, JSON strings or functions to a list of schemas.
-
-    Raises:
-        XtokError: if a tool has another type.
-    """
+    """Convert schemas, JSON strings or functions to a list of schemas."""
     if isinstance(tools, str):  # datasets with different schemas store tools as JSON strings
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
     if is_missing(tools):
@@ -260,11 +256,12 @@ def _make_rendering(
 def _turns(
     marks: Sequence[Mark], count: int, limit: int, runs: Sequence[Run]
 ) -> tuple[tuple[tuple[int, int] | None, ...], int]:
+    """Return the turn of each message, and the end of the last iteration of a loop."""
     turns: list[tuple[int, int] | None] = [None] * count
     last = 0
     open_marks: list[Mark] = []
     num_open = Counter[int]()  # number of open marks for each loop
-    other_outputs: list[tuple[int, int]] = []  # output of loops over values that are not messages
+    other_outputs: list[tuple[int, int]] = []  # output of loops over other values than messages
     for mark in marks:
         # Close the open marks of the loop, because `continue` and `break` skip `leave` marks.
         while mark.loop and num_open[mark.loop]:
@@ -276,7 +273,7 @@ def _turns(
                 other_outputs.append((start, end))
                 continue
             longest = turns[turn.message] or (0, 0)
-            if end - start > longest[1] - longest[0]:  # ignore loops without output
+            if end - start > longest[1] - longest[0]:  # ignores loops without output
                 turns[turn.message] = (start, end)
         if mark.kind == "enter":
             open_marks.append(mark)
@@ -288,10 +285,10 @@ def _turns(
 def _add_turns(
     turns: list[tuple[int, int] | None], runs: Sequence[Run], outputs: Sequence[tuple[int, int]]
 ) -> None:
-    """Add turns of messages if a loop iterates over numbers or over groups of messages.
+    """Add the turns of messages in loops over numbers or over groups of messages.
 
-    The turn of the last message in an iteration ends with the iteration. If the iteration contains
-    only one message, the turn also starts with the iteration.
+    The turn of the last message in an iteration ends with the iteration. If the iteration writes
+    only one message, the turn is the whole iteration.
     """
     starts = [run.start for run in runs]
     turn_candidates: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
@@ -331,13 +328,15 @@ class _Generation(Extension):
 
 
 class _Marking(NodeTransformer):
+    """Adds marks around loop bodies and generation prompts."""
+
     def __init__(self) -> None:
         self._loops = 0
 
     def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
         output = [*node.find_all((nodes.Output, nodes.CallBlock, nodes.FilterBlock))]
         self.generic_visit(node)
-        if not output:  # a search in the messages, which can take quadratic time
+        if not output:  # marks would slow down a search in the messages, which can be quadratic
             return node
         self._loops += 1
         loop = nodes.Const(self._loops)
@@ -404,7 +403,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
         _Marking().visit(tree)
         tree.set_environment(_SANDBOX)
         code: CodeType = _SANDBOX.compile(tree)
-    # Compiling the code that Jinja generates can also fail, for example for `break` outside a loop.
+    # Python cannot compile some code that Jinja generates, such as `break` outside a loop.
     except Exception as error:
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
         if isinstance(error, jinja2.TemplateSyntaxError):
@@ -424,7 +423,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert a value to a tracked JSON string, without the HTML escapes of Jinja's `tojson`."""
+    """Convert a value to tracked JSON, without the HTML escapes of Jinja's `tojson`."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

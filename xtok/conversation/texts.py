@@ -18,18 +18,18 @@ from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
 DOCUMENT_BYTES = 1 << 16
-"""In plain text, a document ends with the line at which it reaches this number of bytes. A longer
-line is cut between two characters."""
+"""Size of a document in plain text. A document ends with the line that reaches this size. A longer
+line is split between two characters."""
 
 MAX_CHARACTERS = 1 << 20
 """Maximum number of characters of a document in JSON, JSON Lines or Parquet. Longer documents are
-cut."""
+split."""
 
 BATCH_CHARACTERS = 1 << 20
 """Approximate number of characters in a batch."""
 
 SHORT_TEXT_BYTES = 1_000_000
-"""With fewer bytes of text, measurements and counted maps are unreliable."""
+"""Measurements and counted maps are unreliable if the text has fewer bytes."""
 
 _TEXT_FILES_HINT = (
     "pass text files (.txt, .jsonl, .parquet, also .gz or .zst), or a quoted glob such as "
@@ -49,7 +49,7 @@ class TextBatch(NamedTuple):
 
     texts: list[str]
     group: str  # name of the file
-    consumed: int  # bytes of all shards read from disk so far
+    consumed: int  # number of bytes read so far from all shards
 
 
 def find_texts(patterns: Paths) -> list[Path]:
@@ -70,7 +70,7 @@ def short_text_notes(num_bytes: int) -> list[str]:
 
 
 def check_texts(patterns: Paths, field: str) -> None:
-    """Check that the files exist and that the first row has the field, before the work starts."""
+    """Check that the files exist and that the first row has the field."""
     for path in find_texts(patterns)[:1]:
         next(_read_documents(shards(path)[0], field), None)
 
@@ -78,8 +78,8 @@ def check_texts(patterns: Paths, field: str) -> None:
 def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextBatch]:
     """Yield the documents of the shards in batches.
 
-    A conversation becomes one document, with the text of all messages. Unpaired surrogates become
-    U+FFFD. Long documents are cut (see `MAX_CHARACTERS`).
+    A conversation becomes one document with the text of all messages. Unpaired surrogates become
+    U+FFFD. Long documents are split (see `MAX_CHARACTERS`).
 
     Raises:
         XtokError: if the text is not UTF-8, or a row is not an object with a string in the field.
@@ -118,11 +118,10 @@ def _read_documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
 def read_samples(
     patterns: Paths, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, Any]]:
-    """Yield samples for a `DistillationCollator`, each as a pair (location for errors, sample).
+    """Yield samples for a `DistillationCollator`, each with its location for errors.
 
-    In plain text, a sample is a paragraph (blank lines separate paragraphs); in other files, a
-    sample is a row. From Parquet files, only `columns` are read, if they exist. Every other column
-    gets the value True.
+    In plain text, a sample is a paragraph, and blank lines separate paragraphs. In other files, a
+    sample is a row. In Parquet files, all columns except `columns` have the value True.
     """
     for path in find_texts(patterns):
         with reading(path):
@@ -145,7 +144,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
+        file = decompressed(raw, shard.path)  # a deleted zstd reader would close `raw`
         last = (0, b"")  # the end of the file also ends a document
         for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):
             if not document:

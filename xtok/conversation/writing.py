@@ -30,12 +30,12 @@ class RenderedFile:
     tokens: int
     targets: int  # tokens of the assistant's answers
     teacher_differs: int  # number of conversations with `teacher_messages`
-    extra_tokens: int  # additional tokens in the first teacher's version of them
-    notes: dict[str, int]  # notes, each with its number of conversations
+    extra_tokens: int  # tokens in their first teacher's version minus tokens for the student
+    notes: dict[str, int]  # number of conversations by note
 
 
 def check_render_output(output: str | Path, file: str | Path) -> Path:
-    """Check the output path of `render_file`. The output must not be the input."""
+    """Check the output path of `render_file`, which must not be the input."""
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
         raise OutputError(f"the output {target} is also the input", hint="give another path")
@@ -53,21 +53,19 @@ def render_file(
     add_generation_prompt: bool = False,
     progress: Progress = silent,
 ) -> RenderedFile:
-    """Render conversations one by one, and write the `Conversation.record` of each as a row.
+    """Render conversations one by one, and write each `Conversation.record` as a row.
 
     Args:
         model: the model, as in `load_tokenizer`.
         chats: a file, or the result of `read_conversations`.
         output: a `.jsonl` or `.parquet` path, or a binary stream for JSON Lines.
-        template: a Jinja file or the name of a format. By default, the model's own template is
-            used.
+        template: a Jinja file or the name of a format. The default is the model's own template.
         add_generation_prompt: append the template's generation prompt.
         progress: called with the number of tokens of each row.
 
     Raises:
         OutputError: if the output cannot be written.
-        XtokError: if a row cannot be read or rendered. The message names the file and the line or
-            row.
+        XtokError: if a row cannot be read or rendered. The error names the file and the row.
     """
     if isinstance(chats, str | Path):
         file, chats = Path(chats), read_conversations(Path(chats))

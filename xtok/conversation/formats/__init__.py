@@ -21,29 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """A chat template, with the constants in its file."""
+    """A chat template and the constants that its file defines."""
 
     name: str
     template: str  # Jinja source
-    roles: Mapping[str, str]  # supported roles, with their names in the format
+    roles: Mapping[str, str]  # supported roles → names of these roles in the format
     needs: Sequence[str] = ()  # control or added tokens that the format requires
     pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
     image_placeholders: Sequence[str] = ("<image>",)  # placeholders that answers must not contain
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
-        """Return the variables that the format's template requires.
+        """Return the variables for the format's template.
 
-        `space` is " " for SentencePiece vocabularies with byte tokens, because their tokenizers add
+        `space` is " " for SentencePiece vocabularies with byte tokens, because such tokenizers add
         a leading space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the padding id for this format.
-
-        Raises:
-            XtokError: if the vocabulary has no padding token.
-        """
+        """Return the padding id for this format, or raise an error if there is none."""
         ids = {name: i for i, name in table.control_names.items()}
         candidates = [ids[name] for name in self.pad_tokens if name in ids]
         candidates += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
@@ -55,11 +51,7 @@ class PromptFormat:
         return candidates[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
-        """Check that the format supports the messages and the vocabulary.
-
-        Raises:
-            XtokError: if a message is not supported, or a required token is missing.
-        """
+        """Check that the format supports the messages and the vocabulary."""
         table = tokenizer.table
         ids, names = table.canonical_ids(), set(table.control_names.values())
         added = set(table.ids_of_type(TokenType.USER_DEFINED).tolist())
@@ -102,4 +94,4 @@ def _load(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {name: _load(name) for name in sorted((*_FILES, *_ALIASES))}
-"""The formats by name: the name of the file, and the name in Megatron-LM."""
+"""The formats by name. The name is a file's name, or the format's name in Megatron-LM."""
