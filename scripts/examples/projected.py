@@ -13,7 +13,7 @@ from xtok import Pair, ProjectionMap, TopK
 from xtok._lib.ragged import offsets_of
 from xtok.teachers.projector import Projector
 from xtok.training import IGNORED, StoredTopK, pad_candidates
-from xtok.training.losses import BatchLoss, count_targets, topk_kl
+from xtok.training.losses import CustomLoss, topk_kl
 from xtok.training.sparse import check_width
 
 BLOCK = 16  # positions at once: a block of 262,144 logits each stays near the processor
@@ -47,7 +47,7 @@ class ProjectedTeacher:
     ) -> None:
         self.projector = Projector(pair, back_map, num_threads, along_path=along_path)
         self.width, self.top_k = pair.shape[1], top_k
-        self.loss = BatchLoss(self._mean, count_targets)
+        self.loss = CustomLoss(self._mean, lambda batch, _: int((batch["targets"] >= 0).sum()))
 
     def _mean(self, logits: Tensor, theirs: Any, batch: Any, side: Any) -> Tensor:
         return topk_kl(logits, **vars(self(theirs, batch, side)))

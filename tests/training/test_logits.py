@@ -492,7 +492,7 @@ def test_errors_name_nan_hidden_states_and_invalid_targets() -> None:
 
 def test_losses_of_the_registry_that_accept_hidden_states() -> None:
     assert make_loss("alm").takes_hidden
-    own = losses.BatchLoss(lambda s, t, batch, side: 2 * s.sum())
+    own = losses.CustomLoss(lambda s, t, batch, side: 2 * s.sum())
     assert not own.takes_hidden
     logits = torch.ones(1, 2, 3, requires_grad=True)
     total, [mean] = one_pass(logits, [own.plan(logits, None, {}, {})], [0.5])

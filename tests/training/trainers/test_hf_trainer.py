@@ -26,7 +26,7 @@ from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
-from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
+from xtok.training.losses import CombineConfig, CustomLoss, LossName, PKLConfig, make_loss
 from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import make_objective
@@ -225,7 +225,7 @@ def test_a_batch_is_prepared_and_counted_once(make_trainer: Make) -> None:
 
     args = {"max_steps": 2, "gradient_accumulation_steps": 2, **ONE_ROW}
     trainer = make_trainer(
-        BatchLoss(mean, count), args, map=None, eval_dataset=ROWS[:1], audit=False
+        CustomLoss(mean, count), args, map=None, eval_dataset=ROWS[:1], audit=False
     )
     trainer.train()
     assert len(counted) == 4
@@ -345,7 +345,7 @@ def test_heads_are_found_again_if_the_model_is_compiled(
 
 
 def test_a_loss_that_needs_whole_logits(make_trainer: Make) -> None:
-    own = BatchLoss(lambda student, *_: student.square().mean())
+    own = CustomLoss(lambda student, *_: student.square().mean())
     with pytest.raises(XtokError, match="whole"):
         make_trainer(own, map=None, hidden_states=True).train()
 
@@ -372,7 +372,7 @@ def test_losses_of_microbatches_sum_to_the_batch(
         "p-kl", map=module, config=PKLConfig(top_k=None, temperature=2, reverse_kl=True)
     )
     correct = PKLConfig(exact_token_match_only=True)
-    strict = BatchLoss(
+    strict = CustomLoss(
         lambda s, t, batch, side: losses.p_kl(s, t, module, side["shifted"], correct),
         lambda batch, side: losses.count_chunks(side["shifted"], exact_token_match_only=True),
     )
@@ -431,7 +431,7 @@ def test_invalid_arguments_are_refused(
     for collate, options in (
         (several, {}),
         (several, {"loss": ["alm", "event-kl"]}),
-        (several, {"loss": BatchLoss(lambda *_: torch.zeros(()))}),
+        (several, {"loss": CustomLoss(lambda *_: torch.zeros(()))}),
         (without_teachers, {"map": projection}),
         (without_teachers, {"teacher_weights": [1]}),
     ):

@@ -28,7 +28,7 @@ from xtok.training.losses.logits import HiddenLogits as HiddenLogits
 from xtok.training.losses.p_kl import p_kl as p_kl
 from xtok.training.losses.registry import LOSSES as LOSSES
 from xtok.training.losses.registry import BatchLoss as BatchLoss
-from xtok.training.losses.registry import count_targets as count_targets
+from xtok.training.losses.registry import CustomLoss as CustomLoss
 from xtok.training.losses.registry import loss_spec as loss_spec
 from xtok.training.losses.registry import make_loss as make_loss
 from xtok.training.losses.spelling_index import SpellingIndex as SpellingIndex

@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     explain: Callable[[], None] = lambda: None  # raises an error for invalid input
     # Other tensors that require gradients, and their accumulated gradients.
     gradients: Sequence[tuple[Tensor, Tensor]] = ()
-    value: Tensor | None = None  # the loss itself, if the plan has no parts
+    value: Tensor | float = 0.0  # added to the sum of the terms
 
     @property
     def scale(self) -> float:
@@ -119,16 +119,14 @@ def one_pass(
         ValueError: if a loss is not finite; the message names the invalid input.
     """
     logits = as_logits(student)
-    compares = any(plan.value is None for plan in plans)
+    # A plan without parts that has `gradients` needs no gradient of the logits.
+    compares = any(plan.parts or not plan.gradients for plan in plans)
     gradients_of: Gradients = logits.gradients() if compares else (None,) * len(logits.inputs)
     dtype = work_dtype(*plans)
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         sums = _compare(logits, plans, weights, gradients_of, dtype)
-        losses = [
-            total * plan.scale if plan.value is None else plan.value.double()
-            for plan, total in zip(plans, sums, strict=True)
-        ]
+        losses = [total * plan.scale for plan, total in zip(plans, sums, strict=True)]
         _require_finite(losses, plans, logits)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
     inputs, gradients = [*logits.inputs], [*gradients_of]
@@ -154,7 +152,7 @@ def _compare(
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """Return each plan's sum of terms, and add the gradients of the terms to `gradients`."""
-    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
+    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.value for p in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
         for plan, weight, total in zip(plans, weights, sums, strict=True)

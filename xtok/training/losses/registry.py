@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,28 +41,19 @@ from xtok.training.sparse import work_dtype
 Batch = Mapping[str, Any]
 
 
-def count_targets(batch: Batch, *_: Any) -> int:
-    """Return the number of predicted targets in the batch."""
-    return int((batch["targets"] >= 0).sum())
+class BatchLoss(ABC):
+    """A loss that trainers call with a prepared batch and one teacher's part of the batch."""
 
-
-class BatchLoss:
-    """A loss that trainers call with a prepared batch and one teacher's part of the batch.
-
-    `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
-    and the teacher's part. It returns the mean loss, a scalar. `count` returns the number of terms
-    that `mean` averages; by default, the number of chunks.
-    """
-
-    takes_hidden = False
+    takes_hidden = True
     """Whether the loss accepts `HiddenLogits`."""
 
-    def __init__(
-        self,
-        mean: Callable[[Any, Any, Batch, Batch], Tensor],
-        count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"]),
-    ) -> None:
-        self._mean, self._count = mean, count
+    @abstractmethod
+    def count(self, batch: Batch, side: Batch, /) -> int:
+        """Return the number of terms that the loss averages."""
+
+    @abstractmethod
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+        """Return a plan for `one_pass`."""
 
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
@@ -70,13 +62,24 @@ class BatchLoss:
         plan = self.plan(student_logits, teacher_logits, batch, side)
         return one_pass(student_logits, [plan])[0]
 
-    def count(self, batch: Batch, side: Batch) -> int:
-        """Return the number of terms that the loss averages."""
-        return self._count(batch, side)
+
+@dataclass(frozen=True, eq=False)
+class CustomLoss(BatchLoss):
+    """A loss of your own, computed by PyTorch from whole logits.
+
+    `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
+    and the teacher's part. It returns the mean loss, a scalar. `count` returns the number of terms
+    that `mean` averages; by default, the number of chunks.
+    """
+
+    mean: Callable[[Any, Any, Batch, Batch], Tensor]
+    count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"])
+
+    takes_hidden = False
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
-        """Return a plan for `one_pass`."""
-        mean = self._mean(student_logits, teacher_logits, batch, side)
+        """Return a plan without comparisons: its value, and the gradient of the value."""
+        mean = self.mean(student_logits, teacher_logits, batch, side)
         gradients = [(mean, torch.ones_like(mean))]
         return Plan((), 1, work_dtype(mean), gradients=gradients, value=mean.detach())
 
@@ -121,13 +124,13 @@ class LossSpec:
     prepare_map: Callable[[Any], Any] = lambda on_device: on_device
 
 
+@dataclass(frozen=True, eq=False)
 class _ConfiguredLoss(BatchLoss):
     """A loss of `LOSSES` with its map and options."""
 
-    takes_hidden = True
-
-    def __init__(self, spec: LossSpec, on_device: Any, config: Any) -> None:
-        self.spec, self.map, self.config = spec, on_device, config
+    spec: LossSpec
+    map: Any
+    config: Any
 
     def count(self, batch: Batch, side: Batch) -> int:
         if self.spec.is_stored:

@@ -27,7 +27,7 @@ from xtok.training.heads import (
     router_loss,
     run,
 )
-from xtok.training.losses.cross_entropy import cross_entropy, loss_weights
+from xtok.training.losses.cross_entropy import combine, cross_entropy
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.objective import LossTerms, Objective
 
@@ -169,8 +169,7 @@ class DistillationTrainer(Trainer):
         """Combine the means of the cross-entropy, each teacher's loss and the router loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
-        weights = loss_weights(self.objective.combine, distillation, cross_entropy)
-        loss = weights[0] * distillation + weights[1] * cross_entropy + router
+        loss = combine(distillation, cross_entropy, self.objective.combine) + router
         return {"loss": loss, "cross_entropy": cross_entropy, "distillation": distillation}
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
