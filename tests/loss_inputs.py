@@ -12,21 +12,20 @@ from numpy.typing import NDArray
 
 import xtok
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.loss_names import LossName
+from xtok.loss_names import LOSS_INFO, LossName
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import EventIndex, event_index, spelling_index
-from xtok.training.losses.registry import EVENTS, LOSSES, MAP
 from xtok.training.module import ProjectionModule
 
 
 def loss_map(name: LossName, pair: Pair) -> Any:
     """Return the map of a loss on the CPU; None if the loss takes no map."""
-    row = LOSSES[name]
-    if row.map is None:
+    kind = LOSS_INFO[name].map
+    if kind is None:
         return None
-    if row.map is MAP:
+    if kind == "map":
         return ProjectionModule(built(*pair.tokenizers))
-    if row.map is EVENTS:
+    if kind == "events":
         return event_index(xtok.events(*pair.tokenizers))
     return spelling_index(xtok.spellings(pair))
 

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import xtok
 from xtok import DistillationCollator
-from xtok.loss_names import LossName
+from xtok.loss_names import LOSS_INFO, LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import prepare, shifted_targets
 from xtok.training.heads import find_heads, run
-from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
+from xtok.training.losses.registry import LOSSES
 from xtok.training.objective import make_objective
 
 TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 tonight."]
@@ -714,11 +714,11 @@ def test_loss_is_0_for_equal_models(loss: LossName, byte_level: Tokenizer) -> No
     collate = DistillationCollator(side, side)
     batch = prepare(collate(TEXTS))
     model = tiny_model(side.vocabulary.vocab_size, seed=0, sharp=0.5).eval()
-    kind = LOSSES[loss].map
+    kind = LOSS_INFO[loss].map
     loss_map: Any = None
-    if kind is EVENTS:
+    if kind == "events":
         loss_map = xtok.events(side, side)
-    elif kind is SPELLINGS:
+    elif kind == "spellings":
         loss_map = xtok.spellings(side, side)
     elif kind is not None:
         loss_map = built(side, side)

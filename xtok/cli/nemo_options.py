@@ -31,6 +31,8 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
 }
 """Options for models that are usually arguments: the argument's name, and a letter."""
 
+_OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
+
 # NeMo-RL's option → xtok's options with their values. `...` is the typed value, and None is xtok's
 # default. They apply to commands that replace NeMo-RL's tools and have all of these options.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
@@ -47,13 +49,8 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
     "use_canonicalization": {"canonicalization": "relaxed"},
     "use_raw_tokens": {"token_form": "raw"},
     "tokens_to_cut": {"max_pieces": ...},
-    "top_k": {"top_k": ...},
-    "runtime_top_k": {"top_k": ...},
-    "output_path": {"output": ...},
-    "final_output": {"output": ...},
-    "output_dir": {"output": ...},
-    "data_dir": {"output": ...},
-    "output_filename": {"output": ...},
+    **{name: {"top_k": ...} for name in ("top_k", "runtime_top_k")},
+    **{name: {"output": ...} for name in ("output_path", "final_output", *_OUTPUT_OPTIONS)},
 }
 
 _MATCHING = "multitoken", "build", "reapply-exact"
@@ -74,7 +71,6 @@ _NAMES: Mapping[str, str] = {
     "build": "projection_matrix_{student}_{teacher}_top{top_k}",
 }
 _FOLDER = "cross_tokenizer_data"
-_OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
 # Options with the same name in both programs that only NeMo-RL command lines usually contain.
 _TYPICAL = {"multitoken": "num_examples"}

@@ -24,10 +24,11 @@ from transformers import TrainerCallback, TrainingArguments
 import xtok
 from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
+from xtok.loss_names import LOSS_INFO
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
 from xtok.training.losses import CombineConfig, CustomLoss, LossName, PKLConfig, make_loss
-from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
+from xtok.training.losses.registry import LOSSES
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import make_objective
 from xtok.training.topk_collator import TopKCollator
@@ -146,12 +147,12 @@ def test_the_loss_equals_that_of_the_functions(
 def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
     """The map that a loss requires."""
     [teacher] = collator.teachers
-    row = LOSSES[loss]
-    if row.map is EVENTS:
+    kind = LOSS_INFO[loss].map
+    if kind == "events":
         return xtok.events(collator.student, teacher)
-    if row.map is SPELLINGS:
+    if kind == "spellings":
         return xtok.spellings(collator.pairs[0])
-    return projection if row.map else None
+    return projection if kind else None
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xtok.errors import XtokError
-from xtok.loss_names import MAP_NAMES, LossName, loss_name
+from xtok.loss_names import LOSS_INFO, MAP_NAMES, LossName, MapKind, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
@@ -104,24 +104,31 @@ class RequiredMap(NamedTuple):
         return any_map if isinstance(any_map, self.device_type) else None
 
 
-MAP = RequiredMap(ProjectionMap, ProjectionModule, ProjectionModule)
-EVENTS = RequiredMap(EventMap, EventIndex, event_index)
-SPELLINGS = RequiredMap(SpellingMap, SpellingIndex, spelling_index)
+MAPS: Mapping[MapKind | None, RequiredMap] = {
+    "map": RequiredMap(ProjectionMap, ProjectionModule, ProjectionModule),
+    "events": RequiredMap(EventMap, EventIndex, event_index),
+    "spellings": RequiredMap(SpellingMap, SpellingIndex, spelling_index),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LossSpec:
-    """The definition of a loss: its plan, its inputs and its options."""
+    """The code of a loss: its plan, its other inputs and its options."""
 
+    name: LossName
     # Takes `BothLogits`, the map if required, and the config; for stored predictions, the student's
     # logits and the predictions.
     plan: Callable[..., Plan]
     config: Any = None  # class of the options
-    map: RequiredMap | None = None
     is_stored: bool = False  # whether stored predictions replace the teacher
     takes_logprobs: bool = False  # whether `teacher_logprobs` can replace the teacher's logits
     count: Callable[[Any, TargetIds, Chunks], int] = lambda map, targets, chunks: chunks.total
     prepare_map: Callable[[Any], Any] = lambda on_device: on_device
+
+    @property
+    def map(self) -> RequiredMap | None:
+        """The kind of map that the loss requires, if any."""
+        return MAPS.get(LOSS_INFO[self.name].map)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,23 +171,21 @@ def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
     return module
 
 
-def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
+def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
-LOSSES: dict[LossName, LossSpec] = {
-    "p-kl": LossSpec(plan=plan_p_kl, config=PKLConfig, map=MAP, prepare_map=_warn_if_unfit),
-    "event-kl": LossSpec(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
-    "csd": LossSpec(plan=plan_csd, config=CSDConfig, map=SPELLINGS, count=count_completed),
-    "alm": LossSpec(plan=plan_alm, config=ALMConfig, takes_logprobs=True),
-    "gold": LossSpec(plan=plan_gold, config=GoldConfig, map=MAP, prepare_map=_exact_pairs),
-    "h-kl": LossSpec(
-        plan=plan_gold, config=GoldConfig, map=MAP,
-        prepare_map=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
-    ),
-    "same-tokenizer": LossSpec(plan=plan_event_kl, config=SameTokenizerConfig),
-    "topk-kl": LossSpec(plan=plan_topk_kl, is_stored=True),
-}  # fmt: skip
+_SPECS = (
+    LossSpec("p-kl", plan_p_kl, PKLConfig, prepare_map=_warn_if_unfit),
+    LossSpec("event-kl", plan_event_kl, ChunkLossConfig),
+    LossSpec("csd", plan_csd, CSDConfig, count=count_completed),
+    LossSpec("alm", plan_alm, ALMConfig, takes_logprobs=True),
+    LossSpec("gold", plan_gold, GoldConfig, prepare_map=_pairs),
+    LossSpec("h-kl", plan_gold, GoldConfig, prepare_map=partial(_pairs, threshold=H_KL_THRESHOLD)),
+    LossSpec("same-tokenizer", plan_event_kl, SameTokenizerConfig),
+    LossSpec("topk-kl", plan_topk_kl, is_stored=True),
+)
+LOSSES: dict[LossName, LossSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def loss_spec(name: LossName) -> LossSpec:
