@@ -15,22 +15,15 @@ from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.pairs import Pair, require_table
-from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
+from xtok.tokenizers.table import SIDES, TokenType, Vocabulary, VocabularyFields
 
 _LARGEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideDescription:
+class SideDescription(VocabularyFields):
     """One side of a map."""
 
-    model_id: str
-    revision: str | None
-    backend: str | None
-    vocab_size: int
-    width_source: str
-    tokenizer_vocab_size: int | None
-    definition_sha256: str | None  # digest of the tokenizer's definition when the map was built
     token_types: Mapping[str, int]  # number of ids by type; empty if the map contains no tokens
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,14 @@ from xtok.errors import XtokError
 from xtok.loss_names import MAP_NAMES, MapKind
 from xtok.maps.opening import Tensors
 from xtok.maps.records import require_valid
-from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.table import (
+    MAX_WIDTH,
+    SIDES,
+    TokenTable,
+    TokenType,
+    Vocabulary,
+    VocabularyFields,
+)
 
 if TYPE_CHECKING:
     from xtok.maps.file import StoredMap
@@ -31,14 +37,8 @@ MAX_HEADER = 1 << 23  # maximum size of a map's JSON text in bytes, for reading 
 _TABLE_DTYPES = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
 _BOTH_TABLES_DTYPES = {f"{s}_token_{name}": d for s in SIDES for name, d in _TABLE_DTYPES.items()}
 
-_VOCABULARY_TYPES = {
-    "model_id": (str,),
-    "revision": (str, NoneType),
-    "backend": (str, NoneType),
-    "vocab_size": (int,),
-    "width_source": (str,),
-    "tokenizer_vocab_size": (int, NoneType),
-    "definition_sha256": (str, NoneType),
+_VOCABULARY_TYPES = {  # the permitted types of each field
+    name: get_args(hint) or (hint,) for name, hint in get_type_hints(VocabularyFields).items()
 }
 
 

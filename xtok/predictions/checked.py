@@ -108,10 +108,9 @@ def checked(
     *,
     begins: bool = True,
     is_answer: bool = False,
-    is_projected: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate predictions, and return them sorted, without padding and with `rest_logprob`.
+    """Validate a teacher's predictions; return them sorted, unpadded and with `rest_logprob`.
 
     The following must hold, up to rounding:
 
@@ -129,30 +128,21 @@ def checked(
         begins: whether each document starts with the first token of a text.
         is_answer: whether all values come from one response of a server, where each realized token
             is a candidate with the same log-probability.
-        is_projected: whether `project` wrote the predictions. If so, `realized_logprob` contains
-            shares of chunks, and fewer checks apply.
         vocabulary: name of the vocabulary in errors.
 
     Raises:
         PredictionError: if a condition does not hold. The error names the first invalid row.
     """
     is_listed = ~np.isnan(_lookup(topk, 0))  # also if the value is a placeholder
-    firsts = document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
-    realized = own_logprobs(topk.realized_logprob, firsts)
-    topk = without_padding(topk)._replace(realized_logprob=realized)
-    _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
-    topk = _sort(topk)
-    sums = masses(topk)
-    _check_sums(topk, sums, is_projected=is_projected)
+    topk, sums = _prepared(topk, width, begins, vocabulary)
+    _check_sums(topk, sums, is_complete=True)
     mass_left = np.maximum(0, 1 - sums)
-    if not is_projected:
-        _check_rest(topk, mass_left, width)
+    _check_rest(topk, mass_left, width)
     listed = _lookup(topk, 0)
-    if not is_answer or is_projected:
-        _check_shift(topk, mass_left, width, also_chance=not is_projected)
-    if not is_projected:
-        _check_realized(topk, listed, is_listed, is_answer=is_answer)
-    others = np.where(np.isnan(listed) & (not is_projected), np.exp(realized, dtype=np.float64), 0)
+    if not is_answer:
+        _check_shift(topk, mass_left, width, also_chance=True)
+    _check_realized(topk, listed, is_listed, is_answer=is_answer)
+    others = np.where(np.isnan(listed), np.exp(topk.realized_logprob, dtype=np.float64), 0)
     with_own = sums + np.nan_to_num(others)
     _require(
         topk.valid & exceeds(with_own, 1),
@@ -160,12 +150,49 @@ def checked(
             f"the candidates and the realized token sum to {with_own[n]:.4g}, expected at most 1"
         ),
     )
-    topk = _without_first_rows(topk, firsts)
+    return _completed(topk, mass_left, begins)
+
+
+def checked_projected(
+    topk: TopK, width: int, *, begins: bool = True, vocabulary: str = "the vocabulary"
+) -> TopK:
+    """Validate predictions that `project` wrote, as in `checked` but with fewer conditions.
+
+    `realized_logprob` contains shares of chunks, so it can exceed the rest, and a row with its rest
+    can sum to less than 1.
+    """
+    topk, sums = _prepared(topk, width, begins, vocabulary)
+    _check_sums(topk, sums, is_complete=False)
+    mass_left = np.maximum(0, 1 - sums)
+    _check_shift(topk, mass_left, width, also_chance=False)
+    return _completed(topk, mass_left, begins)
+
+
+def _prepared(
+    topk: TopK, width: int, begins: bool, vocabulary: str
+) -> tuple[TopK, NDArray[np.float64]]:
+    """Return sorted predictions without placeholders, and the sum of each row's candidates."""
+    realized = own_logprobs(topk.realized_logprob, _firsts(topk, begins))
+    topk = without_padding(topk)._replace(realized_logprob=realized)
+    _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
+    topk = _sort(topk)
+    return topk, masses(topk)
+
+
+def _completed(topk: TopK, mass_left: NDArray[np.float64], begins: bool) -> TopK:
+    """Fill unknown values of `rest_logprob` and `realized_logprob` from the candidates."""
+    firsts = _firsts(topk, begins)
+    listed, topk = _lookup(topk, 0), _without_first_rows(topk, firsts)
     with np.errstate(divide="ignore"):
         rest = np.where(np.isnan(topk.rest_logprob), np.log(mass_left), topk.rest_logprob)
     rest[~topk.valid] = np.nan
+    realized = topk.realized_logprob
     realized = np.where(np.isnan(realized), own_logprobs(listed, firsts), realized)
     return topk._replace(rest_logprob=rest.astype(np.float32), realized_logprob=realized)
+
+
+def _firsts(topk: TopK, begins: bool) -> NDArray[np.int64]:
+    return document_starts(topk.bounds) if begins else np.zeros(0, np.int64)
 
 
 def _require(
@@ -225,11 +252,12 @@ def _sort(topk: TopK) -> TopK:
     return topk._replace(ids=ids[order], logprobs=values[order])
 
 
-def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) -> None:
+def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_complete: bool) -> None:
+    """Check that no row sums to more than 1, and that complete rows with a rest sum to 1."""
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
     has_rest = topk.valid & ~np.isnan(rest)
     totals = sums + np.where(has_rest, rest, 0)
-    lacks = has_rest & exceeds(1 - totals, 0) & (not is_projected)
+    lacks = has_rest & exceeds(1 - totals, 0) & is_complete
     words = ("probabilities sum to {:.4g}, expected at most 1",
              "probabilities and the rest sum to {:.4g}, expected 1")  # fmt: skip
     _require(

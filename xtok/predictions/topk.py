@@ -24,8 +24,9 @@ class TopK(NamedTuple):
     starts: NDArray[np.int64]
     ids: NDArray[np.int32]  # [nnz], unique in a row; most likely first, then lower id first
     logprobs: NDArray[np.float32]  # [nnz]
-    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf if they sum to 1;
-    # NaN if the row has no prediction, or if the source renormalized the candidates
+    # [N], log(1 - sum of the candidates), −inf if they sum to 1; NaN if the row has no prediction,
+    # or if the source renormalized the candidates
+    rest_logprob: NDArray[np.float32]
     realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
 
     @property

@@ -248,8 +248,8 @@ def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Vocabulary:
-    """The student's or the teacher's vocabulary: a token table and the model's name."""
+class VocabularyFields:
+    """The fields of a vocabulary that map files contain as JSON values."""
 
     model_id: str  # repo id, or last component of a folder or file
     revision: str | None = None  # commit of the repo, if known; otherwise the requested revision
@@ -258,9 +258,15 @@ class Vocabulary:
     # option, config, model type, tokenizer, map, or ids (largest id of a map without a width)
     width_source: str
     tokenizer_vocab_size: int | None = None  # largest id of the tokenizer within V, plus 1
-    table: TokenTable | None = None  # None if another program's map has no tokens
     # `Tokenizer.definition_sha256` when the map was created; None if unknown.
     definition_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Vocabulary(VocabularyFields):
+    """The student's or the teacher's vocabulary: a token table and the model's name."""
+
+    table: TokenTable | None = None  # None if another program's map has no tokens
 
     def __post_init__(self) -> None:
         """Convert a width of NumPy, which JSON cannot contain."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import checked, without_null
+from xtok.predictions.checked import checked, checked_projected, without_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.table import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, checked_columns, read_flags, read_ids, stack
@@ -105,7 +105,7 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
     )
     bounds = np.array([0, len(token_ids)])
     topk = TopK(token_ids, bounds, offsets_of(counts), flat, values, rest, nothing)  # type: ignore[arg-type]
-    return checked(topk, MAX_WIDTH, is_projected="rest_logprob" in columns)
+    return (checked_projected if "rest_logprob" in columns else checked)(topk, MAX_WIDTH)
 
 
 def pad_candidates(

@@ -6,7 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import RELATIVE_ROUNDING, PredictionError, checked, without_padding
+from xtok.predictions.checked import (
+    RELATIVE_ROUNDING,
+    PredictionError,
+    checked,
+    checked_projected,
+    without_padding,
+)
 from xtok.predictions.topk import TopK, masses, segment_ids
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
@@ -85,7 +91,10 @@ def check_predictions(
         raise cache_error(documents.location(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:
-        topk = checked(topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=name)
+        if is_projected:
+            topk = checked_projected(topk, width, vocabulary=name)
+        else:
+            topk = checked(topk, width, is_answer=is_answer, vocabulary=name)
     except PredictionError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
         location = documents.locations[row] if error.is_document else documents.location(error.row)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import checked, exceeds
+from xtok.predictions.checked import checked_projected, exceeds
 from xtok.predictions.topk import TopK
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Rows, one_pass
@@ -132,4 +132,4 @@ def _check_candidates(stored: Sequence[Tensor], width: int) -> None:
         starts=offsets_of(used.sum(1)), ids=ids[used].astype(np.int64), logprobs=logprobs[used],
         rest_logprob=rest, realized_logprob=np.full(len(ids), np.nan),
     )  # fmt: skip
-    checked(topk, width, begins=False, is_projected=True)
+    checked_projected(topk, width, begins=False)
