@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from checks import fails, printed_json, works
 from conftest import Cli
+from forked import Forks
 from make_maps import pt_bytes
 
 import xtok
@@ -42,27 +46,54 @@ STAGES = {
 """How each file is made, in order: `P` is both models, `T` a text, `F` the format."""
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_every_map_passes_verify_and_is_read_back_equal(
-    cli: Cli, to_pieces: Pair, small: Path, corpus: Path, tmp_path: Path, suffix: str
+OTHER_FORMAT = {"pt": "safetensors", "safetensors": "pt"}
+PROJECTION_MAPS = [name for name in STAGES if name not in ("events", "csd")]
+# Event maps have one format, and xtok does not read NeMo-RL's tables for CSD.
+FILES = [*product(STAGES, ["safetensors"]), *product(PROJECTION_MAPS, ["pt"])]
+# Files are made from other files, so one process makes all of them.
+pytestmark = pytest.mark.xdist_group("written files")
+WrittenFile = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def written_file(
+    forks: Forks, small: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> WrittenFile:
+    """Run the command of a stage, once, after the stage that makes its input."""
+    folder = tmp_path_factory.mktemp("written")
+    words = {"P": [small / "small-byte-level", small / "small.model"], "T": [corpus]}
+
+    @cache
+    def write(name: str, suffix: str) -> Path:
+        path, args = folder / f"{name}.{suffix}", []
+        for word in STAGES[name].split():
+            stage, is_file, _ = word.partition(".F")
+            args += [write(stage, suffix)] if is_file else words.get(word, [word])
+        result = works(forks.run([*args, "-o", path, "--quiet"], folder))
+        assert result.stdout.splitlines()[0] == str(path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "suffix"), FILES)
+def test_every_file_passes_verify(
+    written_file: WrittenFile, to_pieces: Pair, name: str, suffix: str
 ) -> None:
-    pair = [str(small / "small-byte-level"), str(small / "small.model")]
-    other = {"pt": "safetensors", "safetensors": "pt"}[suffix]
-    for name, line in STAGES.items():
-        words = line.replace(".F", f".{suffix}").replace("T", str(corpus)).split()
-        models = [word for part in words for word in (pair if part == "P" else [part])]
-        if name in ("events", "csd") and suffix == "pt":
-            continue  # event maps have one format, and xtok does not read NeMo-RL's tables for CSD
-        path = tmp_path / f"{name}.{suffix}"
-        assert works(cli(*models, "-o", path, "--quiet")).stdout.splitlines()[0] == str(path)
-        assert not xtok.verify(path, to_pieces).failed
-        if name in ("events", "csd"):
-            continue
-        converted = xtok.convert(path, tmp_path / f"converted.{other}")
-        assert not xtok.verify(converted, to_pieces).failed
-        back = xtok.convert(converted, tmp_path / f"back.{suffix}")
-        assert back.read_bytes() == path.read_bytes(), name
-        assert to_safetensors(read_map(path)) == to_safetensors(read_map(converted))
+    assert not xtok.verify(written_file(name, suffix), to_pieces).failed
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("name", PROJECTION_MAPS)
+def test_every_map_is_read_back_equal(
+    written_file: WrittenFile, to_pieces: Pair, tmp_path: Path, name: str, suffix: str
+) -> None:
+    path = written_file(name, suffix)
+    converted = xtok.convert(path, tmp_path / f"converted.{OTHER_FORMAT[suffix]}")
+    assert not xtok.verify(converted, to_pieces).failed
+    back = xtok.convert(converted, tmp_path / f"back.{suffix}")
+    assert back.read_bytes() == path.read_bytes()
+    assert to_safetensors(read_map(path)) == to_safetensors(read_map(converted))
 
 
 NOTE = "note: Use plain KL: both models have the same vocabulary, so no map is needed."
