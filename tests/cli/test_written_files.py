@@ -168,12 +168,12 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])
 def test_output_for_training_is_noted_if_a_preset_is_better(cli: Cli, output: list[str]) -> None:
-    better = "note: to train, xtok events STUDENT TEACHER (event KL) is better"
+    better = "note: for training, use xtok events STUDENT TEACHER (event KL)"
     line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
     result = works(cli(*line.split(), *output))
     for command in (result, works(cli("sort-cut", result.stdout.strip(), "--top_k", "4", *output))):
         assert better in command.stderr
-        assert ("NeMo-RL reads .pt: xtok convert " in command.stderr) == (not output)
+        assert ("NeMo-RL reads only .pt: run xtok convert " in command.stderr) == (not output)
 
 
 def test_a_counted_map_is_not_called_worse(cli: Cli, small: Path) -> None:

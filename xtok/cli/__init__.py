@@ -25,7 +25,7 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build byte-exact event maps and "
-        "projection maps for losses, and rewrite a teacher's predictions in a student's tokens.",
+        "projection maps for losses, and convert a teacher's predictions to a student's tokens.",
         epilog="Run xtok help COMMAND for a command's options, and xtok help models for the kinds "
         "of models.",
         cls=_Group,
@@ -47,7 +47,7 @@ def _load(name: str) -> Callable[..., None]:
 
 
 def _nothing() -> None:
-    """Placeholder body of a command in the overview, which prints only descriptions."""
+    """Placeholder for a command in the overview."""
 
 
 class _Group(TyperGroup):

@@ -30,12 +30,15 @@ def align(
     file: Path | None = option(None, "File to read the text from."),
     chat: Path | None = option(
         None,
-        "File with one conversation to align, in the formats of xtok render. Each side renders it "
-        "with its own chat template.",
+        "File with one conversation to align, in a format of xtok render. Each model's chat "
+        "template renders the conversation.",
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4, "Maximum number of tokens per group where the bytes differ.", min=1, max=MAX_COMB_LEN
+        4,
+        "Maximum number of tokens on each side of a chunk with different bytes.",
+        min=1,
+        max=MAX_COMB_LEN,
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "

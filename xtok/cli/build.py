@@ -41,10 +41,10 @@ def build(
         "the recipe of X-Token. For event KL, use `xtok events`.",
     ),
     output: StrictOutput,
-    text: list[str] = text_option("Text to count the map's weights on: "),
+    text: list[str] = text_option("Text from which the map's weights are counted: "),
     field: str = TEXT_FIELD,
     initial_projection_path: Path | None = map_option(
-        "Map of the pair to smooth the counts towards. Default: a map counted on synthetic text.",
+        "Map of the same pair, to smooth the counts. Default: a map counted on synthetic text.",
         needs={"text": True},
         panel=TEXT,
     ),

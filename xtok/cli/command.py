@@ -2,8 +2,7 @@
 
 An option is a parameter `name: type = option(...)` of the function, or a field of a config
 dataclass. If a parameter's type is a config dataclass, each field becomes an option, and the
-function receives the config. Each option is therefore declared once, for Python and the command
-line.
+function receives the config. Python and the command line thus share one declaration.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function that Typer calls; it has the additional option --quiet.
+    """Return the function that Typer calls, with the additional option --quiet.
 
     The function's parameters are options and configs, and optionally `context: typer.Context`.
     """
@@ -297,7 +296,7 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
 
 def run(app: typer.Typer) -> None:
     """Run the app. An `XtokError` is printed as two lines on stderr, with exit code 1."""
-    gc.set_threshold(100_000)  # saves 8 % of the time: large lists without cycles
+    gc.set_threshold(100_000)  # saves 8 % of the time, because large lists contain no cycles
     sys.stdout, sys.stderr = (stream or _null() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal's encoding may lack a character

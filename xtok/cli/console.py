@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 EVERY = 10.0
-"""Seconds between two progress lines without a terminal for a bar."""
+"""Seconds between two progress lines if stderr is not a terminal."""
 
 
 @contextmanager
 def progress_bar(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
-    """Show a progress bar on stderr. For a step without a total, show only its label.
+    """Show a progress bar on stderr, or only the label for a step without a total.
 
-    If stderr is not a terminal, print the progress every ten seconds instead.
+    If stderr is not a terminal, print a line every ten seconds instead.
     """
     if _columns():
         with _new_bar(label, total) as bar:
@@ -56,7 +56,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
 
 
 def _columns() -> int:
-    """Return the width of stderr's terminal; 0 without a terminal or a size."""
+    """Return the width of stderr's terminal, or 0 if it is unknown."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns
     return 0
@@ -77,7 +77,7 @@ def _new_bar(label: str, total: int) -> Any:
 
         @property
         def format_dict(self) -> dict[str, Any]:
-            """Fit the bar to the terminal's current width, with room for ^C after it."""
+            """Fit the bar to the terminal's width, with room for ^C."""
             is_label = not (self.total or self.n)
             bar = "{desc} …" if is_label else None
             return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}

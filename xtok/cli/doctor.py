@@ -19,17 +19,17 @@ def doctor(
     student: str | None = option(
         None, f"The model to check, or the student: {MODEL}", argument="STUDENT"
     ),
-    teacher: str | None = option(None, "The teacher, for checking the pair.", argument="[TEACHER]"),
+    teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
-        "Measure the pair on this text or these conversations, and compare the first rows with "
-        "the models' own libraries (requires two models): ",
+        "Measure the pair on this text or these conversations, and compare the encoding of the "
+        "first rows with the models' own libraries (requires two models): ",
         needs={"teacher": True},
     ),
     field: str = TEXT_FIELD,
     templates: ChatTemplates,
     teacher_url: str | None = option(
         None,
-        "Also check the teacher's vLLM or SGLang server at this address, which xtok serve needs.",
+        "Also check the teacher's vLLM or SGLang server at this address, for use with xtok serve.",
         metavar="URL",
         needs={"teacher": True},
         panel=MAIN,

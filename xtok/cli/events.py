@@ -28,7 +28,7 @@ def events(
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",
-        "Loss that the map is for: event-kl (an event map) or csd (a spelling map).",
+        "The loss that uses the map: event-kl (an event map) or csd (a spelling map).",
     ),
     output: str | None = output_option(
         "a file in the current folder, named after the pair.",
@@ -42,9 +42,8 @@ def events(
 ) -> None:
     """Build an event map (default), or a spelling map (--for csd).
 
-    An event map groups the tokens of both vocabularies for training with event KL. A spelling map,
-    for CSD, contains student tokens spelled in teacher tokens, and teacher tokens spelled in
-    student tokens.
+    An event map groups the tokens of both vocabularies for training with event KL. A spelling map
+    is for CSD. It contains the spellings of each model's tokens in tokens of the other model.
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """

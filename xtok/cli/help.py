@@ -24,7 +24,7 @@ PARTS = {
     "Files": ("convert", "render"),
     "NeMo-RL's stages": ("generate", "multitoken", "reapply-exact", "sort-cut"),
 }
-"""The commands in the order of the help. Each command's function and module have its name."""
+"""The commands in the order of the help. A command, its function and its module share a name."""
 
 COMMANDS = {name: part for part, names in PARTS.items() for name in names}
 """The help section of each command."""
@@ -37,8 +37,7 @@ ALL = "--help-all"
 def describe_command(name: str) -> tuple[str, str]:
     """Return a command's description and its example.
 
-    This reads the source code, because importing all commands takes three times as long as printing
-    the help.
+    They are read from the source code, because importing all commands takes much longer.
     """
     module = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
     nodes = ast.parse(module.read_text(encoding="utf-8")).body

@@ -1,9 +1,8 @@
 """Support NeMo-RL's command lines: translate its options, and use its file names.
 
-NeMo-RL's `tools/x_token` (commit 7ea279a) mixes snake case and kebab case, and has its own option
-names. xtok accepts these names as hidden options, which a table lists. NeMo-RL's scripts guess the
-file name that the preceding step wrote. If a command line contains NeMo-RL's options, xtok
-therefore uses NeMo-RL's file names.
+xtok accepts the option names of NeMo-RL's `tools/x_token` (commit 7ea279a) as hidden options. If a
+command line contains one of them, xtok also uses NeMo-RL's file names, because NeMo-RL's scripts
+guess the name of the preceding step's output.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "teacher_model": ("teacher", "-t"),
     "model": ("model_argument", "-m"),
 }
-"""Options for models that are usually arguments: the argument's name, and a letter."""
+"""Options for models that are usually arguments: the argument's name, and the short option."""
 
 _OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
@@ -55,7 +54,7 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 
 _MATCHING = "multitoken", "build", "reapply-exact"
 
-# Options without a counterpart: the commands that accept them, the only value, and the reason.
+# Options without a counterpart: the commands that accept them, the only valid value, the reason.
 FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
     "keep_top_tokens": (["generate"], "-1", "generate always uses all tokens"),
     "special_token_top_k": (_MATCHING, "1", "a special token has one counterpart"),
@@ -91,10 +90,10 @@ class NemoWords:
 
     typed: dict[str, str] = field(default_factory=dict)  # xtok's option → the typed NeMo-RL option
     notes: list[str] = field(default_factory=list)  # notes about options without effect
-    stem: str | None = None  # parts of the output's name
+    stem: str | None = None  # the typed output name; "" for NeMo-RL's default name
 
     def as_typed(self, text: str) -> str:
-        """Replace xtok's options in a text with the NeMo-RL options that the user typed."""
+        """Replace xtok's options in a text with the typed NeMo-RL options."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
 

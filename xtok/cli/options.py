@@ -42,8 +42,7 @@ MODEL = "a repo, folder or file (xtok help models)."
 def map_files(incomplete: str) -> list[str]:
     """Return map files and folders for shell completion.
 
-    The result is empty without a map, or if a name needs quotes. In these cases, the shell
-    completes the names of all files.
+    If there is no map, or a name needs quotes, return nothing, so that the shell completes files.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))
     names = [f"{path}/" if os.path.isdir(path) else path for path in paths]
@@ -75,7 +74,10 @@ def json_option(keys: str) -> Any:
 
 JSON = json_option("paths, reports (counts, notes and failures of each stage)")
 TEXT_FIELD = option(
-    "text", "Field (JSON lines) or column (Parquet) of the text.", needs={"text": True}, panel=TEXT
+    "text",
+    "Field (JSON lines) or column (Parquet) that contains the text.",
+    needs={"text": True},
+    panel=TEXT,
 )
 
 
@@ -88,7 +90,7 @@ CHAT_TEMPLATE = option(
 
 
 def text_option(help: str, *, required: bool = False, **extra: Any) -> Any:
-    """Return an option for text files; the help ends with their formats."""
+    """Return an option for text files. The formats are added to the help."""
     default: Any = ... if required else []
     return option(default, f"{help}{_FILES}", metavar="FILE", parser=full_path, panel=MAIN, **extra)
 
@@ -157,11 +159,11 @@ class Models(Loading):
     teacher: str | None = option(None, "The teacher (columns of the map).", argument="TEACHER")
 
     def names(self) -> dict[str, Any]:
-        """Return the names of the given models, as a dict by side (`student`, `teacher`)."""
+        """Return the names of the given models by side (`student`, `teacher`)."""
         return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
     def both(self) -> tuple[str, str]:
-        """Return the names of student and teacher; a missing model is a usage error."""
+        """Return the names of student and teacher. A missing model is a usage error."""
         if self.student is None or self.teacher is None:
             raise typer.BadParameter("name two models: STUDENT TEACHER")
         return self.student, self.teacher
@@ -172,7 +174,7 @@ class Models(Loading):
         return xtok.load_pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
-        """Load the tokenizers of the given models, as a dict by side (`student`, `teacher`)."""
+        """Load the tokenizers of the given models, by side."""
         return {
             side: self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
             for side, model in self.names().items()
@@ -193,8 +195,7 @@ class Models(Loading):
         """Load the tokenizers of the given models, with the map's widths.
 
         Returns:
-            the map and the pair. If the map contains no tokens, it gets the tokens of the
-            tokenizers.
+            the map and the pair. If the map contains no tokens, the tokenizers' tokens are added.
         """
         bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
@@ -247,7 +248,7 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
 
 
 def read_loss(text: str, choices: Any = BuildLoss) -> Any:
-    """Return the name of a loss; an `XtokError` if this loss needs a map from another command."""
+    """Return the name of a loss. If the loss needs a different kind of map, raise an error."""
     losses = get_args(choices)
     loss = with_hyphens(text)
     if loss in losses:
@@ -302,7 +303,7 @@ def output_path(output: str | None, name: str, refined: Path | None = None) -> P
 
 
 def is_named(output: str | None, path: Path) -> bool:
-    """Whether the user named the output file, and so permits that an existing file is replaced."""
+    """Whether the user named the output file, which permits replacing an existing file."""
     return output is not None and Path(output) == path
 
 
@@ -338,16 +339,16 @@ class Output(Config):
         path = self.write(projection, name)
         if path.suffix != ".pt":
             command = f"xtok convert {path} {path.with_suffix('.pt')}"
-            console.print_note(f"NeMo-RL reads .pt: {command}, or --output NAME.pt")
+            console.print_note(f"NeMo-RL reads only .pt: run {command}, or use --output NAME.pt")
         if not is_counted(projection):
             console.print_note(
-                "to train, xtok events STUDENT TEACHER (event KL) is better; where a trainer takes "
-                "projection maps alone, xtok build STUDENT TEACHER --for p-kl"
+                "for training, use xtok events STUDENT TEACHER (event KL), or xtok build STUDENT "
+                "TEACHER --for p-kl if the trainer supports only projection maps"
             )
 
 
 def note_one_vocabulary(pair: Pair) -> None:
-    """Print a note if student and teacher have the same vocabulary and therefore need no map."""
+    """Print a note if student and teacher have the same vocabulary, so that they need no map."""
     if pair.is_same:
         from xtok.inspection.advice import USE_PLAIN_KL
 
@@ -381,7 +382,7 @@ SKIP_EXISTING = option(
 )
 TIMEOUT = option(
     WAIT,
-    "Seconds to wait for another process that builds the same file; then this process builds it.",
+    "Seconds to wait for another process that builds the same file, before this process builds it.",
     min=0,
     needs={"skip_existing": True},
     panel=RARE,
@@ -397,7 +398,7 @@ class RefinedMap(Output):
     output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
-        """Return the path of the input; it is a usage error to name no input, or two."""
+        """Return the path of the input. A usage error unless there is exactly one input."""
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"

@@ -7,7 +7,7 @@ from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
 from xtok.config import Canonicalization, SpecialTokens
 
-_AS_MADE = option(None, "As in multitoken. Default: the value in the map.", panel=MATCHING)
+_AS_MADE = option(None, "See xtok multitoken. Default: the value in the map.", panel=MATCHING)
 
 
 @command

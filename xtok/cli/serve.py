@@ -41,11 +41,11 @@ def serve(
     back_map: Path | None = BACK_MAP_FILE,
     widths: Widths,
 ) -> None:
-    """Run a server that makes a teacher usable as if it had the student's tokenizer.
+    """Run a server that scores student ids with a teacher that has a different tokenizer.
 
-    Trainers send student ids in the protocol of vLLM or SGLang. xtok asks the teacher's own server
-    for the scores of the same text in teacher tokens. The command prints its address when it is
-    ready. SIGTERM stops it.
+    Trainers send student ids in the protocol of vLLM or SGLang. xtok requests the scores of the
+    same text from the teacher's own server, and converts them to the student's tokens. When the
+    server is ready, the command prints its address. SIGTERM stops it.
 
     Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """

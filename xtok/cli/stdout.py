@@ -57,10 +57,10 @@ def redirected(stream: TextIO, descriptor: int, file: IO[bytes]) -> Iterator[int
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Reserve stdout for `result_stream`; print all other output to stdout on stderr at the end.
+    """Reserve stdout for results, and print all other output on stderr at the end.
 
-    Such output comes from the tokenizers library, which prints unknown keys from Rust, and from a
-    model's custom code. Log messages of libraries are escaped.
+    Other output comes, for example, from a model's custom code, or from the tokenizers library,
+    which prints unknown keys. Log messages of libraries are escaped.
     """
     global _result
     try:

@@ -29,15 +29,15 @@ def transplant(
     ),
     init: str = option(
         "pieces",
-        "Rows of tokens that the model lacks: pieces (the mean of the rows of their pieces), mean "
-        "(the mean of all rows), or a map from the new tokenizer to the old one.",
+        "New rows for tokens that the model lacks: pieces (the mean of the rows of the token's "
+        "pieces), mean (the mean of all rows), or a map from the new to the old tokenizer.",
         metavar="pieces|mean|MAP",
         panel=MAIN,
     ),
     shrink: float = option(
         SHRINK,
-        "Share of the mean of all rows in these rows. Applies only to the head if the head is "
-        "separate from the input embeddings.",
+        "Share of the mean of all rows in each of these new rows. If the head is separate from the "
+        "input embeddings, only the head is changed.",
         min=0,
         max=1,
         panel=MAIN,
@@ -48,7 +48,7 @@ def transplant(
     ),
     field: str = TEXT_FIELD,
     pad_to_multiple_of: int = option(
-        1, "Round the number of rows up to a multiple.", min=1, panel=MAIN
+        1, "Round the number of rows up to a multiple of this number.", min=1, panel=MAIN
     ),
     json: bool = json_option(
         "folder, model, tokenizer, old_vocab_size, vocab_size, copied, roles, composed, empty, "

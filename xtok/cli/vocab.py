@@ -32,8 +32,8 @@ def vocab(
     ),
     teacher_model: str | None = option(
         None,
-        "A second model. The output then includes its id with the same bytes or role, and the "
-        "spelling in its tokens.",
+        "A second model. For each token, the output then includes the second model's id with the "
+        "same bytes or role, and the spelling in the second model's tokens.",
         metavar="MODEL",
         short="-t",
         panel=MAIN,

@@ -18,9 +18,9 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold re
 
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
-    """Yield a console whose text is written at the end, to stdout or with `write`.
+    """Yield a console. At the end, write its text to stdout or with `write`.
 
-    This also handles a closed pipe, for which Rich itself would exit with 1.
+    If a pipe is closed, Rich itself would exit with 1.
     """
     console = Console(file=result_stream(), highlight=False)
     with console.capture() as captured:
@@ -47,7 +47,7 @@ def new_table(
     right: Collection[int] = (),
     caption: str | None = None,
 ) -> Table:
-    """Return a table with these rows. The columns in `right` (with numbers) are right-aligned."""
+    """Return a table with these rows. The columns in `right` are right-aligned."""
     shown = caption and Text(printable_lines(caption), "table.caption")
     table = Table(caption=shown, caption_justify="left")
     for index, header in enumerate(map(cell, headers)):

@@ -37,10 +37,10 @@ class _ChunkBlock(NamedTuple):
 
 
 def print_alignment(alignment: TextAlignment) -> None:
-    """Print the student's and the teacher's tokens in two rows, wrapped, then the statistics.
+    """Print the student's and the teacher's tokens in two rows, then the statistics.
 
-    A third line marks incorrect chunks: `≠` if the sides differ, `-` if a token has no counterpart.
-    `¦` divides the tokens of a chunk; `␣` is a space.
+    A third row marks incorrect chunks: `≠` if the sides differ, `-` if a token has no counterpart.
+    `¦` separates the tokens of a chunk, and `␣` is a space.
     """
     with printing() as console:
         for row in _wrap(_blocks(alignment), console.width - _WIDTH):

@@ -38,7 +38,7 @@ def _explanation(result: Explanation[Any]) -> Iterable[RenderableType]:
 
 
 def _events(d: EventDescription) -> Iterator[Table]:
-    """Print the sides of an event map, the number of events, and the largest events."""
+    """Return tables of an event map: sides, number of events, and largest events."""
     rows = [(label, show(d.student), show(d.teacher)) for label, show in maps.SIDE_ROWS.items()]
     rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} with one token on each side"))
     if d.rest is not None:
@@ -52,7 +52,7 @@ def _events(d: EventDescription) -> Iterator[Table]:
 
 
 def _token_events(rows: Sequence[EventOfToken]) -> Iterator[Table]:
-    """For each token, print the event, the linked token, and the other tokens in the event."""
+    """Return a table of tokens, with their events and linked tokens."""
     limit = 10 if len(rows) == 1 else 3
     lines = []
     for row in rows:
@@ -74,7 +74,7 @@ def _tokens(event: Event, limit: int = 10) -> tuple[str, str]:
 
 
 def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
-    """Print the spelling of each token."""
+    """Return a table of tokens and their spellings."""
     rows = []
     for token in tokens:
         pieces = " ".join(map(quoted, token.pieces)) or f"({token.left_out})"
@@ -83,7 +83,7 @@ def _spellings_table(tokens: Sequence[SpelledToken]) -> Iterator[Table]:
 
 
 def _spellings(d: SpellingDescription) -> Iterator[Table]:
-    """Print how many tokens of each vocabulary are shared, spelled and omitted."""
+    """Return a table with the numbers of shared, spelled and omitted tokens, and examples."""
     rows = [[label, show(d.student), show(d.teacher)] for label, show in maps.SIDE_ROWS.items()]
     rows += [[label, *(f"{n:,}" for n in counts)] for label, counts in _spelling_counts(d)]
     yield new_table("spellings", "student", "teacher", rows=rows)
@@ -109,4 +109,4 @@ _TABLES: Mapping[str, Callable[[Any], Iterable[RenderableType]]] = {
     "EventDescription": _events,
     "SpellingDescription": _spellings,
 }
-"""Printers by type name, because importing the types takes longer than most commands."""
+"""Functions by type name, because importing the types takes longer than most commands."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def description(d: Description) -> Iterator[RenderableType]:
-    """Print the sides of a map, its rows and columns, and examples."""
+    """Return tables of a map: sides, rows, columns, and examples."""
     yield from (_sides(d), _kinds(d), _columns(d))
     if d.coverage is not None:
         yield _classes(d.coverage)
@@ -32,7 +32,7 @@ def description(d: Description) -> Iterator[RenderableType]:
 
 
 def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
-    """Print one row in full, or several rows as lines of a table that fits one screen."""
+    """Return the details of one row, or a short table of several rows."""
     rows, matching = explanation.rows, explanation.rows_matching
     if len(rows) == 1 and matching is None:
         yield _row_details(rows[0])
@@ -155,7 +155,7 @@ def _pieces(pieces: Sequence[str]) -> str:
 
 
 def comparison(c: Comparison) -> Iterator[Table]:
-    """Print the number of rows that differ, and examples."""
+    """Return tables with the number of rows that differ, and examples."""
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,

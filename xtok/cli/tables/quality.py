@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    """Print measures for each group of text and each token class, worst rows and verdicts."""
+    """Print measures by text and token class, the worst rows, and verdicts."""
     map_numbers = {verdict.name: str(n) for n, verdict in enumerate(evaluation.verdicts, start=1)}
     with printing() as console:
         console.print(_measures(evaluation, map_numbers, wraps=console.width < 78))

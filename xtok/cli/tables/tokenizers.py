@@ -120,7 +120,7 @@ def print_server(report: ServerReport) -> None:
 
 
 def print_transplant(result: Transplant) -> None:
-    """Print the number of new rows of each origin, and bits per byte of the old and new model."""
+    """Print the number of new rows by origin, and the bits per byte of the old and new model."""
     counts = {
         "copied, tokens of both tokenizers": result.copied,
         "copied, special tokens by role": result.roles,
