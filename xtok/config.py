@@ -22,7 +22,7 @@ MAX_ENTRIES = 4096
 """Upper limit for entries or pieces per row."""
 
 MAX_COMB_LEN = 64
-"""Upper limit for `max_comb_len`. The time for differing text grows with its square."""
+"""Upper limit for `max_comb_len`: the time for differing text grows with the square."""
 
 WAIT = 600.0
 """Default number of seconds to wait for another process that builds the same map."""
@@ -162,9 +162,9 @@ class BuildConfig(MultitokenConfig):
     def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
         """Return the defaults for a loss; explicit options override them.
 
-        P-KL averages distributions over chunks, so its maps contain probabilities that are counted
-        at shared token boundaries and within chunks. They have no exact rows. Gold and H-KL require
-        exact rows. All presets use 8 entries per row and no scale slots.
+        Maps for P-KL contain probabilities that are counted at shared token boundaries and within
+        chunks, and have no exact rows. Gold and H-KL require exact rows. All presets use 8 entries
+        per row and no scale slots.
         """
         loss = loss_name(loss)
         suits: dict[str, Any] = {"weights": "synthetic", "scale_trick": False, "top_k": 8}
@@ -173,7 +173,7 @@ class BuildConfig(MultitokenConfig):
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     def for_text(self) -> BuildConfig:
-        """Return the options for a map that is counted on text. Such a map has no slots."""
+        """Return the options for a map counted on text, which has no slots."""
         return replace(self, weights="synthetic", scale_trick=False)
 
     @property
@@ -185,13 +185,13 @@ class BuildConfig(MultitokenConfig):
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """Return the options of `multitoken`; counted maps use the same options to match tokens."""
+        """Return the options of `multitoken`, with which counted maps also match tokens."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 
 
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
-"""Options of the map from the teacher to the student that `project` and `serve` use."""
+"""Options of the map from teacher to student that `project` and `serve` use."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Errors for users: each has a message with the cause, and a hint with the fix."""
+"""Errors for users: a message with the cause, and a hint with the fix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class XtokError(Exception):
     The command line prints an `error:` line and a `hint:` line, and exits with 1. Incorrect use of
     the Python API raises `ValueError` or `TypeError` instead.
 
-    Messages and hints can contain a whole command, such as `xtok events STUDENT TEACHER --for csd`,
-    but no single option. In a hint, `{option}` is replaced: by `vocab_size=` in Python, and by
-    `--student-vocab-size or --teacher-vocab-size` on the command line.
+    Messages and hints can contain whole commands, but no single options. In a hint, `{option}` is
+    replaced: by `vocab_size=` in Python, and by `--student-vocab-size or --teacher-vocab-size` on
+    the command line.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'
@@ -97,7 +97,7 @@ MALFORMED = (
 
 
 def describe_damage(error: Exception) -> str:
-    """Describe an exception of a parser. The text of a `KeyError` is only the missing key."""
+    """Describe an exception of a parser; a `KeyError` contains only the missing key."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -532,7 +532,7 @@ def test_distillation_without_ends_of_turns_is_noted(bench: Bench) -> None:
     audited = bench.audit()
     assert audited.differences == []
     [note] = audited.messages("note")
-    assert "with the distillation loss alone, the student does not learn to stop" in note
+    assert "the distillation loss does not teach the student to stop" in note
 
 
 # Several processes, and checks without a result

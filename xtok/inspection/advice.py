@@ -1,7 +1,7 @@
 """Recommend a loss, a map file and the next command.
 
-docs/guides/choosing.md gives the same advice and its reason: together with cross-entropy, no loss
-is better than event KL, for any share of equal tokens.
+The advice follows docs/guides/choosing.md: no loss is better than event KL together with
+cross-entropy, for any share of equal tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from xtok.inspection.measures import Verdict
 
 Judgement: TypeAlias = tuple[Grade, str]
-"""How well a map suits a loss, with a sentence that gives the reason."""
+"""A grade, and a sentence with the reason."""
 
 MOST_LEAK = 0.05
-"""Maximum share of leaking boundaries for which a comparison by events is recommended."""
+"""Event KL is recommended up to this share of leaking boundaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Advice:
     """A recommendation for training with a pair of tokenizers."""
 
     loss: str  # recommended together with cross-entropy
-    map_loss: str | None  # for trainers that require a map; None if none is needed
+    map_loss: str | None  # for trainers that require a map; None if no map is needed
     sentence: str
     commands: tuple[tuple[str, ...], ...]  # commands that create the files of these losses
     others: tuple[str, ...] = ()  # one sentence about each other loss
@@ -54,9 +54,7 @@ WHEN_TO_DISTIL = (
     "A teacher helps if you have little text, if you train on the same text again, or if its "
     "predictions are stored. Otherwise, training on new text for the same time is better."
 )
-"""When to use a teacher. In docs/study/index.md, 190 steps with event KL (916 s, plus 210 s for the
-teacher; 1.981 bits per byte) are about as good as 360 steps on text alone (790 s; 1.997), and 160
-steps on stored candidates (386 s; 2.063) are better than 190 steps on text alone (428 s; 2.140)."""
+"""When to use a teacher; docs/study/index.md contains the measurements."""
 
 
 def advise(
@@ -64,10 +62,8 @@ def advise(
 ) -> Advice:
     """Recommend a loss for a pair.
 
-    Args:
-        pair: facts about the pair.
-        names: names of the two models in the recommended commands. Default: the model ids.
-        maps: existing maps of the pair. No command is recommended to build such a map again.
+    `names` are the models' names in the commands (default: the model ids). The advice contains no
+    command that builds one of the existing `maps` again.
     """
     if pair.same:
         columns = f"Compare the first {pair.num_ids:,} columns; the other columns are padding."
@@ -84,8 +80,8 @@ def advise(
         part = equal if lost_share > 0.01 else "this text"
         measured = (
             f" On {part}, an event map leaks at {percent(pair.text.event_leak)} of the shared "
-            f"token boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
-            f"teacher, and {back:.2f} from teacher to student."
+            f"token boundaries. A projection map leaves {forward:.2f} bits of uncertainty about "
+            f"the teacher's token, and {back:.2f} bits about the student's token."
         )
     sentence = f"Use event KL, or P-KL if your trainer only supports projection maps.{measured}"
     has_map = any(not p_kl_problems(m) for m in maps)
@@ -100,7 +96,7 @@ def advise(
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A grade for the use of a map with a loss, with a sentence that gives the reason."""
+    """A grade for using a map with a loss, and a sentence with the reason."""
 
     loss: LossName
     grade: Grade
@@ -116,11 +112,8 @@ def fits(
 ) -> tuple[Fit, ...]:
     """Grade a map for each loss; for event KL, grade the pair.
 
-    Args:
-        projection: the map.
-        pair: facts about its tokenizers.
-        failed: names of the failed checks of `verify`.
-        verdict: the verdict for P-KL; None if the map was not measured on text.
+    `failed` contains the names of failed checks of `verify`. `verdict` is the verdict for P-KL, or
+    None if the map was not measured on text.
     """
     is_text = require_table(projection.student).lengths > 0
     exact = exact_rows(projection)
@@ -140,7 +133,7 @@ def fits(
 
 
 def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
-    """Grade a map for P-KL by its rows, and by the verdict if the map was measured on text."""
+    """Grade a map for P-KL by its rows and, if it was measured on text, by the verdict."""
     if verdict is not None and verdict.grade == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
@@ -164,7 +157,9 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
         return "usable", f"{summary} have no exact counterpart, so they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
-        return ("note", f"It compares {rows} with equal bytes; text shows how often this is wrong.")
+        return "note", (
+            f"It compares {rows} with equal bytes. Pass text to measure how often this is wrong."
+        )
     leak = pair.text.leak
     why = f"It compares wrong shared tokens at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "usable", why

@@ -15,7 +15,7 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with a 95 % confidence interval, or without one for a single document."""
+    """A value with a 95 % confidence interval. A single document has no interval."""
 
     value: float
     low: float | None = None
@@ -32,9 +32,7 @@ def format_interval(interval: Interval) -> str:
 def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
     """Return the mean loss, with a confidence interval from resampled documents.
 
-    Args:
-        sums: the sum of the losses in each document, float64 `[documents]`.
-        counts: the number of losses in each document, float64 `[documents]`.
+    `sums` and `counts`, float64 `[documents]`, are the sum and the number of losses per document.
     """
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
@@ -47,7 +45,7 @@ def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Int
 def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
     """Draw documents with replacement; return each sample's sums, float64 `[samples, columns]`.
 
-    The random seed is fixed, so results are reproducible.
+    The random seed is fixed.
     """
     rng = np.random.default_rng(0)
     samples = np.empty((_RESAMPLES, table.shape[1]))
@@ -72,11 +70,8 @@ def rank(
 ) -> Ranking:
     """Rank maps for a loss by their mean cross-entropy.
 
-    Args:
-        loss: the loss.
-        names: names of the maps.
-        sums: for each map, the sum of the losses in each document, float64 `[maps, documents]`.
-        counts: the number of losses in each document, float64 `[documents]`.
+    `sums`, float64 `[maps, documents]`, are the sums of losses per document, and `counts`, float64
+    `[documents]`, are the numbers of losses.
     """
     measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]

@@ -31,11 +31,7 @@ _RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "
 
 
 class ChatTrial:
-    """A chat template, rendered with sample conversations. Default: the tokenizer's own template.
-
-    Raises:
-        XtokError: if `template` cannot be read.
-    """
+    """A chat template (default: the tokenizer's own), rendered with sample conversations."""
 
     turn_ends: tuple[int, ...] | None = None  # None if the template rejects answers
     tool_suffix_ids: tuple[int, ...] | None = None  # None if the template rejects tool messages
@@ -54,14 +50,14 @@ class ChatTrial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer in the template, or eos if the template has no such ids."""
+        """The ids that end an answer in the template, or else eos."""
         eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:
-        """The ids that end an answer, as text for messages."""
+        """Text for messages: the ids that end an answer."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -71,7 +67,7 @@ class ChatTrial:
         return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
-        """Yield the checks. With `tools`, a template that rewrites tool-call turns is a failure."""
+        """Yield the checks. With `tools`, rewritten tool-call turns are a failure."""
         name = "chat template"
         if not self._has_template:
             names = ", ".join(self.tokenizer.chat_templates)
@@ -114,7 +110,7 @@ class ChatTrial:
         return Check(name, "warning", message)
 
     def _tool_checks(self, tools: bool) -> Iterator[Check]:
-        """Check that the ids of a conversation stay the same if a tool message is appended."""
+        """Check that an appended tool message does not change the earlier ids."""
         name = "prefix, tool message"
         if error := self._error(_USER, _EMPTY_CALL, _RESULT):
             yield Check(name, "note", f"the template rejects these tool messages: {error}")
@@ -126,7 +122,7 @@ class ChatTrial:
         if set(results.values()) == {"kept"}:
             yield Check(name, "ok", "kept")
         elif is_changed and self._suits_loops():
-            lines.append("with empty content, a loop that appends tool messages works")
+            lines.append("a loop that appends tool messages works if the content is empty")
             yield Check(name, "warning", "\n".join(lines))
         else:
             changed: Level = "failed" if tools else "warning"
@@ -141,7 +137,7 @@ class ChatTrial:
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
-        if self._error(_USER, _ANSWER):  # the check of roles reports it
+        if self._error(_USER, _ANSWER):  # the check `roles` reports this error
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)

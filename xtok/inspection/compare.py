@@ -67,9 +67,8 @@ def compare(
     Args:
         a: a map, or its path.
         b: a second map.
-        texts: paths and globs of text. The weight of a row is the number of times that the row's
-            token occurs in the text.
-        pair: the pair. For text, it must have the student's tokenizer.
+        texts: paths and globs of text. Each row is weighted by its token's count in the text.
+        pair: the pair; for `texts`, with the student's tokenizer.
         num_examples: number of rows to show.
         names: names of the maps in errors.
         field: the field or column with the text.
@@ -91,13 +90,8 @@ def compare_maps(
     """Compare two maps as `compare` does, but with token counts instead of a text.
 
     The distance of two rows is half the sum of the absolute differences of their weights. The
-    distance of an empty row from a row with entries is 1.
-
-    Args:
-        first: a map.
-        second: a second map.
-        token_counts: occurrences of each student token, int64 `[V_student]`.
-        num_examples: number of rows to show.
+    distance of an empty row from a row with entries is 1. `token_counts`, int64 `[V_student]`, are
+    the weights of the rows.
     """
     distance = _distances(first, second)
     filled = (first.row_kind != RowKind.EMPTY) | (second.row_kind != RowKind.EMPTY)

@@ -1,4 +1,4 @@
-"""Divide the loss of a map on text among classes of student tokens, and among rows."""
+"""Assign the loss of a map on text to classes of student tokens and to rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 NUM_WORST = 5
-"""Number of worst rows that are listed for each map."""
+"""Number of worst rows per map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
-    """The results of a map for one class of student tokens, on all text."""
+    """A map's results for one class of student tokens, on all text."""
 
     name: str  # name of the map
     token_class: str  # the name of a `TokenClass`, in lower case
@@ -51,7 +51,7 @@ _Values: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
 
 
 class Occurrences:
-    """The occurrences of student tokens in a text, either at shared boundaries or in chunks.
+    """The occurrences of student tokens in a text, at shared boundaries or in chunks.
 
     The loss of a chunk is divided equally among the student tokens in the chunk.
     """
@@ -80,11 +80,8 @@ class Occurrences:
     ) -> list[ClassMeasures]:
         """Measure a map for each class of student tokens.
 
-        Args:
-            name: the map's name.
-            losses: the losses of the map, one for each pair at boundaries or each chunk.
-            reference: the losses for comparison, in the same order.
-            is_covered: whether the map contains each pair, bool `[pairs]`.
+        `losses` and `reference` contain one value for each pair at boundaries, or for each chunk.
+        `is_covered`, bool `[pairs]`, is True if the map contains a pair.
         """
         token_kinds = token_classes(self._student)
 
@@ -114,10 +111,8 @@ class Occurrences:
     def worst(self, name: str, avoidable: _Values, weights: _Values) -> list[WorstRow]:
         """Return the rows with the largest avoidable losses.
 
-        Args:
-            name: the map's name.
-            avoidable: the avoidable loss of each pair at boundaries or of each chunk.
-            weights: the map's weight for each pair in the text.
+        `avoidable` contains one value for each pair at boundaries, or for each chunk. `weights`
+        contains the map's weight for each pair in the text.
         """
         share = self._amounts / max(1.0, self._amounts.sum())
         excess = np.bincount(self._rows, share * avoidable[self._owner])

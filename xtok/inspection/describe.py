@@ -29,7 +29,7 @@ class SideDescription(VocabularyFields):
 
 @dataclass(frozen=True, kw_only=True)
 class MapDescription:
-    """The part of an overview that is common to maps of all kinds."""
+    """The fields that overviews of all kinds of maps share."""
 
     student: SideDescription
     teacher: SideDescription
@@ -38,7 +38,7 @@ class MapDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDescription:
-    """One column, with its number of rows and the sum of their weights."""
+    """A column: its teacher token, the number of its rows, and the sum of its weights."""
 
     teacher_id: int
     token: str | None
@@ -66,17 +66,15 @@ class Description(MapDescription):
 def describe(
     projection: MapLike, *, num_examples: int = 0, classes: bool = False, pair: Pair | None = None
 ) -> Description:
-    """Describe the two vocabularies, the stages, the rows and the columns of a map.
+    """Describe the vocabularies, stages, rows and columns of a map.
 
     >>> xtok.describe("map.safetensors").rows_by_kind  # doctest: +SKIP
     {'exact': 109564, 'pieces': 18436, 'empty': 256}
 
     Args:
         projection: a map, or the path of its file.
-        num_examples: number of rows to explain; the rows are selected evenly from all rows with
-            several entries.
-        classes: whether to count rows and teacher ids for each token class as well. This takes most
-            of the time.
+        num_examples: number of rows to explain, spread evenly over the rows with several entries.
+        classes: also count rows and teacher ids for each token class, which takes most of the time.
         pair: the map's pair. Default: a pair created from the map.
 
     Raises:
@@ -88,7 +86,7 @@ def describe(
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
-    # rows with several entries; if there are none, any rows
+    # if no row has several entries, any rows
     examples = np.flatnonzero(m.entries_per_row > int((m.entries_per_row > 1).any()))
     return Description(
         **describe_sides(m),
@@ -153,17 +151,17 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
-    """The rows of a map for one class of student tokens, and the teacher ids in this class."""
+    """A map's rows for one class of student tokens, and the teacher ids in this class."""
 
     token_class: str  # the name of a `TokenClass`, in lower case
     rows: int
     shared: int  # number of rows for which a teacher token has equal bytes
-    exact: int  # number of rows that map to a token with equal bytes or role
+    exact: int  # number of rows with a token of equal bytes or role
     empty: int
     mean_entries: float  # entries per non-empty row, without slots
-    slot_share: float  # share of these rows' weight that is on slots
+    slot_share: float  # slots' share of the weight in these rows
     teacher_ids: int
-    teacher_unreached: int  # teacher tokens in no row, except as a slot
+    teacher_unreached: int  # teacher tokens that are in no row, or only as a slot
 
 
 def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...]:

@@ -26,7 +26,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES, TokenTable, TokenType, utf8_text
 
 _TOKENS_AT_ONCE = 1 << 13
-"""Number of tokens per batch, because the library stores more than their ids in memory."""
+"""Number of tokens per batch, because the library needs much memory per token."""
 
 _PROBE_TEXT = "probe text"
 # Texts that must round-trip byte for byte, by kind, written for this check.
@@ -74,7 +74,7 @@ class Diagnosis:
 
     @property
     def summary(self) -> str:
-        """One line with the failed checks, the number of warnings, and the advice for a pair."""
+        """One line with the failed checks, the number of warnings, and the advice."""
         checks = [*self.pair_checks, *(c for t in self.tokenizers for c in t.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         result = f"no check failed, {plural(warnings, 'warning')}"
@@ -99,7 +99,7 @@ def doctor(
     field: str = "text",
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Check a tokenizer or a pair for problems that make cross-tokenizer training wrong.
+    """Check a tokenizer or a pair for problems that break cross-tokenizer training.
 
     >>> xtok.doctor("bytes", "bytes").advice.loss  # the same tokenizer on both sides
     'plain KL'
@@ -107,10 +107,11 @@ def doctor(
     Args:
         student_model: a model as in `load_tokenizer`, a loaded tokenizer, or a pair.
         teacher_model: a second model; None for one model or a pair.
-        texts: paths and globs of text or conversations for measuring a pair. The first rows are
-            also compared with the results of the models' own libraries.
+        texts: paths and globs of files with texts or conversations on which the pair is measured.
+            The first rows are also compared with the models' own libraries.
         templates: chat templates to use instead of the tokenizers' own.
-        tools: fail (instead of warn) if the template rewrites earlier turns after a tool result.
+        tools: report a failure instead of a warning if the template rewrites earlier turns after a
+            tool result.
         field: the field or column with the text.
         progress: called for each pass over a vocabulary or the text.
 
@@ -174,9 +175,8 @@ def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """Measure how much `teacher_context` lengthens texts.
 
-    The results are the number of rows, the number of rows with a context, and a ratio. The ratio is
-    the byte length of the rows with a context, including each row's longest context, divided by the
-    byte length of these rows without context.
+    Returns the number of rows, the number of rows with a context, and a ratio: the byte length of
+    these rows with their longest context, divided by their byte length without context.
     """
     rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
@@ -199,8 +199,7 @@ def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
     """Check that student and teacher end an answer with the same token.
 
     If the tokens differ, as for a base model and an instruct model, the teacher assigns almost no
-    probability to the token with which the student ends a turn. The student's answers then become
-    longer and longer.
+    probability to the student's end token. The student's answers then become longer and longer.
     """
     name = "ends of turn"
     if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
@@ -268,8 +267,8 @@ def _width_check(tokenizer: Tokenizer) -> Check:
 def _other_reading(tokenizer: Tokenizer) -> str:
     """Load the same files with a second library; return the first difference in ids, or "".
 
-    The second library is AutoTokenizer, or reads only the tokenizer file. The ids of words, numbers
-    and special tokens are compared, because different ids can decode to the same text.
+    The second library is AutoTokenizer, or a reader that uses only the tokenizer file. Ids are
+    compared, because different ids can decode to the same text.
     """
     words = [word for text in _PROBE.values() for word in text.split()]
     table = tokenizer.table
@@ -303,12 +302,12 @@ def _duplicates(table: TokenTable) -> Check:
     for token_id, token in zip(ids.tolist(), filter(None, table.tokens()), strict=True):
         by_token[token].append(token_id)
     alike = (f"{quoted(escape(token))} {ids}" for token, ids in by_token.items() if len(ids) > 1)
-    message = f"{count:,} ids have the bytes of another id: {listed(alike)}"
+    message = f"{count:,} ids have the same bytes as another id: {listed(alike)}"
     return Check("duplicates", "note", message)
 
 
 def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
-    """Return the ids that change if they are decoded and encoded again, by cause."""
+    """Return the ids that change when they are decoded and encoded, by cause."""
     tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):
@@ -328,7 +327,6 @@ def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict
 
 
 def _cause(table: TokenTable, token_id: int, spelled: Sequence[int]) -> str:
-    """Return the reason why the library encodes the text of a token as other ids."""
     if b"".join([table[i] for i in spelled]) != table[token_id]:
         return "the normalizer changes it"
     if table.types[token_id] == TokenType.BYTE:
@@ -354,7 +352,7 @@ def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("eos", "failed", "none, so no token ends a document")
     problem = ""
     if not pad:
-        problem = "none; before batching, set it to an unused or reserved id"
+        problem = "none; before batching, set pad to an unused or reserved id"
     elif both := set(pad) & set(eos):
         problem = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
     shown = ", ".join(map(table.shown, pad))
@@ -384,7 +382,6 @@ def _decode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
-    """Format two byte strings from the character at which they differ first."""
     if text == decoded:
         return ""
     offset = num_common(text, decoded)

@@ -1,20 +1,20 @@
 """`evaluate`: measure maps on text.
 
-Both tokenizers encode the text. At some bytes, a student token s and a teacher token t start
-together. A good row W[s] has a high weight for t at these positions.
+Both tokenizers encode the text. If a student token s and a teacher token t begin at the same byte,
+a good row W[s] has a high weight for t.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: share of positions with W[s, t] > 0. Top-1: share of positions at which t is the
-  heaviest entry of the row W[s].
-- Floor: cross-entropy of the best map for this text, counted on this text and cut to the same
+- Coverage: the share of these positions with W[s, t] > 0. Top-1: the share where t is the heaviest
+  entry of W[s].
+- Floor: the cross-entropy of the best map for this text, counted on this text and cut to the same
   number of entries per row.
-- Recipe: cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes and
-  exact matches, but without slots.
+- Recipe: the cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes
+  and exact matches, but without slots.
 - Closed: (recipe - map) / (recipe - floor).
 
-Measures over chunks are averages, as in P-KL: the prediction is the mean of the rows of all student
-tokens in a chunk, and the loss is the mean over the teacher tokens in the chunk. Gold and H-KL
-compare the first tokens at shared boundaries.
+Over chunks, as in P-KL, the prediction is the mean of the rows of all student tokens in a chunk,
+and the loss is the mean over its teacher tokens. Gold and H-KL compare the first tokens at shared
+boundaries.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def evaluate(
     Args:
         pair: the maps' pair, with its tokenizers.
         maps: one or more maps of the same kind and pair, or their paths.
-        texts: paths and globs of text or conversations, as in `build`.
+        texts: paths and globs of files with texts or conversations, as in `build`.
         names: names of the maps. Default: their paths, or `map 1`, `map 2`, …
         field: the field or column with the text.
         for_loss: the loss for which the maps are judged and ranked.
@@ -216,7 +216,7 @@ def _map_fields(
     is_covered = {name: weights_at(m.edges, text.keys) > 0 for name, m in maps.items()}
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
-    floors: dict[int, list[NDArray[np.float64]]] = {}  # in the end, of the last group (all text)
+    floors: dict[int, list[NDArray[np.float64]]] = {}  # after the loop, the floors for all text
     for fields, in_group, counts in _groups(text):
         floors = {k: [view.losses(view.best_map(in_group, k)) for view in views] for k in recipes}
         for name, m in maps.items():
@@ -251,23 +251,22 @@ def _map_fields(
 
 
 class _View:
-    """Losses of maps on a text, either at shared token boundaries or over chunks."""
+    """Losses of maps on a text, at shared token boundaries or over chunks."""
 
     def __init__(self, text: PerDocument, shape: tuple[int, int], *, over_chunks: bool) -> None:
         self.text, self.shape, self.over_chunks = text, shape, over_chunks
-        # adds up losses for each document
+        # returns the sum of the losses in each document
         self.sums = text.over_chunks if over_chunks else text.per_document
         num_losses = len(text.chunks.widths if over_chunks else text.keys)
         self.counts = self.sums(np.ones(num_losses))  # number of losses per document
 
     def losses(self, edges: Edges) -> NDArray[np.float64]:
-        """Return the losses of a map: one for each pair at boundaries, or one for each chunk."""
+        """Return a map's loss for each pair at boundaries, or for each chunk."""
         if self.over_chunks:
             return self.text.chunk_losses(edges, self.shape)
         return losses_of(weights_at(edges, self.text.keys), self.shape[1])
 
     def best_map(self, in_group: NDArray[np.bool_], top_k: int) -> Edges:
-        """Return the best map for the chosen documents."""
         if self.over_chunks:
             return self.text.hindsight(in_group, top_k, self.shape[0])
         counts = self.text.amounts(in_group)
@@ -275,7 +274,6 @@ class _View:
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
     def measures(self, in_group: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
-        """Return the mean losses of three maps (map, recipe and floor) over some documents."""
         is_measured = in_group & (self.text.num_chunks > 0)  # others would change the interval
         counts = self.counts[is_measured]
         map_sums, recipe, floor = (self.sums(x)[is_measured] for x in losses)
@@ -291,7 +289,7 @@ class _View:
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
-    """Return X-Token's map without slots, cut to each `top_k` that occurs in `maps`."""
+    """Return X-Token's map without slots, cut to each `top_k` of `maps`."""
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
     only = ~matches.is_exact
@@ -320,8 +318,7 @@ def _groups(
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.float64]]]:
     """For each group of text, yield fields of `Measures`, a mask of documents, and counts.
 
-    The last group is all text. Groups without a shared token boundary are omitted. A number is
-    added to the name of a file group that is called `all`.
+    The last group is all text. Groups without a shared token boundary are omitted.
     """
     names = np.array(text.groups)
     groups = {name: names == name for name in _measured(text)}
@@ -346,4 +343,3 @@ def _measured(text: PerDocument) -> dict[str, None]:
 
 
 _ALL = "all"
-"""Name of the group that contains all text."""

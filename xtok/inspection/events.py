@@ -20,7 +20,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event: the number of student tokens and of teacher tokens, and the first tokens."""
+    """An event: the numbers of student tokens and teacher tokens, and the first of these tokens."""
 
     number: int
     is_rest: bool  # whether this is the event of all tokens without a link
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class EventOfToken:
-    """A student token, the teacher token to which it is linked (if any), and the token's event."""
+    """A student token, its linked teacher token (if any), and its event."""
 
     student_id: int
     token: str
@@ -52,7 +52,7 @@ class EventDescription(MapDescription):
 
 
 def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
-    """Describe the sides, the number of events and the largest events of an event map."""
+    """Describe an event map: its sides, the number of events, and the largest events."""
     sizes = np.stack([np.bincount(getattr(m, f"{side}_event")) for side in SIDES])
     total = sizes.sum(axis=0)
     if m.rest is not None:
@@ -68,7 +68,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
 
 
 def token_event(m: EventMap, student_id: int) -> EventOfToken:
-    """Return the event of a student token, with the other tokens in this event."""
+    """Return a student token's event, with the other tokens in this event."""
     link = int(m.student_link[student_id])
     return EventOfToken(
         student_id=student_id,
@@ -94,7 +94,7 @@ def _event(m: EventMap, number: int) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class SpelledToken:
-    """A token and its spelling, both escaped, or as names of control tokens."""
+    """A token and its spelling, as escaped bytes or names of control tokens."""
 
     side: str
     token_id: int
@@ -115,9 +115,7 @@ class SpellingDescription(MapDescription):
 def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
     """Count the shared, spelled and omitted tokens of a spelling map.
 
-    Args:
-        m: the map.
-        num_examples: number of examples (tokens with several pieces) for each of the two models.
+    `num_examples` is the number of tokens with several pieces to show for each side.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:

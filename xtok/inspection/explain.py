@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEntry(RowEntry):
-    """An entry of a row, with the relation between the teacher token and the student token."""
+    """An entry of a row, with the relation between its two tokens."""
 
     relation: str  # empty if the map contains no tokens
 
@@ -129,7 +129,7 @@ _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
     (lambda ours, theirs: ours in theirs, "longer, contains it"),
     (lambda ours, theirs: True, "neither contains the other"),
 )
-"""Relations between a student token's bytes and a teacher token's; the first match is used."""
+"""Relations between the bytes of two tokens; the first match is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +156,14 @@ def explain(
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
     'no teacher token has these bytes; spelled in pieces'
 
-    The worst rows are the rows with the lowest maximum weight. Slots do not count. Empty rows come
-    first. Unused ids are included only if their class is requested.
+    The worst rows have the lowest maximum weight, without slots. Empty rows come first. Unused ids
+    are listed only if their class is requested.
 
     Args:
         projection: a map, or its path.
         tokens: student tokens as text, bytes or ids, as in `Vocabulary.ids_of`.
-        pair: the map's pair. If the pair has tokenizers, the result includes the pieces of each
-            token in the other vocabulary.
+        pair: the map's pair. If it has tokenizers, the result includes each token's pieces in the
+            other vocabulary.
         worst: number of worst rows. Default with `token_class` or `kind`: 20.
         token_class: restrict the worst rows to a class, as in `classes_named`.
         kind: restrict the worst rows to a `RowKind`, in lower case.

@@ -1,4 +1,4 @@
-"""Compare the first rows of the data with the models' libraries, and check their alignment."""
+"""Compare the first rows of data with the models' libraries, and check the alignment."""
 
 from __future__ import annotations
 
@@ -72,17 +72,9 @@ def compare_side(
 ) -> SideReport:
     """Compare one model's roles, ids and masks with `AutoTokenizer` and `apply_chat_template`.
 
-    Some targets of the library may be missing in the masks of xtok: tokens that span the end of the
-    prompt, and messages with weight 0.
-
-    Args:
-        tokenizer: the tokenizer of this side.
-        samples: the texts and conversations of this side. Texts with a context are skipped.
-        template: a chat template that replaces the tokenizer's own.
-        rows: the ids of each sample in a batch. Default: the ids that xtok encodes.
-
-    Raises:
-        XtokError: if a chat template is missing.
+    xtok's masks may lack some targets of the library: tokens that span the end of the prompt, and
+    messages with weight 0. Texts with a context are skipped. `rows` contains the ids of each sample
+    in a batch; by default, xtok encodes the samples.
     """
     texts = {n: s.text for n, s in enumerate(samples) if isinstance(s, SideText) and not s.context}
     chats = [sample for sample in samples if isinstance(sample, ChatRecord)]
@@ -117,7 +109,7 @@ def _by_library(
             return_assistant_tokens_mask=has_generation_blocks(str(chosen)),
             **{"tools": chat.tools or None, **chat.variables},
         )
-    except Exception as error:  # of the template, or for unsupported data
+    except Exception as error:  # raised by the template, or for unsupported data
         raise XtokError(
             f"apply_chat_template of {type(library).__name__} failed: {error}",
             hint="write the conversation in the form that Transformers expects",
@@ -147,13 +139,11 @@ def alignment_findings(
     ids: Sequence[NDArray[Any]],
     alignment: Mapping[str, NDArray[Any]],
 ) -> Iterator[Result]:
-    """Count the aligned targets and the chunks in a batch, and decode some of the chunks.
+    """Count a batch's aligned targets and chunks, and decode some of the chunks.
 
-    Args:
-        tokenizers: the student's tokenizer and the teacher's.
-        labels: the student's labels before the shift, `[B, T_s]`; values below 0 are not targets.
-        ids: the student's ids `[B, T_s]`, and the teacher's ids `[B, T_t]`.
-        alignment: the arrays of a `PaddedAlignment`.
+    `labels`, `[B, T_s]`, are the student's labels before the shift; values below 0 are not targets.
+    `ids` are the student's ids `[B, T_s]` and the teacher's ids `[B, T_t]`. `alignment` contains
+    the arrays of a `PaddedAlignment`.
     """
     chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
     equal = valid & alignment["pair_is_correct"]
@@ -197,8 +187,8 @@ def alignment_findings(
     if ends_in < ENOUGH * num_ends:
         yield (
             "note",
-            f"{ends_in} of {num_ends} ends of turns or texts are in a chunk; with the distillation "
-            "loss alone, the student does not learn to stop (the cross-entropy includes them)",
+            f"{ends_in} of {num_ends} ends of turns or texts are in a chunk; the distillation loss "
+            "does not teach the student to stop, but the cross-entropy does",
         )
 
 
@@ -208,10 +198,7 @@ def _decode_chunks(
     chunk_ids: Sequence[NDArray[Any]],
     chunks: NDArray[np.int64],
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the student's and the teacher's text for some of the `chunks`.
-
-    `chunks`, `[N, 2]`, contains the row and the id of each chunk.
-    """
+    """Yield both sides' texts of some of the `chunks`, `[N, 2]`: row and chunk id."""
     for row, chunk_id in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         side_ids = [x[row][c[row] == chunk_id] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
@@ -226,11 +213,7 @@ def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
 
 
 def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]:
-    """Read the first rows of files with texts or conversations.
-
-    Raises:
-        XtokError: if a file cannot be read, or a row has no field with text and no `messages`.
-    """
+    """Read the first rows of files with texts or conversations."""
     rows: list[SideText | ChatRecord] = []
     for location, value in islice(read_samples(texts), NUM_ROWS):
         text = value.get(field) if isinstance(value, Mapping) else value
@@ -248,7 +231,7 @@ def row_checks(
     rows: Sequence[SideText | ChatRecord],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
-    """Check rows without a model: compare ids with the models' libraries, then align them."""
+    """Compare rows with the models' libraries, then align them. No model is needed."""
     sides = {(t, x): s for s, t, x in zip(SIDES, pair.tokenizers, templates, strict=True)}
     for (tokenizer, template), side in sides.items():
         with naming_template(f"{side}_template"):
@@ -292,9 +275,9 @@ def _extra_check(
             yield Check(name, "warning", error.message)
     if sizes:
         usual, own = map(sum, zip(*sizes, strict=True))
-        message = f"{len(sizes):,} of {plural(len(chats), 'conversation')} have them, with which "
+        message = f"{len(sizes):,} of {plural(len(chats), 'conversation')} have them; there, "
         yield Check(
-            name, "ok", f"{message}the teacher reads {own / usual:.1f} times as many tokens there"
+            name, "ok", f"{message}the teacher reads {own / usual:.1f} times as many tokens"
         )
 
 
@@ -324,7 +307,6 @@ def _aligned_rows(
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return rows padded with 0, `[B, T]`, and a mask that is False for the padding."""
     lengths = np.array([*map(len, rows)])
     mask = np.arange(lengths.max()) < lengths[:, None]
     return filled(mask, np.concatenate(rows).astype(np.int64), 0), mask

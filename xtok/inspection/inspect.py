@@ -54,10 +54,11 @@ def inspect(
         any_map: a map of any kind, or the path of its file.
         tokens: student tokens to explain, as text, bytes or ids, as in `Vocabulary.ids_of`.
         config: the part of the map to show.
-        pair: the map's pair. If the pair has tokenizers, the result includes the pieces of each
-            token in the other vocabulary.
-        against: a second map of the pair for a comparison row by row.
-        texts: text for weighting the rows; requires `against` and the student's tokenizer.
+        pair: the map's pair. If it has tokenizers, the result includes each token's pieces in the
+            other vocabulary.
+        against: a second map of the pair, to compare row by row.
+        texts: paths and globs of text; each row is weighted by its token's count. Requires
+            `against` and the student's tokenizer.
         field: the field or column with the text.
         names: names of the two maps in errors; requires `against`.
 

@@ -14,7 +14,7 @@ from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table
 
 SMALLEST_GAP = 0.02
-"""Minimum nats between recipe and floor. Below this limit, `closed` is noise and is omitted."""
+"""Minimum nats between recipe and floor. With a smaller gap, `closed` is noise and is omitted."""
 
 # Limits of the verdicts, from `scripts/map_values.py` (six pairs, twenty maps). Over chunks,
 # counted maps close 0.70 to 0.72 of the gap, default maps of `build` -0.15 to 0.00, and maps with
@@ -55,7 +55,7 @@ class MapMeasures(Measures):
     over_chunks: MapLosses  # averaged over chunks, like P-KL
 
     def losses(self, loss: BuildLoss) -> MapLosses:
-        """Return the losses on which the verdict about this training loss is based."""
+        """Return the losses that decide the verdict for a training loss."""
         return self.over_chunks if loss == "p-kl" else self.at_starts
 
 
@@ -88,11 +88,8 @@ class Verdict:
 def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) -> Verdict:
     """Grade a projection map by its results on all text.
 
-    Args:
-        m: the measures.
-        loss: the training loss. For P-KL, the losses over chunks are used; for other losses, the
-            losses at shared token boundaries.
-        empty: the share of the student tokens in the text that have an empty row.
+    For P-KL, the losses over chunks decide; for other losses, the losses at shared boundaries.
+    `empty` is the share of the text's student tokens with an empty row.
     """
     place = "over chunks" if loss == "p-kl" else "at shared boundaries"
     losses = m.losses(loss)
@@ -127,7 +124,7 @@ def event_verdict(m: EventMapMeasures) -> Verdict:
 
 
 def empty_share(m: ProjectionMap, text: PairText | None) -> float:
-    """Return the share of student tokens in the text that have an empty row; 0 without text."""
+    """Return the share of the text's student tokens with an empty row; 0 without text."""
     if text is None:
         return 0.0
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)

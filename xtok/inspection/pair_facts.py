@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedCounts:
-    """The number of items (strings or tokens) of the student, of the teacher, and of both."""
+    """Numbers of items (strings or tokens): in the student, in the teacher, and in both."""
 
     student: int
     teacher: int
@@ -43,7 +43,7 @@ class SharedCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:
-    """Measures of a pair on a text."""
+    """The results of measuring a pair on a text."""
 
     files: tuple[str, ...]
     num_bytes: int
@@ -68,7 +68,7 @@ class TextFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingFacts:
-    """How many tokens of one vocabulary can be spelled in the other vocabulary, for CSD."""
+    """Counts for CSD: tokens of one vocabulary that the other vocabulary can spell."""
 
     shared: int  # number of tokens paired one to one with a token of the other side
     spelled: int  # number of tokens with several pieces

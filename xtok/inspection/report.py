@@ -42,7 +42,7 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence that starts with an important number: the number, and the other words."""
+    """A finding that starts with an important number."""
 
     grade: Grade
     number: str
@@ -88,7 +88,7 @@ class Report:
 
 
 class PageData(NamedTuple):
-    """A report, and the objects that provide the data for the search on the page."""
+    """A report, and the objects with the data for the page's search."""
 
     report: Report
     maps: tuple[ProjectionMap, ...]
@@ -163,7 +163,6 @@ def _map_report(
 
 
 def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
-    """Align the built-in sentences."""
     aligner = TokenAligner(pair)
     return tuple(
         AlignedSentence(
@@ -181,10 +180,7 @@ def _aligned_sentences(pair: Pair) -> tuple[AlignedSentence, ...]:
 def _findings(
     pair: PairFacts, maps: Sequence[MapReport], empty: Sequence[float]
 ) -> tuple[Finding, ...]:
-    """Return all findings, worst first.
-
-    `empty` contains, for each map, the share of the text's student tokens that have an empty row.
-    """
+    """Return all findings, worst first; `empty` is each map's share of tokens with empty rows."""
     findings = [*_pair_findings(pair)]
     for n, (m, share) in enumerate(zip(maps, empty, strict=True), start=1):
         map_findings = _empty_rows(m.description, pair, share), _find_unreached(m.description)
@@ -209,10 +205,6 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 
 
 def _empty_rows(d: Description, pair: PairFacts, share: float) -> Finding:
-    """Return a finding about empty rows.
-
-    `share` is the share of the text's student tokens that have an empty row.
-    """
     empty = {c.token_class: c.empty for c in d.coverage or () if c.token_class != "unused"}
     num_special = empty.pop("control", 0)
     num_text = sum(empty.values())

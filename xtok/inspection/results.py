@@ -11,7 +11,7 @@ Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "usable", "note", "good"]
 
 Result: TypeAlias = tuple[Level, str]
-"""Level of a comparison's result, and its sentence."""
+"""Level and sentence of a comparison's result."""
 
 
 @dataclass(frozen=True)

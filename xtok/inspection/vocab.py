@@ -41,7 +41,7 @@ class VocabToken:
 
 @dataclass(frozen=True, kw_only=True)
 class VocabTable:
-    """Tokens of a vocabulary, with the same tokens or spellings in a teacher's vocabulary."""
+    """Tokens of a vocabulary, with their counterparts or spellings in a teacher's vocabulary."""
 
     model: str
     teacher: str | None
@@ -112,8 +112,8 @@ def vocab(
         student_model: the model, as in `load_tokenizer`, or a pair. For a pair, the student's
             tokens are listed.
         tokens: tokens as text, bytes or ids, as in `Vocabulary.ids_of`. Default: all ids.
-        teacher_model: a second model. The result then includes, for each token, the teacher id with
-            the same bytes or role, and the spelling in the teacher's tokens.
+        teacher_model: a second model. Each token then includes the teacher id with the same bytes
+            or role, and the spelling in the teacher's tokens.
         progress: called while tokens are spelled.
 
     Raises:

@@ -24,11 +24,11 @@ from xtok.training.samples import SampleRow
 from xtok.training.sparse import block_length
 
 MAX_TOKENS = 1024
-"""Maximum number of tokens of each model on which bits per byte are measured."""
+"""Bits per byte are measured on at most this number of tokens per model."""
 
 FEWEST_TOKENS = 32
-"""Number of tokens on which the student's own loss is checked. With 250,000 ids, the logits of
-these tokens need 32 MiB."""
+"""Number of tokens for checking the student's own loss. For 250,000 ids, their logits need 32 MiB.
+"""
 
 FEWEST_TARGETS, FEWEST_BYTES = 16, 32
 """Minimum numbers of targets and of their bytes. With fewer, measurements are unreliable."""
@@ -89,7 +89,7 @@ class Audit:
         return cls(joined) if len(audits) > 1 else audits[0]
 
     def report(self) -> None:
-        """Print the summary and the notes to stderr, and issue a warning for each difference."""
+        """Print the summary and notes to stderr, and issue a warning for each difference."""
         sys.stderr.write(f"{self.line}\n")
         for note in self.messages("note"):
             sys.stderr.write(f"note: first batch: {note}\n")
@@ -105,7 +105,7 @@ def audit(
 ) -> Audit:
     """Check the first batch of a run with its texts and the models' own libraries.
 
-    The audit compares ids, roles and masks with the libraries, and the student's cross-entropy with
+    It compares ids, roles and masks with the libraries, and the student's cross-entropy with
     `forward(labels=…)`. It checks labels and alignments, finds parameters without a gradient, and
     measures the bits per byte of all models. It does not change the models or the random state.
     With `heads`, it needs no more memory than a training step.
@@ -115,7 +115,7 @@ def audit(
             stored predictions.
         batch: a batch of `prepare`, on the models' device.
         collator: the collator that made the batch.
-        heads: the heads from `find_heads`; without heads, models compute whole logits.
+        heads: the heads from `find_heads`; None for a model that computes whole logits.
     """
     batches = [batch, *batch["teachers"]]
     names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
@@ -147,7 +147,7 @@ class _AuditedSide:
 
     @property
     def inner(self) -> Any:
-        """The model without its wrappers, unless a wrapper shards its parameters."""
+        """The model without its wrappers, unless they shard its parameters."""
         inner = getattr(unwrap(self.model), "_orig_mod", unwrap(self.model))
         return self.model if _is_sharded(inner) else inner
 
@@ -156,16 +156,13 @@ class _AuditedSide:
         return {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, index: int = 1) -> float:
-        """Return the bits per byte of the tokens before (0), at (1) or after (2) the targets.
-
-        The result is NaN if the targets have too few bytes.
-        """
+        """Return bits per byte of the tokens before (0), at (1) or after (2) targets, or NaN."""
         is_enough = self.bytes >= FEWEST_BYTES
         return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
 
     @torch.no_grad()
     def measure(self, num_rows: int) -> Tensor:
-        """Run the model on the first rows, store the sums, and return −log p of each target."""
+        """Run the model on the first rows, store the sums, and return each target's −log p."""
         start = int((self.batch["attention_mask"] != 0).any(0).int().argmax())
         part = _crop(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
         logits = as_logits(run(self.model, part, self.head).logits)
@@ -256,7 +253,6 @@ def _warnings(problems: Iterable[str]) -> Iterator[Result]:
 
 
 def _bos_problems(audited: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Check rows without texts for repeated bos tokens and for prompts that are targets."""
     bos = {*token_ids(audited.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
         yield f"{twice} of {len(rows)} rows of {audited.name} begin with two bos tokens"
@@ -314,7 +310,7 @@ def _set_targets(
     max_length: int | None,
     end_ids: Sequence[int],
 ) -> int:
-    """Set `expected` to the texts' targets, and count the rows in which no end token remains."""
+    """Set `expected` to the texts' targets, and count the rows that lose all end tokens."""
     num_cut = 0
     for index, row in enumerate(rows):
         positions = row.keep(max_length)
@@ -389,7 +385,7 @@ def _uniform_problems(audited: _AuditedSide) -> Iterator[str]:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether a wrapper shards the model's parameters and gathers them during the forward pass."""
+    """Whether a wrapper shards the model's parameters."""
     in_pieces = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in model.parameters())
     return in_pieces or any("FullySharded" in type(m).__name__ for m in model.modules())
 

@@ -45,9 +45,9 @@ from xtok.training.samples import (
 
 @dataclass(frozen=True)
 class Samples:
-    """The texts and conversations of one side of a batch, for the audit and for bits per byte.
+    """The texts and conversations of one side of a batch.
 
-    This is a dataclass because `Trainer` does not preserve named tuples in a batch.
+    `Trainer` does not preserve named tuples in a batch, so this is a dataclass.
     """
 
     sources: Sequence[SideText | ChatRecord]
@@ -71,9 +71,8 @@ class DistillationCollator:
     The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and a list
     `teachers`. For each teacher, this list contains a dict with the same three tensors, `[B, T_t]`,
     and with `alignment`, an `AlignmentBatch`. Labels and chunk ids are stored at the tokens' own
-    positions, not at the predicting positions. **Shift the alignment** with `prepare` or
-    `xtok.shift_to_predictions` before you compute a loss. xtok's losses reject an alignment that is
-    not shifted.
+    positions. **Shift the alignment** with `prepare` or `xtok.shift_to_predictions` before you
+    compute a loss; xtok's losses reject an alignment that is not shifted.
 
     For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
     `input_ids`, `realized_logprob` (the natural log-probability of each token; None for the first
@@ -336,11 +335,8 @@ class DistillationCollator:
     def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
         """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
-        If the batch contains no texts, this is the token's own number of bytes.
-
-        Args:
-            number: 0 for the student, n for the nth teacher.
-            side: this side's part of a batch from `prepare`.
+        `number` is 0 for the student and n for the nth teacher; `side` is its part of a prepared
+        batch. If the batch contains no texts, the number is the token's own length.
         """
         tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
         sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
@@ -403,7 +399,7 @@ def shifted_targets(side_batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
-    """Shift ids, labels or masks `[B, T]` by one: position i gets the value of position i + 1."""
+    """Shift ids, labels or masks `[B, T]` by one: position i gets the value at i + 1."""
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 

@@ -88,9 +88,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     """Run a model on its side of a batch, and return the model's outputs.
 
     With a head, the outputs' `logits` are `HiddenLogits`. The model can have wrappers such as DDP.
-
-    Raises:
-        XtokError: if the model adds positions, for example with prompt tuning.
+    A model that adds positions, for example with prompt tuning, raises an `XtokError`.
     """
     options |= {name: side[name] for name in ("input_ids", "attention_mask")}
     options["use_cache"] = False
@@ -174,12 +172,9 @@ def find_heads(
 ) -> tuple[list[Head | None], list[str]]:
     """Return each model's head, or None if the model needs whole logits, and notes with reasons.
 
-    Args:
-        models: the student, then its teachers; None for stored predictions.
-        sides: the part of a batch for each model, on the model's device.
-        takes_hidden: for each model, whether all losses that read its logits accept hidden states.
-        wanted: False computes whole logits, True raises an error if hidden states are not possible,
-            and None uses hidden states where possible.
+    `models` are the student and its teachers (None for stored predictions), and `sides` are the
+    models' parts of a batch. `takes_hidden` is True for a model if all losses that read its logits
+    accept hidden states. If `wanted` is False, all models compute whole logits.
 
     Raises:
         XtokError: if `wanted` is True, and a loss or a model does not support hidden states.
@@ -232,7 +227,7 @@ def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> No
 
 
 def why_whole_logits(model: Any) -> str | None:
-    """Return the reason why a model must compute whole logits; None if no reason is found."""
+    """Return the reason why a model must compute whole logits, or None."""
     inner, name = unwrap(model), type(_base(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
         return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
@@ -320,7 +315,6 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
 
 
 def _candidates(inner: Any, decoder: nn.Module, linear: Any) -> list[Head]:
-    """Return heads with all combinations of the factors and softcaps in the configuration."""
     config = inner.config.get_text_config()
     scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
     factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
@@ -347,10 +341,7 @@ def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _hook(
     module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> Iterator[None]:
-    """Call a function after a module's forward. A result other than None replaces the outputs.
-
-    The function receives the module's outputs, and then the first output.
-    """
+    """After a module's forward, call `function(outputs, first output)`: it can replace outputs."""
     handle = module.register_forward_hook(
         lambda _, args, output: function(output, output[0]), prepend=first
     )

@@ -103,8 +103,8 @@ class Objective:
             student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
             batch: a batch of `prepare`.
-            totals: the sum of the counts of all batches of the step.
-            whole: distillation loss and cross-entropy of the whole step, for `dynamic_scaling`.
+            totals: the sums of `count` over all batches of the step.
+            whole: distillation loss and cross-entropy of the step, for `dynamic_scaling`.
             router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -141,9 +141,8 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """Return Σ factor · mean, and the means of the cross-entropy and each teacher's loss.
 
-        The means, `[1 + teachers]`, have no gradient. The first factor belongs to the
-        cross-entropy. If `factors` lacks this factor, the cross-entropy is not computed, and its
-        mean is 0.
+        The means, `[1 + teachers]`, have no gradient. If `factors` lacks the first factor, the
+        cross-entropy is not computed, and its mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
         plans = [

@@ -174,7 +174,6 @@ def _align_texts(
 
 
 def _byte_offsets(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the byte offset of each token in the text; control tokens lie outside."""
     encoding = tokenizer.encode(row.text or "")
     offsets_before = np.arange(-row.num_before, 0)
     num_after = len(row.ids) - row.num_before - len(encoding.ids)

@@ -32,8 +32,8 @@ class StoredTopK:
 class TopKCollator:
     """Builds a batch for the loss `topk-kl` from rows of stored predictions.
 
-    A sample is a mapping of lists, for example from the Parquet file of `xtok project`. `input_ids`
-    are student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
+    A sample is a mapping of lists, such as a row of `xtok project`'s Parquet file. `input_ids` are
+    student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
     `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
     the remaining probability is 1 minus the candidates' sum. Entry i predicts token i, so the first
     entry is empty. All tokens with candidates contribute to the loss, unless `valid` or `loss_mask`
@@ -72,7 +72,6 @@ class TopKCollator:
         return {**batch, "teachers": [{"stored": stored}]}
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
-        """Convert a row to arrays; the candidates become `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
         topk = _checked_topk(columns, ids)
         counts = np.diff(topk.starts)

@@ -34,11 +34,10 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.heads import evaluating
 
 Init = Literal["pieces", "mean"]
-"""Initial row of a token that the model lacks: the mean of the rows of its pieces, or of all rows.
-"""
+"""Row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""
 
 RECORD = "xtok_transplant.json"
-"""File that marks an output folder of `transplant`, with options, counts and file names."""
+"""File that marks an output folder, with options, counts and file names."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -121,9 +120,9 @@ def transplant(
         tokenizer: the new tokenizer; Transformers must be able to load it.
         folder: the output folder. It must be missing, empty, or an unchanged result of
             `transplant`.
-        init: initial row of a token that the model lacks: `pieces` (the mean of the rows of the old
-            tokens that spell the new token), `mean` (the mean of all rows), or the weights of a map
-            from the new tokenizer (rows) to the old tokenizer (columns).
+        init: the row of a token that the model lacks: `pieces` (the mean of the rows of old tokens
+            that spell it), `mean` (the mean of all rows), or the weights of a map from the new
+            tokenizer (rows) to the old tokenizer (columns).
         shrink: from 0 to 1, share of the mean of all rows that is mixed into these rows. If the
             model's head is separate from its input embeddings, only the head is changed.
         pad_to_multiple_of: round the number of rows up to a multiple of this number.
@@ -131,10 +130,10 @@ def transplant(
         progress: called for each pass over a vocabulary or the weights.
 
     Raises:
-        EmbeddingError: if the model has no usable weights.
+        EmbeddingError: if the model has no usable weights, or its architecture is not supported.
         TokenizerError: if xtok or Transformers cannot load a tokenizer.
         OutputError: if the folder cannot be written, or contains other files.
-        XtokError: if the architecture is not supported, or the map belongs to other tokenizers.
+        XtokError: if `init` is unknown, or the map belongs to other tokenizers.
         ValueError: if `shrink` is not from 0 to 1, or `documents` is a string.
     """
     if not 0 <= shrink <= 1:
@@ -185,7 +184,7 @@ def transplant(
 def new_rows(
     pair: Pair, init: Init | MapLike, shrink: float, progress: Progress = silent
 ) -> tuple[NewRows, dict[str, int]]:
-    """Return the new tokens' rows as weighted sums of old rows, and the number of rows by origin.
+    """Return the new rows as weighted sums of old rows, and the number of rows by origin.
 
     In `pair`, the new tokenizer is the student, and the old one is the teacher.
     """
@@ -226,7 +225,7 @@ def new_rows(
 
 
 def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress) -> Edges:
-    """Return the edges of tokens that the old tokenizer lacks. Each token's weights sum to 1."""
+    """Return edges for tokens that the old tokenizer lacks; each token's weights sum to 1."""
     if init == "mean":
         return single_edges((), ())
     if init == "pieces":
@@ -246,7 +245,6 @@ _NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
 
 
 def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
-    """Find the tensors that have one row per token."""
     name, settings, files = old.vocabulary.model_id, source.json(_CONFIG), source.tensor_files()
     if "quantization_config" in settings:
         raise EmbeddingError(
@@ -339,7 +337,6 @@ def _write_weights(plan: _NewWeights, folder: Path, progress: Progress) -> None:
 def _new_header(
     tensors: Mapping[str, Any], new_rows: Mapping[str, NewRows]
 ) -> tuple[dict[str, Any], int]:
-    """Return a file's header with the shapes of the new tensors, and the tensors' total bytes."""
     header, size = dict[str, Any](), 0
     for name, info in tensors.items():
         (first, last), shape = info["data_offsets"], info["shape"]
@@ -353,7 +350,6 @@ def _new_header(
 
 
 def _first_token_notes(pair: Pair) -> list[str]:
-    """Return a note if only the old tokenizer adds a first token to texts."""
     (new, old), (table, old_table) = pair.tokenizers, pair.tables
     if old.bos_id is None or new.bos_id is not None:
         return []
@@ -367,7 +363,7 @@ def _first_token_notes(pair: Pair) -> list[str]:
 
 
 def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
-    """Write both config files with the new width and ids, copy the licence, and return notes."""
+    """Write both config files, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
     for i in table.roles.get("turn_end", ()):  # has the row of an old end token, so it ends texts
@@ -386,7 +382,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
 
 
 def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
-    """Set the ids of special tokens in a config, and return the keys that have no new id."""
+    """Set special-token ids in a config, and return the keys without a new id."""
     dropped, always = [], dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     for key in {**always, **settings}:
         if key.endswith("_token_id"):

@@ -55,7 +55,7 @@ _MARKS = {
     "usable": ("!", "usable", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
-"""For each grade: a sign, and the words for a loss and for a finding."""
+"""For each grade: a sign, words for a loss, and words for a finding."""
 
 
 def report(
@@ -69,13 +69,13 @@ def report(
     field: str = "text",
     progress: Progress = silent,
 ) -> Report:
-    """Write an HTML page about one or two maps of a pair, and return the page's contents.
+    """Write an HTML page about one or two maps of a pair, and return its contents.
 
     Args:
         maps: one or two maps, or their paths.
         output: the path of the page, which must end in `.html`.
         data: also write the contents as JSON next to the page.
-        texts: paths and globs of text for measuring the maps, as in `evaluate`.
+        texts: paths and globs of text on which the maps are measured, as in `evaluate`.
         pair: the maps' pair. Pieces, sentences and results on `texts` require the pair's
             tokenizers.
         names: names of the maps on the page.
@@ -95,7 +95,7 @@ def report(
 
 
 def check_page(output: str | Path, data: bool) -> list[Path]:
-    """Check the output paths of `report`: the page and its data. Call this before any work."""
+    """Check the output paths of `report` before any work."""
     paths = [check_output(output, [".html"], "page")]
     if data:
         path = check_output(Path(output).with_suffix(".json"), [".json"], "page")

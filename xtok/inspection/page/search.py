@@ -1,8 +1,7 @@
 """Pack the rows of maps for the page's search: columns of bytes, deflated, in base64.
 
-Each column is deflated separately: first the lowest bytes of all numbers, then the next bytes.
-`page.js` unpacks the columns. Long tokens are cut after the first bytes, and weights are rounded to
-three digits.
+Each column is deflated separately: first the lowest bytes of all numbers, then the next bytes. Long
+tokens are cut after the first bytes, and weights are rounded to three digits.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MOST_PIECES = 16
 """Maximum number of pieces of a token on the page."""
 
 MOST_ENTRIES = 8
-"""Maximum number of entries of a row on the page. The presets of `build` have 8."""
+"""Maximum number of entries of a row on the page."""
 
 PageColumns = dict[str, tuple[int, str]]
 """Number of bytes per value, and base64 text, by name."""
@@ -80,7 +79,6 @@ def _tokens(
 
 
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
-    """Pack the numbers of pieces, and the pieces' ids, for all tokens without a partner."""
     columns: PageColumns = {}
     for side, side_pair, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
         if side_pair.teacher_tokenizer is None:

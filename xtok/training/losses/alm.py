@@ -50,8 +50,7 @@ def alm(
 
     `targets` are the predicted ids, int64 `[B, T_s]` and `[B, T_t]`. If `teacher_logits` is None,
     pass `teacher_logprobs`, `[B, T_t]`: at position t, the natural log-probability of the text's
-    token t + 1. In this case, the teacher's targets are ignored. See `event_kl` for the other
-    arguments.
+    token t + 1. See `event_kl` for the other arguments.
 
     Raises:
         ValueError: as in `event_kl`, or if a target in a chunk is not an id, or if a

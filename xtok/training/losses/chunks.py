@@ -89,11 +89,8 @@ def number_chunks(
 ) -> Chunks:
     """Number the valid chunks of a shifted alignment that have positions on both sides.
 
-    `mask`, `[B]`, is 0 for rows that do not contribute to the loss. Chunk ids are checked only on a
-    CPU.
-
-    Raises:
-        ValueError: if shapes do not match, or chunk ids decrease within a row.
+    `mask`, `[B]`, is 0 for rows that do not contribute to the loss. On a CPU, chunk ids are
+    checked.
     """
     require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()

@@ -212,7 +212,6 @@ def _group_part(
 def _complete(
     log_p: Tensor, tokens: ChunkTokens, chunk: Tensor, ends: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
-    """Return the log-probabilities of e completions, and a function that computes gradients."""
     rows, last = torch.arange(len(tokens.ids), device=chunk.device), tokens.last(chunk)
     is_path = rows != tokens.last(tokens.chunk)
     path, ending = gather(log_p, rows, tokens.ids), gather(log_p, last, ends)

@@ -80,9 +80,8 @@ def event_kl(
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
     `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL between the
-    models' own predictions (data processing inequality; Cover and Thomas, Elements of Information
-    Theory, 2nd ed., section 2.8). A chunk is excluded if no position predicts its first token, for
-    example the first token of a row.
+    models' own predictions (data processing inequality). A chunk is excluded if no position
+    predicts its first token, for example the first token of a row.
 
     If the student's probabilities are uniform and the teacher is certain of `i`, the loss is log
     256:
@@ -127,7 +126,7 @@ def same_tokenizer_kl(
     mask: Tensor,
     config: SameTokenizerConfig | None = None,
 ) -> Tensor:
-    """Return the KL between a student and a teacher with the same tokenizer, at each position.
+    """Return the KL between a student and a teacher with the same tokenizer.
 
     As in NeMo-RL, K contains the `top_k` tokens with the teacher's largest logits in the
     microbatch. The softmax of each model is restricted to K (Hinton et al., arXiv 1503.02531):
@@ -170,7 +169,7 @@ def plan_kl(
     config: Any,
     index: EventIndex | None = None,
 ) -> Plan:
-    """Plan the KL at n positions, over events or (if `index` is None) over equal ids."""
+    """Plan the KL at n positions, over events or (without `index`) over equal ids."""
     count, dtype, temperature = len(positions[0]), work_dtype(student, teacher), config.temperature
     shared_width = min(student.shape[-1], teacher.shape[-1])
     width, teacher_width = (shared_width, shared_width) if index is None else index.widths

@@ -40,12 +40,12 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
     """Return the pairs that `gold` compares, like NeMo-RL's `build_exact_token_map`.
 
     Without a threshold, a row is a pair if it has a single entry, with weight 1, and both tokens
-    have equal bytes or the same role. If several student tokens have the same teacher token, only
-    the student token with the lowest id is used.
+    have equal bytes or the same role. Among several rows with the same teacher token, the lowest
+    student id is used.
 
     With a threshold (0.6 for H-KL), a row is a pair if its largest weight, scale slots excluded, is
-    at least the threshold. If several student tokens have the same teacher token, only the student
-    token with the largest weight is used, and among equal weights the lowest id.
+    at least the threshold. Among several rows with the same teacher token, the row with the largest
+    weight is used, then the lowest student id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
     rows, columns = projection.student_ids[first], projection.teacher_ids[first]

@@ -1,4 +1,4 @@
-"""Logits, given as a tensor or as hidden states and a head, and read in blocks."""
+"""Logits as a tensor, or as hidden states and a head, read in blocks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return a zero tensor for each input that requires a gradient, None for the others."""
+        """Return zeros for each input that requires a gradient, None for the others."""
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
@@ -245,8 +245,7 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
     """Return the k tokens below `width` with the largest logits, ascending, int64 `[k]`.
 
-    Positions with NaN or +∞ are ignored, unless they are in `compared`, int64 `[n]`. The loss of a
-    compared position with NaN or +∞ raises an error.
+    Positions with NaN or +∞ are ignored, unless they are in `compared`, int64 `[n]`.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
     if size and isinstance(logits, WholeLogits):  # a tenth of the time, without copies
@@ -264,7 +263,7 @@ def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Ten
 
 
 def batch_indices(like: AnyLogits | Logits, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row index and the token index of each position in a batch `[B, T, …]`."""
+    """Return the row index and the token index of each position."""
     return positions // like.shape[1], positions % like.shape[1]
 
 

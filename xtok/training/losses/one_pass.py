@@ -28,7 +28,7 @@ from xtok.training.sparse import block_length, work_dtype
 class LogitBlock:
     """The student's logits at m positions, `[m, V]`, with cached results for all losses.
 
-    Comparisons must not modify the logits or the cached results.
+    Comparisons must not modify them.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -52,7 +52,7 @@ class LogitBlock:
 
 
 class Rows(NamedTuple):
-    """The positions and entries in one block that belong to one part of a plan."""
+    """The positions and entries of one part of a plan in one block."""
 
     indices: Tensor  # int64 [m], ascending, indices into the part's n positions
     entries: Sequence[slice]  # for each of `entry_positions`, the range of entries in the block
@@ -151,7 +151,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return each plan's sum of terms, and add the gradients of the terms to `gradients`."""
+    """Return each plan's sum of terms, and add their gradients to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.value for p in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -188,7 +188,6 @@ def _compare_at(
 def _compare_block(
     logits: Tensor, terms: Sequence[_Term], in_block: Sequence[InBlock], *, has_gradient: bool
 ) -> Tensor | None:
-    """Add a block's losses to the totals, and return the gradient of its logits."""
     block, grad = LogitBlock(logits), None
     for part_index, rows, indices in in_block:
         part, factor, total = terms[part_index]
@@ -212,7 +211,7 @@ def _add(total: Tensor | None, grad: Tensor, logits: Tensor, indices: Tensor | N
 
 
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
-"""A part's number, its rows, and the indices of these rows in the block (None for all)."""
+"""A part's number, its rows, and the rows' indices in the block (None for all)."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
 """A slice of a group of positions, and the parts that compare these positions."""
@@ -241,8 +240,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
     The logits of a group are one matrix product, because each product reads the whole head.
     Comparisons use smaller blocks that fit into a CPU's cache, which takes 0.77 of the time (event
-    KL of 512 tokens, 49,152 × 262,144 ids, one core). All positions of a block belong to the same
-    parts.
+    KL of 512 tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return
@@ -267,7 +265,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
-    """Return the number of positions in a block (for comparisons) and in a group (for logits)."""
+    """Return the numbers of positions in a block (comparisons) and in a group (logits)."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
     sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
@@ -329,7 +327,6 @@ def _order(
 def _slices(
     parts: Sequence[PlanPart], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Yield the bounds of the rows and entries of each part, for each block."""
     if len(parts) == 1 and not parts[0].entry_positions:
         yield from ([start, end] for start, end in pairwise(bounds))
         return
@@ -373,7 +370,6 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply a gradient in place, with the factor in float32 or float64."""
     dtype = work_dtype(gradient)
     if gradient.dtype == dtype:
         return gradient.mul_(factor.to(dtype))

@@ -42,7 +42,7 @@ Batch = Mapping[str, Any]
 
 
 class BatchLoss(ABC):
-    """A loss that trainers call with a prepared batch and one teacher's part of the batch."""
+    """A loss that trainers call with a prepared batch and one teacher's part of it."""
 
     takes_hidden = True
     """Whether the loss accepts `HiddenLogits`."""
@@ -194,7 +194,7 @@ def loss_spec(name: LossName) -> LossSpec:
 
 
 def unused_map(name: str) -> XtokError:
-    """Return the error for a map that is passed to a loss that takes no map."""
+    """Return the error for a map that a loss does not take."""
     takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
     return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
 

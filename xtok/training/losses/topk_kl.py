@@ -123,7 +123,6 @@ def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tens
 
 
 def _check_candidates(stored: Sequence[Tensor], width: int) -> None:
-    """Raise a `ValueError` if the candidates at n positions are invalid."""
     ids, logprobs, rest = (x.cpu().double().numpy() for x in stored)
     used = (ids != -1) & ~np.isneginf(logprobs)
     rest[np.isnan(rest)] = np.inf

@@ -166,7 +166,6 @@ class DistillationTrainer(Trainer):
         return self._combine(means)["loss"], outputs
 
     def _combine(self, means: Tensor) -> dict[str, Tensor]:
-        """Combine the means of the cross-entropy, each teacher's loss and the router loss."""
         cross_entropy, router = means[0], means[-1]
         distillation = means.new_tensor(self.objective.weight_by_teacher) @ means[1:-1]
         loss = combine(distillation, cross_entropy, self.objective.combine) + router

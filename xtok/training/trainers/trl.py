@@ -143,8 +143,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and log the mean losses on policy and off policy.
 
-        TRL divides the sums of these losses by the number of batches. xtok corrects this, because a
-        batch's loss is already its share of the step's loss.
+        TRL divides the sums of these losses by the number of batches. xtok corrects this: a batch's
+        loss is already its share of the step's loss.
         """
         loss = super().training_step(*args, **kwargs)
         num_batches = self.args.gradient_accumulation_steps
