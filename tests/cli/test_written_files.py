@@ -65,7 +65,8 @@ def written_file(
 
     @cache
     def write(name: str, suffix: str) -> Path:
-        path, args = folder / f"{name}.{suffix}", []
+        path = folder / f"{name}.{suffix}"
+        args: list[str | Path] = []
         for word in STAGES[name].split():
             stage, is_file, _ = word.partition(".F")
             args += [write(stage, suffix)] if is_file else words.get(word, [word])

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +38,8 @@ TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 
 
-class Knowing(nn.Module):
-    """A teacher that predicts the next tokens of a batch from bigrams."""
+class BigramModel(nn.Module):
+    """Predicts the next tokens of a batch from bigrams."""
 
     def __init__(self, width: int, batch: Any, *, shift: int = 1) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class Bench:
         self.batch = {**batch, "teachers": [self.side]}
         widths = [t.vocabulary.vocab_size for t in (collate.student, *collate.teachers)]
         self.student: Any = tiny_model(widths[0], seed=0, dropout=0.1).train()
-        self.teacher: Any = Knowing(widths[1], self.side).eval()
+        self.teacher: Any = BigramModel(widths[1], self.side).eval()
 
     def audit(self) -> Audit:
         models = [self.student, self.teacher]
@@ -100,6 +101,21 @@ def test_an_audit_without_findings_prints_one_line(bench: Bench) -> None:
     assert all(parameter.grad is None for parameter in bench.student.parameters())
 
 
+Fault = Callable[[Bench], Any]
+FAULTS: dict[str, tuple[Fault, str]] = {}
+"""Changes of a bench, each with words of the message that the audit must print."""
+
+
+def fault(message: str) -> Callable[[Fault], Fault]:
+    """Add a function to `FAULTS` under its name."""
+
+    def add(make: Fault) -> Fault:
+        FAULTS[make.__name__] = make, message
+        return make
+
+    return add
+
+
 # Faults of the student
 
 
@@ -121,37 +137,57 @@ class Wrapped(nn.Module):
         return outputs
 
 
-def wrapped(change: Callable[[Any], Any]) -> Callable[[Bench], None]:
+def wrapped(change: Callable[[Any], Any]) -> Fault:
+    """Return the fault of a student with changed outputs."""
+
+    @wraps(change)
     def make(bench: Bench) -> None:
         bench.student = Wrapped(bench.student, change)
 
     return make
 
 
+@fault("the student's loss from")
+@wrapped
 def scaled_logits(outputs: Any) -> None:
     outputs.logits = 3 * outputs.logits
 
 
+@fault("the student's loss from")
+@wrapped
 def capped_logits(outputs: Any) -> None:
     outputs.logits = 0.01 * torch.tanh(outputs.logits / 0.01)
 
 
+@fault("the student's loss from")
+@wrapped
 def shifted_logits(outputs: Any) -> None:
     outputs.logits = outputs.logits.roll(1, 1)
 
 
+@fault("its cross-entropy is nan")
+@wrapped
 def no_number(outputs: Any) -> None:
     outputs.logits = outputs.logits * math.nan
 
 
-def loss_of(change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
+def changed_loss(change: Callable[[Tensor], Tensor]) -> Fault:
     def apply(outputs: Any) -> None:
         if outputs.loss is not None:
             outputs.loss = change(outputs.loss)
 
-    return apply
+    return wrapped(apply)
 
 
+FAULTS |= {
+    "halved loss": (changed_loss(lambda loss: loss / 2), "the student's loss from"),
+    "summed loss": (changed_loss(lambda loss: loss * 30), "the student's loss from"),
+    "increased loss": (changed_loss(lambda loss: loss + 0.1), "the student's loss from"),
+    "nan loss": (changed_loss(lambda loss: loss * math.nan), "labels=…) is nan"),
+}
+
+
+@fault("the student's loss from")
 def unknown_router(bench: Bench) -> None:
     sizes: Any = {
         "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -171,14 +207,17 @@ def unknown_router(bench: Bench) -> None:
     bench.student = model
 
 
+@fault("2 of 14 trainable tensors of the student get no gradient")
 def unused_module(bench: Bench) -> None:
     bench.student.tower = nn.Linear(2, 2)
 
 
+@fault("no gradient: model.embed_tokens.weight")
 def detached_embedding(bench: Bench) -> None:
     bench.student.model.embed_tokens.register_forward_hook(lambda *args: args[-1].detach())
 
 
+@fault("no parameter of the student is trained")
 def nothing_trained(bench: Bench) -> None:
     bench.student.requires_grad_(False)
 
@@ -186,36 +225,50 @@ def nothing_trained(bench: Bench) -> None:
 # Faults of labels and ids
 
 
-def labels_moved(bench: Bench, by: int) -> None:
+def move_labels(bench: Bench, by: int) -> None:
     """Shift labels, like a training loop that forgets that models shift them as well."""
     moved = bench.batch["labels"].roll(by, 1)
     bench.batch["labels"] = moved.masked_fill(bench.batch["attention_mask"] == 0, -100)
 
 
+@fault("labels of the student are not")
+def labels_moved_to_the_left(bench: Bench) -> None:
+    move_labels(bench, -1)
+
+
+@fault("labels of the student are not")
+def labels_moved_to_the_right(bench: Bench) -> None:
+    move_labels(bench, 1)
+
+
+@fault("targets of the student differ from")
 def targets_not_shifted(bench: Bench) -> None:
     bench.batch["targets"] = bench.batch["labels"]
 
 
+@fault("labels of the teacher are not")
 def teacher_labels_moved(bench: Bench) -> None:
     labels = bench.side["labels"]
     bench.side["labels"] = torch.where(labels >= 0, labels.roll(-1, 1), labels)
 
 
+@fault("targets of the student are padding")
 def padding_counted(bench: Bench) -> None:
     ids, labels = bench.batch["input_ids"], bench.batch["labels"]
     bench.batch["labels"] = torch.where(bench.batch["attention_mask"] == 0, ids, labels)
 
 
+@fault("has no target")
 def all_labels_kept(bench: Bench) -> None:
     bench.batch["labels"] = torch.full_like(bench.batch["labels"], -100)
     bench.batch["targets"] = bench.batch["labels"]
 
 
-def other_id(side_of: Callable[[Bench], Any], row: int, position: int) -> Callable[[Bench], None]:
+def other_id(side_name: str, row: int, position: int) -> Fault:
     """Replace a token by another token, in ids and labels."""
 
     def change(bench: Bench) -> None:
-        side = side_of(bench)
+        side = bench.batch if side_name == "student" else bench.side
         ids = side["input_ids"].clone()
         ids[row, position] = (ids[row, position] + 1) % 500
         side["input_ids"] = ids
@@ -225,7 +278,14 @@ def other_id(side_of: Callable[[Bench], Any], row: int, position: int) -> Callab
     return change
 
 
-def collated(**options: Any) -> Callable[[Bench], None]:
+FAULTS |= {
+    f"other {place} of the {side}": (other_id(side, row, position), "AutoTokenizer's [")
+    for side, row in (("student", 0), ("teacher", 1))
+    for place, position in (("id", 3), ("bos", 0))
+}
+
+
+def collated(**options: Any) -> Fault:
     """Use a batch of another collator."""
 
     def change(bench: Bench) -> None:
@@ -237,6 +297,10 @@ def collated(**options: Any) -> Callable[[Bench], None]:
     return change
 
 
+FAULTS["no bos"] = collated(bos=False), "AutoTokenizer's ["
+
+
+@fault("AutoTokenizer's [")
 def second_bos(bench: Bench) -> None:
     bos = bench.collate.teachers[0].table.roles["bos"][0]
     before = torch.full_like(bench.side["input_ids"][:, :1], bos)
@@ -246,6 +310,7 @@ def second_bos(bench: Bench) -> None:
     del bench.side["alignment"]
 
 
+@fault("bos is id")
 def another_bos(bench: Bench) -> None:
     """A tokenizer that uses its eos as bos, unlike AutoTokenizer."""
     teacher = copy.copy(bench.collate.teachers[0])
@@ -265,16 +330,19 @@ def use_as_hidden(teacher: Any) -> None:
     )
 
 
+@fault("1 of the student's 12 trainable tensors")
 def shared_embedding(bench: Bench) -> None:
     bench.teacher.table = bench.student.model.embed_tokens.weight
     use_as_hidden(bench.teacher)
 
 
+@fault("1 of the student's 12 trainable tensors")
 def shared_memory(bench: Bench) -> None:
     bench.teacher.table.data = bench.student.lm_head.weight.data
     use_as_hidden(bench.teacher)
 
 
+@fault("12 of the student's 12 trainable tensors")
 def its_own_teacher(bench: Bench) -> None:
     bench.collate.teachers = [bench.collate.student]
     bench.collate.teacher_templates, bench.batch["teachers"] = [None], [{**bench.batch}]
@@ -285,55 +353,72 @@ def its_own_teacher(bench: Bench) -> None:
 # Faults of teachers
 
 
+@fault("is in training mode")
 def in_training_mode(bench: Bench) -> None:
     bench.teacher.train()
 
 
+@fault("is in training mode")
 def with_dropout(bench: Bench) -> None:
     bench.teacher.after = nn.Dropout(0.3)
 
 
+@fault("two results")
 def dropout_without_a_mode(bench: Bench) -> None:
     bench.teacher.after.register_forward_hook(lambda *args: nn.functional.dropout(args[-1], 0.3))
 
 
-def teacher_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Bench], None]:
+def teacher_logits(change: Callable[[Tensor], Tensor]) -> Fault:
     def apply(bench: Bench) -> None:
         bench.teacher.after.register_forward_hook(lambda *args: change(args[-1]))
 
     return apply
 
 
+FAULTS |= {
+    "teacher's logits moved back": (teacher_logits(lambda x: x.roll(-1, 1)), "the tokens after"),
+    "teacher's logits moved ahead": (teacher_logits(lambda x: x.roll(1, 1)), "the tokens before"),
+    "teacher's logits nan": (teacher_logits(lambda x: x * math.nan), "needs nan nats per"),
+    "teacher's logits negated": (teacher_logits(lambda x: -9 * x), "the teacher needs"),
+}
+
+
+@fault("nats per token, and a uniform")
 def knows_other_ids(bench: Bench) -> None:
     """Swap the batches of two teachers."""
     bench.teacher.table.data = 4 * bench.teacher.table.data.roll(1, 1)
 
 
+@fault("nats per token, and a uniform")
 def not_loaded(bench: Bench) -> None:
     """A teacher with random weights, for a student that predicts the text."""
     width = bench.collate.student.vocabulary.vocab_size
-    bench.student = Knowing(width, bench.batch)
+    bench.student = BigramModel(width, bench.batch)
     bench.teacher = tiny_model(1200, seed=1, sharp=0.5).eval()
 
 
+@fault("the tokens after")
 def positions_apart(bench: Bench) -> None:
-    bench.teacher = Knowing(1200, bench.side, shift=2).eval()
+    bench.teacher = BigramModel(1200, bench.side, shift=2).eval()
 
 
 # Faults of the alignment
 
 
+@fault("targets are in a chunk with the teacher")
 def no_chunks(bench: Bench) -> None:
     aligned = bench.side["alignment"]
     valid = aligned.pair_valid & (torch.arange(aligned.pair_valid.shape[1]) < 3)
     bench.side["alignment"] = replace(aligned, pair_valid=valid)
 
 
+@fault("chunks have the same bytes")
 def other_bytes(bench: Bench) -> None:
     aligned = bench.side["alignment"]
     bench.side["alignment"] = replace(aligned, pair_is_correct=aligned.pair_is_correct & False)
 
 
+@fault("bos tokens are in a chunk")
 def bos_in_no_chunk(bench: Bench) -> None:
     chunks = bench.side["alignment"].student_chunk_id.clone()
     chunks[:, 0] = -1
@@ -352,7 +437,7 @@ def other_ends(bench: Bench) -> None:
     bench.side["alignment"] = replace(aligned, student_chunk_id=chunks)
 
 
-def chunks_moved(side: str) -> Callable[[Bench], None]:
+def chunks_moved(side: str) -> Fault:
     """Append a token to a row after the collator has aligned it."""
 
     def change(bench: Bench) -> None:
@@ -362,6 +447,13 @@ def chunks_moved(side: str) -> Callable[[Bench], None]:
     return change
 
 
+FAULTS |= {
+    f"{side} moved": (chunks_moved(side), "marked as equal have other bytes")
+    for side in ("student_chunk_id", "teacher_chunk_id")
+}
+
+
+@fault("marked as equal have other bytes")
 def other_rows(bench: Bench) -> None:
     """Use the teacher's side of other rows."""
     alignment = bench.side["alignment"]
@@ -373,6 +465,7 @@ def other_rows(bench: Bench) -> None:
 # Faults of targets
 
 
+@fault("2 tokens that end a turn or text are not targets")
 def without_ends(bench: Bench) -> None:
     """Exclude eos from the targets, like `labels[ids == pad] = -100` if pad is eos."""
     collated(eos=True)(bench)
@@ -383,6 +476,7 @@ def without_ends(bench: Bench) -> None:
     bench.batch["targets"] = shifted_targets(bench.batch)
 
 
+@fault("tokens of answers are not targets of the student")
 def half_masked(bench: Bench) -> None:
     labels = bench.batch["labels"].clone()
     labels[:, 6:] = -100
@@ -390,11 +484,13 @@ def half_masked(bench: Bench) -> None:
     bench.batch["targets"] = shifted_targets(bench.batch)
 
 
+@fault("max_length 8 cuts off all end tokens in 2 of 2 rows")
 def ends_cut_off(bench: Bench) -> None:
     collated(eos=True, max_length=8)(bench)
     bench.collate.eos, bench.collate.max_length = True, 8
 
 
+@fault("targets of the teacher differ from its labels")
 def teacher_targets_not_shifted(bench: Bench) -> None:
     bench.side["targets"] = bench.side["labels"]
 
@@ -412,10 +508,12 @@ def on_policy(bench: Bench, *, ids: Any = None, first_target: int = 3, num_bos: 
     [bench.side] = bench.batch["teachers"]
 
 
+@fault("all tokens of the student are targets")
 def prompts_on_policy(bench: Bench) -> None:
     on_policy(bench, first_target=0)
 
 
+@fault("2 of 2 rows of the student begin with two")
 def two_bos_on_policy(bench: Bench) -> None:
     on_policy(bench, num_bos=2)
 
@@ -423,14 +521,17 @@ def two_bos_on_policy(bench: Bench) -> None:
 # Faults of whole models
 
 
+@fault("12 of 12 trainable tensors of the student get no gradient")
 def no_grad(bench: Bench) -> None:
     bench.student.forward = torch.no_grad()(bench.student.forward)
 
 
+@fault("12 of 12 trainable tensors of the student get no gradient")
 def inference_mode(bench: Bench) -> None:
     bench.student.forward = torch.inference_mode()(bench.student.forward)
 
 
+@fault("nats per token, and a uniform")
 def moved_ids(bench: Bench) -> None:
     """Return a student that is certain of the wrong token."""
     with torch.no_grad():
@@ -438,72 +539,12 @@ def moved_ids(bench: Bench) -> None:
         bench.student.model.embed_tokens.weight *= 50
 
 
+@fault("this teacher will probably reduce quality")
 def far_behind(bench: Bench) -> None:
     """Return a teacher that predicts the text worse than the student."""
     width = bench.collate.student.vocabulary.vocab_size
-    bench.student = Knowing(width, bench.batch)
+    bench.student = BigramModel(width, bench.batch)
     bench.teacher.table.data *= 0.3
-
-
-Student, Teacher = (lambda bench: bench.batch), (lambda bench: bench.side)
-FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
-    "scaled logits": (wrapped(scaled_logits), "the student's loss from"),
-    "capped logits": (wrapped(capped_logits), "the student's loss from"),
-    "shifted logits": (wrapped(shifted_logits), "the student's loss from"),
-    "no number": (wrapped(no_number), "its cross-entropy is nan"),
-    "a loss halved": (wrapped(loss_of(lambda loss: loss / 2)), "the student's loss from"),
-    "a loss summed": (wrapped(loss_of(lambda loss: loss * 30)), "the student's loss from"),
-    "a loss more": (wrapped(loss_of(lambda loss: loss + 0.1)), "the student's loss from"),
-    "a loss of no number": (wrapped(loss_of(lambda x: x * math.nan)), "labels=…) is nan"),
-    "a router that is not returned": (unknown_router, "the student's loss from"),
-    "an unused module": (unused_module, "2 of 14 trainable tensors of the student get no gradient"),
-    "a detached embedding": (detached_embedding, "no gradient: model.embed_tokens.weight"),
-    "nothing trained": (nothing_trained, "no parameter of the student is trained"),
-    "labels shifted to the left": (lambda b: labels_moved(b, -1), "labels of the student are not"),
-    "labels shifted to the right": (lambda b: labels_moved(b, 1), "labels of the student are not"),
-    "targets that are not shifted": (targets_not_shifted, "targets of the student differ from"),
-    "labels of the teacher shifted": (teacher_labels_moved, "labels of the teacher are not"),
-    "padding counted": (padding_counted, "targets of the student are padding"),
-    "no target": (all_labels_kept, "has no target"),
-    "another id of the student": (other_id(Student, 0, 3), "AutoTokenizer's ["),
-    "another id of the teacher": (other_id(Teacher, 1, 3), "AutoTokenizer's ["),
-    "another bos of the student": (other_id(Student, 0, 0), "AutoTokenizer's ["),
-    "another bos of the teacher": (other_id(Teacher, 1, 0), "AutoTokenizer's ["),
-    "no bos": (collated(bos=False), "AutoTokenizer's ["),
-    "a second bos": (second_bos, "AutoTokenizer's ["),
-    "a role of another id": (another_bos, "bos is id"),
-    "a shared embedding": (shared_embedding, "1 of the student's 12 trainable tensors"),
-    "shared memory": (shared_memory, "1 of the student's 12 trainable tensors"),
-    "its own teacher": (its_own_teacher, "12 of the student's 12 trainable tensors"),
-    "a teacher in training mode": (in_training_mode, "is in training mode"),
-    "a teacher's dropout left on": (with_dropout, "is in training mode"),
-    "dropout without a mode": (dropout_without_a_mode, "two results"),
-    "a teacher of other ids": (knows_other_ids, "nats per token, and a uniform"),
-    "a teacher of no weights": (not_loaded, "nats per token, and a uniform"),
-    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the tokens after"),
-    "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the tokens before"),
-    "a teacher of the next but one": (positions_apart, "the tokens after"),
-    "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "needs nan nats per"),
-    "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "the teacher needs"),
-    "few chunks": (no_chunks, "targets are in a chunk with the teacher"),
-    "chunks of other bytes": (other_bytes, "chunks have the same bytes"),
-    "student chunks moved": (chunks_moved("student_chunk_id"), "marked as equal have other bytes"),
-    "teacher chunks moved": (chunks_moved("teacher_chunk_id"), "marked as equal have other bytes"),
-    "other rows": (other_rows, "marked as equal have other bytes"),
-    "ends are no targets": (without_ends, "2 tokens that end a turn or text are not targets"),
-    "half of the targets masked": (half_masked, "tokens of answers are not targets of the student"),
-    "ends cut off": (ends_cut_off, "max_length 8 cuts off all end tokens in 2 of 2 rows"),
-    "targets of the teacher not shifted": (
-        teacher_targets_not_shifted, "targets of the teacher differ from its labels",
-    ),
-    "prompts as targets on policy": (prompts_on_policy, "all tokens of the student are targets"),
-    "two bos tokens on policy": (two_bos_on_policy, "2 of 2 rows of the student begin with two"),
-    "no_grad": (no_grad, "12 of 12 trainable tensors of the student get no gradient"),
-    "inference_mode": (inference_mode, "12 of 12 trainable tensors of the student get no gradient"),
-    "worse than a uniform distribution": (moved_ids, "nats per token, and a uniform"),
-    "a teacher far behind": (far_behind, "this teacher will probably reduce quality"),
-    "bos in no chunk": (bos_in_no_chunk, "bos tokens are in a chunk"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -628,7 +669,7 @@ def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
 
 def test_a_teacher_slightly_worse_than_the_student_is_noted(bench: Bench) -> None:
     width = bench.collate.student.vocabulary.vocab_size
-    bench.student = Knowing(width, bench.batch)
+    bench.student = BigramModel(width, bench.batch)
     bench.teacher.table.data *= 0.9
     audited = bench.audit()
     assert audited.differences == []
