@@ -102,5 +102,5 @@ def test_gguf_is_needed_before_anything_is_downloaded(
     monkeypatch.setitem(sys.modules, "gguf", None)  # not installed
     with pytest.raises(XtokError, match="needs gguf") as caught:
         fetch_models.fetch("gemma3", tmp_path)
-    assert caught.value.hint == "pip install gguf"
+    assert "gguf" in caught.value.hint
     assert list(tmp_path.iterdir()) == []

@@ -301,28 +301,25 @@ def test_options_without_effect_are_not_in_the_history() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, and must be above 0, at most 1"),
-        ({"top_k": 0, "scale_trick": False}, "top_k is 0, and must be at least 1, at most 4096"),
-        ({"top_k": 1},
-         "top_k is 1, and must be at least 2, because one entry is the scale slot (scale_trick)"),
-        ({"max_pieces": 10**9}, "max_pieces is 1000000000, and must be at least 1, at most 4096"),
-        ({"max_pieces": 0}, "max_pieces is 0, and must be at least 1, at most 4096"),
-        ({"max_pieces": 2.5}, "max_pieces is 2.5, and must be an integer"),
-        ({"max_pieces": True}, "max_pieces is True, and must be an integer"),
-        ({"top_k": None}, "top_k is None, and must be an integer"),
-        ({"scale_trick": "no"}, "scale_trick is 'no', and must be True or False"),
-        ({"scale_trick": 1}, "scale_trick is 1, and must be True or False"),
-        ({"fuzzy_threshold": "x"}, "fuzzy_threshold is 'x', and must be a number"),
-        ({"ignore_student_ids": 3}, "ignore_student_ids is 3, and must be a tuple"),
-        ({"token_form": "x"}, "token_form is 'x', and must be one of ('bytes', 'text', 'raw')"),
-        ({"ignore_student_ids": (-1,)},
-         "ignore_student_ids, number 1, is -1, and must be at least 0 and finite"),
+        ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, .* above 0, at most 1"),
+        ({"top_k": 0, "scale_trick": False}, "top_k is 0, .* at least 1, at most 4096"),
+        ({"top_k": 1}, "top_k is 1, .* at least 2, .*scale_trick"),
+        ({"max_pieces": 10**9}, "max_pieces is 1000000000, .* at least 1, at most 4096"),
+        ({"max_pieces": 0}, "max_pieces is 0, .* at least 1, at most 4096"),
+        ({"max_pieces": 2.5}, "max_pieces is 2.5, .* integer"),
+        ({"max_pieces": True}, "max_pieces is True, .* integer"),
+        ({"top_k": None}, "top_k is None, .* integer"),
+        ({"scale_trick": "no"}, "scale_trick is 'no', .* True or False"),
+        ({"scale_trick": 1}, "scale_trick is 1, .* True or False"),
+        ({"fuzzy_threshold": "x"}, "fuzzy_threshold is 'x', .* number"),
+        ({"ignore_student_ids": 3}, "ignore_student_ids is 3, .* tuple"),
+        ({"token_form": "x"}, "token_form is 'x', .*bytes.*text.*raw"),
+        ({"ignore_student_ids": (-1,)}, "ignore_student_ids, number 1, is -1, .* at least 0"),
     ],
-)  # fmt: skip
+)
 def test_options_out_of_range(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=r".*") as raised:
+    with pytest.raises(ValueError, match=f"^{message}"):
         BuildConfig(**options)  # type: ignore[arg-type]
-    assert str(raised.value) == message
 
 
 def test_numbers_of_numpy_are_options(tmp_path: Path) -> None:

@@ -408,11 +408,9 @@ def test_a_predictable_text_is_not_renormalized(
     with pytest.raises(XtokError) as raised:
         project(path)
     error, total = raised.value, sum(map(math.exp, rows[1]["topk_logprobs"][1]))
-    assert error.message == (
-        f"{path}, row 1, position 1: its probabilities sum to {total:.4g}, but the first rows "
-        "look renormalized"
-    )
-    assert error.hint == "put this row first, or declare normalized=false in the footer"
+    assert error.message.startswith(f"{path}, row 1, position 1: ")
+    assert f" {total:.4g}," in error.message
+    assert "normalized=false" in error.hint
     shutil.rmtree(tmp_path / "out.parquet.checkpoint")
     teachers.write_neutral(path, [rows[1], certain(rows[0], 5e-6), *rows[2:]], row_group_size=1)
     assert project(path)[0].mean_rest is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import aclosing, suppress
 
 import httpx
@@ -94,11 +95,10 @@ def test_an_error_shows_the_whole_address(digits: Tokenizer) -> None:
         for route, shown in (("/v1/completions", "/v1/completions"), ("/a/v1/", "/a")):
             with pytest.raises(XtokError) as raised:
                 connect(url + route, digits)
-            assert raised.value.message.startswith(f"the teacher's server at {url}{shown}: ")
-    with pytest.raises(XtokError) as raised:
+            assert f" {url}{shown}: " in raised.value.message
+    with pytest.raises(XtokError, match=re.escape(f"{url}/?x=1")) as raised:
         connect(f"{url}/?x=1", digits)
-    assert raised.value.message == f"{url}/?x=1 is not the address of a server"
-    assert raised.value.hint == "give teacher_url= as http://HOST:PORT, without a query"
+    assert "without a query" in raised.value.hint
 
 
 def test_a_url_may_have_a_path_before_the_routes(digits: Tokenizer) -> None:
@@ -136,7 +136,7 @@ def test_a_response_without_end(
                 with pytest.raises(TeacherError) as raised:
                     await teacher.score([5, 6, 7], 1)
                 assert raised.value.is_away
-                assert str(raised.value) == "ReadTimeout: no complete response in 0.3 seconds"
+                assert "0.3 seconds" in str(raised.value)
                 with pytest.raises(httpx.ReadTimeout):
                     await teacher.connection.send("GET", "/v1/models", seconds=0.3)
             await asyncio.sleep(0.1)  # until both connections are closed

@@ -457,7 +457,7 @@ def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
     served.post("/v1/completions", **plain, **{f"invented-{n}": 1 for n in range(200)})
     assert len(served.notes) == server.MAX_NOTES
     response = served.client.post(f"{served.url}/v1/completions", json={**plain, "model": "gpt"})
-    assert error_message(response, 404) == "model: gpt is not served, expected small-digits"
+    assert "gpt" in error_message(response, 404)
 
 
 def test_another_temperature_is_noted_once(start: Start) -> None:

@@ -145,4 +145,4 @@ def test_a_table_of_the_draft_is_a_map(library_tokenizers: tuple[Any, Any], tmp_
     assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
     with pytest.raises(XtokError, match="swapped") as error:
         TokenAligner(*library_tokenizers[::-1], str(path))
-    assert error.value.hint == 'write it again: xtok.spellings(student, teacher).save("NAME.pt")'
+    assert "xtok.spellings(student, teacher)" in error.value.hint
