@@ -26,6 +26,7 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_heads, logits_of
 from xtok.training.losses.chunks import number_chunks, wrap_logits
+from xtok.training.losses.config import ChunkFilter
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -85,7 +86,7 @@ def real_steps(options: Namespace) -> Iterator[Row]:
         collate = xtok.DistillationCollator(*pair.tokenizers, max_length=length)
         batch = prepare(collate(texts), options.device)
         sides = [batch, *batch["teachers"]]
-        heads, _ = find_heads(models, sides, objective.takes_hidden, wanted=True)
+        heads, _ = find_heads(models, sides, objective.hidden_support, wanted=True)
 
         def step(heads: Sequence[Head | None], batch: Any = batch, sides: Any = sides) -> None:
             ours = logits_of(student, batch, heads[0])
@@ -147,7 +148,7 @@ def _ways(
     config = losses.ChunkLossConfig()
 
     def in_one_pass(student: Any, teacher: Any) -> Tensor:
-        chunks = number_chunks(aligned, (False, True))
+        chunks = number_chunks(aligned, ChunkFilter(starts_only=True))
         plans = [
             plan_cross_entropy(student, targets),
             plan_event_kl(wrap_logits(student, teacher, chunks), index, config=config),

@@ -172,7 +172,7 @@ def heads_of(
     Also compares some samples with the models' own libraries.
     """
     batch = prepare(collate(samples), options.device)
-    student, *per_teacher = objective.takes_hidden
+    student, *per_teacher = objective.hidden_support
     takes = [student, *(takes and options.teachers == "sum" for takes in per_teacher)]
     wanted = False if options.logits else None
     with autocast(options):

@@ -310,7 +310,7 @@ class Healing:
             batch = prepare(collate([{"text": self.train[i]} for i in chosen]))
             sides = batch["teachers"]
             heads = heads or find_heads(models, [batch, *sides][: len(models)],
-                                        objective.takes_hidden[: len(models)])[0]  # fmt: skip
+                                        objective.hidden_support[: len(models)])[0]  # fmt: skip
             distill.embeddings_first(models[0], step, round(arm.embeddings_first * options.steps))
             for group in optimizer.param_groups:
                 group["lr"] = distill.learning_rate(step, options)

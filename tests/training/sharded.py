@@ -99,7 +99,7 @@ def step(
     for batch in batches:
         both = [batch, *batch["teachers"]]
         if heads is None:
-            heads, notes = find_heads(models, both, objective.takes_hidden, hidden)
+            heads, notes = find_heads(models, both, objective.hidden_support, hidden)
             assert all(heads) is hidden, notes
         logits = logits_of(student, batch, heads[0])
         with torch.no_grad():

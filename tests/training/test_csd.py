@@ -34,12 +34,13 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
 from xtok.training.losses.chunks import Chunks, number_chunks
+from xtok.training.losses.config import ChunkFilter
 from xtok.training.losses.csd import count_completed
 
 
 def starting(aligned: Any) -> Chunks:
     """Return the chunks for which both sides predict the first token."""
-    return number_chunks(aligned, (False, True))
+    return number_chunks(aligned, ChunkFilter(starts_only=True))
 
 
 def naive(

@@ -118,7 +118,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits(name: str, pair: Pair) -
         combine=CombineConfig(cross_entropy_weight=0.5),
     )
     loss = partial(objective.terms, batch=batch)
-    heads, notes = find_heads(models, sides, objective.takes_hidden)
+    heads, notes = find_heads(models, sides, objective.hidden_support)
     assert all(heads)
     assert len(notes) == 1
     expected, from_whole = gradients(loss, models, sides, [None, None])
@@ -351,7 +351,7 @@ def test_on_a_gpu(pair: Pair) -> None:
         sides = [batch, *batch["teachers"]]
         index = xtok.losses.event_index(xtok.events(*pair.tokenizers)).to(device)
         objective = Objective(losses=[make_loss("event-kl", map=index)])
-        heads, _ = find_heads(models, sides, objective.takes_hidden)
+        heads, _ = find_heads(models, sides, objective.hidden_support)
         assert all(heads)
         return gradients(partial(objective.terms, batch=batch), models, sides, heads)
 

@@ -32,6 +32,7 @@ from xtok.training.losses import (
     SameTokenizerConfig,
 )
 from xtok.training.losses.chunks import both_tokens, number_chunks, wrap_logits
+from xtok.training.losses.config import ChunkFilter
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -260,7 +261,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
             self.made += len(positions)
             return super().at(positions, dtype)
 
-    chunks = number_chunks(aligned, (False, True))
+    chunks = number_chunks(aligned, ChunkFilter(starts_only=True))
     results = []
     for student in (whole_logits(ours, **options), Counted(*ours, **options)):
         both = wrap_logits(student, teacher, chunks)
@@ -274,7 +275,7 @@ def test_several_teachers_and_the_cross_entropy_share_a_pass() -> None:
             weights,
         )
         if isinstance(student, Counted):
-            chunks = number_chunks(aligned, (False, True))
+            chunks = number_chunks(aligned, ChunkFilter(starts_only=True))
             compared = inputs >= 0
             starting, _ = both_tokens(chunks)
             compared.view(-1)[starting.positions[starting.starts]] = True
@@ -425,7 +426,7 @@ def test_error_for_nan_names_the_compared_side() -> None:
     aligned, index = large()
     sides = [head(shape, dtype=torch.float32, seed=n)[0] for n, shape in enumerate(LARGE)]
     own = [[x.detach().clone() for x in side] for side in sides]
-    chunks = number_chunks(aligned, (False, True))
+    chunks = number_chunks(aligned, ChunkFilter(starts_only=True))
     student, teacher = (
         [divmod(position, shape[1]) for position in side.positions[side.starts].tolist()]
         for side, shape in zip(both_tokens(chunks), LARGE, strict=True)

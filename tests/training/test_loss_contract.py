@@ -20,11 +20,11 @@ from torch import Tensor
 
 from xtok import XtokError
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.loss_names import LossName
+from xtok.loss_names import LOSS_INFO, LossName
 from xtok.maps.projection_map import RowKind
 from xtok.training import losses
 from xtok.training.losses import HiddenLogits
-from xtok.training.losses.registry import EVENTS, LOSSES, MAP, SPELLINGS, make_loss
+from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.module import ProjectionModule
 from xtok.training.topk_collator import StoredTopK
 
@@ -63,8 +63,11 @@ def projection() -> ProjectionModule:
 
 
 MAPS = {
-    None: None, MAP: projection(), EVENTS: event_index_of(V_S, V_T), SPELLINGS: csd_inputs.INDEX,
-}  # fmt: skip
+    None: None,
+    "map": projection(),
+    "events": event_index_of(V_S, V_T),
+    "spellings": csd_inputs.INDEX,
+}
 
 
 def stored_rows() -> StoredTopK:
@@ -93,7 +96,7 @@ def mean(
     """Return the mean of a loss over the batch, for these inputs in place of the usual ones."""
     spec = LOSSES[name]
     config = spec.config(**options) if spec.config else None
-    loss = make_loss(name, map=MAPS[spec.map], config=config)
+    loss = make_loss(name, map=MAPS[LOSS_INFO[name].map], config=config)
     side = {"targets": targets[1], "shifted": aligned, "stored": stored}
     return loss(student, None if spec.is_stored else teacher, {"targets": targets[0]}, side)
 
@@ -233,7 +236,7 @@ def test_an_alignment_may_consist_of_lists(name: LossName) -> None:
 def test_a_sample_mask_excludes_rows(name: LossName) -> None:
     """Compare the loss's function with a batch that has no chunk in the excluded row."""
     function: Callable[..., Tensor] = getattr(losses, name.replace("-", "_"))
-    device_map: Any = MAPS[LOSSES[name].map]
+    device_map: Any = MAPS[LOSS_INFO[name].map]
     if name == "gold":
         device_map = losses.exact_pairs(device_map.map)
     student, teacher = logits()

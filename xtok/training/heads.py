@@ -167,13 +167,13 @@ def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
 def find_heads(
     models: Sequence[Any],
     sides: Sequence[Mapping[str, Any]],
-    takes_hidden: Sequence[bool],
+    support: Sequence[bool],
     wanted: bool | None = None,
 ) -> tuple[list[Head | None], list[str]]:
     """Return each model's head, or None if the model needs whole logits, and notes with reasons.
 
     `models` are the student and its teachers (None for stored predictions), and `sides` are the
-    models' parts of a batch. `takes_hidden` is True for a model if all losses that read its logits
+    models' parts of a batch. `support` is True for a model if all losses that read its logits
     accept hidden states. If `wanted` is False, all models compute whole logits.
 
     Raises:
@@ -182,7 +182,7 @@ def find_heads(
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
     notes, in_blocks = list[str](), list[str]()
-    for n, (model, side_batch, allowed) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+    for n, (model, side_batch, allowed) in enumerate(zip(models, sides, support, strict=True)):
         require_id_rows(model, side_batch, n)
         if model is None or wanted is False:
             continue

@@ -19,7 +19,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import chunks_in
-from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.config import ChunkFilter, CombineConfig
 from xtok.training.losses.cross_entropy import loss_weights, plan_cross_entropy
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
@@ -67,7 +67,7 @@ class Objective:
         return [checked_value(name, weight, float, details) for weight in weights]
 
     @property
-    def takes_hidden(self) -> list[bool]:
+    def hidden_support(self) -> list[bool]:
         """Whether `HiddenLogits` are supported for the student, then for each teacher."""
         per_teacher = [loss.takes_hidden for loss in self.losses]
         return [all(per_teacher), *per_teacher]
@@ -90,7 +90,7 @@ class Objective:
         teacher_logits: Sequence[AnyLogits | None],
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
-        whole: tuple[Tensor, Tensor] | None = None,
+        step_losses: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
         """Return the loss of a batch and its parts; with `totals`, the batch's share of a step.
@@ -100,11 +100,11 @@ class Objective:
         each batch.
 
         Args:
-            student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
+            student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `hidden_support`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
             batch: a batch of `prepare`.
             totals: the sums of `count` over all batches of the step.
-            whole: distillation loss and cross-entropy of the step, for `dynamic_scaling`.
+            step_losses: distillation loss and cross-entropy of the step, for `dynamic_scaling`.
             router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -120,10 +120,10 @@ class Objective:
             parts = means * scales
             return total, parts[1:].sum(), parts[0]
 
-        if self.combine.dynamic_scaling and whole is None:
+        if self.combine.dynamic_scaling and step_losses is None:
             with torch.no_grad():
-                whole = weighted_sum(1.0, 1.0)[1:]
-        weights = loss_weights(self.combine, *(whole or (shares[0], shares[0])))
+                step_losses = weighted_sum(1.0, 1.0)[1:]
+        weights = loss_weights(self.combine, *(step_losses or (shares[0], shares[0])))
         loss, distillation, cross_entropy = weighted_sum(*weights)
         is_target = batch["targets"] >= 0
         covered = [(_is_covered(side_batch) & is_target).sum() for side_batch in batch["teachers"]]
@@ -158,7 +158,7 @@ class Objective:
 def _is_covered(side_batch: Mapping[str, Any]) -> Tensor:
     if "stored" in side_batch:
         return torch.nn.functional.pad(side_batch["stored"].valid[:, 1:], (0, 1))
-    chunks = chunks_in(side_batch, (False, False))
+    chunks = chunks_in(side_batch, ChunkFilter())
     return chunks.student < chunks.total
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.tokenizers.table import SIDES
-from xtok.training.losses.config import ChunkLossConfig
+from xtok.training.losses.config import ChunkFilter, ChunkLossConfig
 from xtok.training.losses.logits import FLOOR, AnyLogits, Logits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows, one_pass
 from xtok.training.sparse import check_width, ranges, true_indices, work_dtype
@@ -36,11 +36,6 @@ class Chunks(NamedTuple):
     positions: tuple[int, int]  # number of positions in chunks, for each side
 
 
-ChunkKind: TypeAlias = tuple[bool, bool]
-"""Two flags: exclude chunks that are not `pair_is_correct`, and exclude chunks without a predicted
-first token."""
-
-
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
@@ -49,28 +44,28 @@ def count_chunks(
     To average several batches, use Σ count · loss / Σ count. Set `starts_only` for losses that skip
     chunks without a predicted first token, such as `event_kl`.
     """
-    return number_chunks(alignment, (exact_token_match_only, starts_only)).total
+    return number_chunks(alignment, ChunkFilter(exact_token_match_only, starts_only)).total
 
 
 @dataclass(eq=False)
 class NumberedAlignment(ShiftedAlignment):
     """A shifted alignment that numbers its chunks once for all losses."""
 
-    chunks: dict[ChunkKind, Chunks] = field(init=False, repr=False)
+    chunks: dict[ChunkFilter, Chunks] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kinds: list[ChunkKind] = [*product((False, True), (False, True))]
-        self.chunks = {kind: number_chunks(self, kind) for kind in kinds}
+        filters = [ChunkFilter(*flags) for flags in product((False, True), repeat=2)]
+        self.chunks = {each: number_chunks(self, each) for each in filters}
 
 
 def chunks_in(
-    side_batch: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
+    side_batch: Mapping[str, Any], chunk_filter: ChunkFilter, device: torch.device | None = None
 ) -> Chunks:
     """Return the numbered chunks from a teacher's part of a prepared batch."""
     aligned = side_batch["shifted"]
     if isinstance(aligned, NumberedAlignment):
-        return aligned.chunks[kind]
-    return number_chunks(aligned, kind, device=device)
+        return aligned.chunks[chunk_filter]
+    return number_chunks(aligned, chunk_filter, device=device)
 
 
 def require_type(value: Any, kind: type, how: str) -> None:
@@ -83,7 +78,7 @@ def require_type(value: Any, kind: type, how: str) -> None:
 
 def number_chunks(
     alignment: Any,
-    kind: ChunkKind = (False, False),
+    chunk_filter: ChunkFilter = ChunkFilter(),
     mask: Any = None,
     device: torch.device | None = None,
 ) -> Chunks:
@@ -95,9 +90,10 @@ def number_chunks(
     require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
     device = valid.device
-    for name, is_required in zip(("pair_is_correct", "has_start"), kind, strict=True):
-        if is_required:
-            valid &= torch.as_tensor(getattr(alignment, name), device=device)
+    if chunk_filter.correct_only:
+        valid &= torch.as_tensor(alignment.pair_is_correct, device=device)
+    if chunk_filter.starts_only:
+        valid &= torch.as_tensor(alignment.has_start, device=device)
     if mask is not None:
         mask = torch.as_tensor(mask, device=device)
         if mask.shape != valid.shape[:1]:
@@ -271,7 +267,7 @@ def chunk_loss(
     **fields: Any,
 ) -> Tensor:
     """Run a loss's plan on the chunks of a shifted alignment."""
-    chunks = number_chunks(alignment, config.kind, sample_mask, logits[0].device)
+    chunks = number_chunks(alignment, config.chunk_filter, sample_mask, logits[0].device)
     return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from xtok._lib.fields import Config, option
+
+
+class ChunkFilter(NamedTuple):
+    """The chunks that a loss compares."""
+
+    correct_only: bool = False  # exclude chunks that are not `pair_is_correct`
+    starts_only: bool = False  # exclude chunks without a predicted first token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +22,12 @@ class _KLConfig(Config):
     temperature: float = option(1.0, "Divisor of both sides' logits.", above=0)
     reverse_kl: bool = option(False, "Use KL(student ‖ teacher) instead of KL(teacher ‖ student).")
 
-    starts_only: ClassVar[bool] = True  # exclude chunks without a predicted first token
+    starts_only: ClassVar[bool] = True
 
     @property
-    def kind(self) -> tuple[bool, bool]:
-        """The `ChunkKind` of the loss."""
-        return getattr(self, "exact_token_match_only", False), self.starts_only
+    def chunk_filter(self) -> ChunkFilter:
+        """The chunks that the loss compares."""
+        return ChunkFilter(getattr(self, "exact_token_match_only", False), self.starts_only)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ class _ConfiguredLoss(BatchLoss):
     def count(self, batch: Batch, side: Batch) -> int:
         if self.spec.is_stored:
             return int(side["stored"].valid[:, 1:].sum())
-        chunks = chunks_in(side, self.config.kind, batch["targets"].device)
+        chunks = chunks_in(side, self.config.chunk_filter, batch["targets"].device)
         return self.spec.count(self.map, (batch["targets"], side.get("targets")), chunks)
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
@@ -152,7 +152,7 @@ class _ConfiguredLoss(BatchLoss):
         if teacher_logits is None and logprobs is None:
             hint = "pass a teacher model; for alm, its log-probabilities are enough"
             raise XtokError("the teacher and its predictions are missing", hint=hint)
-        chunks = chunks_in(side, self.config.kind, student_logits.device)
+        chunks = chunks_in(side, self.config.chunk_filter, student_logits.device)
         targets = batch.get("targets"), side.get("targets")
         sides = wrap_logits(
             student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs

@@ -88,7 +88,7 @@ class DistillationTrainer(Trainer):
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
         """Count the loss terms of an optimizer step, and store `count` and `totals` in its batches.
 
-        With dynamic scaling, all batches first run once without gradients to compute `whole`.
+        With dynamic scaling, all batches first run once without gradients to compute `step_losses`.
         Returns `totals`, the sums over all batches and processes, int64 `[1 + teachers]`.
         """
         self._sums.num_steps += 1
@@ -98,9 +98,9 @@ class DistillationTrainer(Trainer):
             batch |= {"count": count, "totals": totals}
         dynamic = self.objective.combine.dynamic_scaling
         if dynamic and len(batches) * self.accelerator.num_processes > 1:
-            whole = self._step_means(batches)
+            step_losses = self._step_means(batches)
             for batch in batches:
-                batch["whole"] = whole
+                batch["step_losses"] = step_losses
         return totals
 
     def _step_means(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
@@ -222,8 +222,8 @@ class DistillationTrainer(Trainer):
 
     def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
         student, teachers, router = self._forward(model, batch, outputs)
-        totals, whole = batch.get("totals"), batch.get("whole")
-        return self.objective.terms(student, teachers, batch, totals, whole, router)
+        totals, step_losses = batch.get("totals"), batch.get("step_losses")
+        return self.objective.terms(student, teachers, batch, totals, step_losses, router)
 
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
@@ -248,8 +248,8 @@ class DistillationTrainer(Trainer):
         for index, (model, side_batch) in enumerate(zip(models, sides, strict=True)):
             require_id_rows(model, side_batch, index)
         if self._heads_model is not models[0]:  # an evaluation passes the model without its wrapper
-            takes = self.objective.takes_hidden
-            self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
+            support = self.objective.hidden_support
+            self._heads, notes = find_heads(models, sides, support, self.hidden_states)
             for note in notes if notes != self._notes else ():
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
             self._heads_model, self._notes = models[0], notes
