@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from xtok.alignment.chats import align_chat
 from xtok.config import ChatTemplates
 from xtok.conversation import NO_ANSWERS, Conversation, render
 from xtok.conversation.files import chat_record
+from xtok.conversation.templates import render_template
 from xtok.inspection.first_rows import compare_side
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -260,6 +262,12 @@ def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
     trained = template.replace("{{ m.content }}<|im_end|>", "{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
         "{% else %}{{ m.content }}<|im_end|>{% endif %}")  # fmt: skip
+    in_block = "{% generation %}<|end_of_text|>{% endgeneration %}"
+    later = trained.replace("{% endfor %}", "{% endfor %}" + in_block)  # as in Phi 3
+    rendered = render(byte_level, chat, template=later)
+    assert targets(rendered) == ["Nine<|im_end|><|end_of_text|>"]
+    rendered = render(byte_level, [*chat[2:], *chat[:2]], template=later)
+    assert targets(rendered) == ["Nine<|im_end|>"]
     for either in (template, trained):
         rendered = render(byte_level, chat, template=either)
         assert (targets(rendered), rendered.notes) == (["Nine<|im_end|>"], ())
@@ -463,6 +471,22 @@ def test_thinking_in_the_generation_prompt_is_noted(
 ) -> None:
     chat = render(byte_level, [ASK, SEVEN], template=THINKS, variables={"enable_thinking": thinks})
     assert any("generation prompt ends with" in note for note in chat.notes) == is_noted
+
+
+@pytest.mark.parametrize("keeps_last", ["or loop.last", ""])
+def test_thoughts_in_contents_take_few_renderings(
+    byte_level: Tokenizer, keeps_last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rendering for each omitted thought would take quadratic time."""
+    body = "{{ m.content if m.role == 'user' %s else m.content.split('</think>')[-1] }}"
+    numbers = []
+    for size in (4, 16):
+        counted = Mock(wraps=render_template)
+        monkeypatch.setattr("xtok.conversation.rendering.render_template", counted)
+        chat = [m for i in range(size) for m in (ASK, {**SEVEN, "content": f"<think>{i}</think>7"})]
+        assert render(byte_level, chat, template=chatml(body % keeps_last)).notes
+        numbers.append(counted.call_count)
+    assert numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,6 +109,21 @@ def read_back(
     user message. `template` and `variables` are as in `render`. If `variables` lacks
     `enable_thinking`, xtok also tries the value False.
     """
+    return next(readings(tokenizer, ids, template=template, variables=variables), None)
+
+
+def readings(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    *,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Iterator[ReadBack]:
+    """Yield the conversations that render to these ids, as in `read_back`, whole ones first.
+
+    An empty thought belongs to the answer or, if `enable_thinking` is False, to the generation
+    prompt. There is at most one whole conversation for each value.
+    """
     renderer = Renderer(tokenizer, template, variables or {})
     renderers = [renderer]
     if "enable_thinking" in renderer.source() and "enable_thinking" not in renderer.variables:
@@ -114,18 +131,19 @@ def read_back(
         renderers.append(replace(renderer, variables=variables_without))
     id_array = np.array(ids, np.int32)
     text = _symbols(tokenizer, id_array)[0]
-    truncated = None
+    truncated = []
     for renderer in renderers:
+        verify, cut = partial(_verify, renderer, id_array, text), list[_Steps]()
+        truncated.append((verify, cut))
         key = json.dumps(renderer.variables, sort_keys=True, default=str), date.today()
         for steps, is_whole in _split(_find_pieces(tokenizer, template, *key), text):
-            if truncated is not None and not is_whole:
-                continue
-            with suppress(_UnclearError):
-                verified = _verify(renderer, id_array, text, steps, is_whole)
-                if verified is not None and is_whole:
-                    return verified
-                truncated = truncated or verified
-    return truncated
+            if not is_whole:
+                cut.append(steps)
+            elif conversation := verify(steps, is_whole):
+                yield conversation
+                break
+    for verify, cut in truncated:
+        yield from islice(filter(None, (verify(steps, is_whole=False) for steps in cut)), 1)
 
 
 # Convert ids to a string with one character per byte or control token
@@ -444,13 +462,13 @@ def _verify(
     renderer: Renderer, ids: NDArray[np.int32], text: str, steps: _Steps, is_whole: bool
 ) -> ReadBack | None:
     """Render the conversation of a split. Return None if the rendering differs from the ids."""
-    messages, tools, has_prompt = _build_conversation(steps)
     tokenizer, size = renderer.tokenizer, len(ids)
-    renderer = replace(renderer, tools=tools or None, add_generation_prompt=has_prompt)
     try:
+        messages, tools, has_prompt = _build_conversation(steps)
+        renderer = replace(renderer, tools=tools or None, add_generation_prompt=has_prompt)
         rendering = renderer.render(messages)
         new_ids, bounds, _ = tokenizer.encode(rendering.text)
-    except XtokError:
+    except (_UnclearError, XtokError):
         return None
     symbols, starts = _symbols(tokenizer, new_ids)
     if not symbols.startswith(text) or (is_whole and symbols != text):

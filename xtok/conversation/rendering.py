@@ -28,6 +28,7 @@ In four cases, xtok compares the text with a second rendering:
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -267,11 +268,16 @@ class Targets:
         )
 
     def _answer_blocks(self, untrained: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return the generation blocks outside turns with weight 0, or None without blocks."""
+        """Return the generation blocks outside turns with weight 0, or None without blocks.
+
+        A block after a turn belongs to this turn, such as Phi 3's block for the last eos token.
+        """
         if (blocks := self._rendering.generation_blocks) is None:
             return None
-        turns = [*filter(None, map(self._spans.whole, untrained))]
-        return [b for b in blocks if not any(start <= b[0] < end for start, end in turns)]
+        is_trained = dict.fromkeys(self._answers, True) | dict.fromkeys(untrained, False)
+        spans = ((self._spans.whole(index), flag) for index, flag in is_trained.items())
+        turns = [(0, True), *sorted((span[0], flag) for span, flag in spans if span)]
+        return [b for b in blocks if turns[bisect(turns, (b[0], True)) - 1][1]]
 
     def _find_targets(self) -> Iterator[tuple[int, int]]:
         if self._blocks is None:

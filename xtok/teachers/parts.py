@@ -35,9 +35,10 @@ from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import differing
 from xtok.maps.records import Recipe
-from xtok.predictions.topk import TopK, document_starts
+from xtok.predictions.topk import document_starts, segment_ids
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
+from xtok.teachers.formats.documents import Documents
 from xtok.teachers.stored_texts import project_documents
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
@@ -66,6 +67,7 @@ class Totals:
     bits: float = 0.0  # bits of the text according to the teacher
     num_bytes: int = 0  # bytes of the text that `bits` covers
     bounded: int = 0  # teacher tokens for which `bits` contains only a lower bound
+    unmasked_chats: int = 0  # documents with several turns in which all tokens are targets
 
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
@@ -246,7 +248,7 @@ def make_part(
             projected = project_documents(translator, rows, job.config.top_k)
             table = neutral.table(projected)
             schema = one_schema([schema, table.schema])
-            totals = Totals.sum_of([totals, _totals(rows.topk, projected.topk, teacher.table)])
+            totals = Totals.sum_of([totals, _totals(rows, projected, teacher.table)])
             yield _stream(table)
             advance(consumed, len(projected.topk.token_ids))
         metadata = {_TOTALS: json.dumps(asdict(totals))}
@@ -315,11 +317,17 @@ def one_schema(schemas: Sequence[Any]) -> Any:
         raise XtokError(problem, hint=hint) from error
 
 
-def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
+def _totals(rows: Documents, student_rows: Documents, table: TokenTable) -> Totals:
     """Count the predictions, and compute the bits that the teacher needs for the text.
 
     If the probability of a token is unknown, the rest of its row is an upper bound.
     """
+    teacher, projected = rows.topk, student_rows.topk
+    is_end = np.isin(teacher.token_ids, table.roles.get("turn_end", ())) & (rows.loss_mask is None)
+    num_turns, excluded = (
+        np.bincount(segment_ids(topk.bounds)[flags], minlength=len(topk.bounds) - 1)
+        for topk, flags in ((teacher, is_end), (projected, ~student_rows.targets))
+    )
     lengths = table.lengths[teacher.token_ids]
     is_text, own = teacher.valid & (lengths > 0), teacher.realized_logprob
     is_known = is_text & np.isfinite(own)
@@ -338,4 +346,5 @@ def _totals(teacher: TopK, projected: TopK, table: TokenTable) -> Totals:
         bits=float(-nats / np.log(2)),
         num_bytes=int(lengths[is_known | is_bounded].sum()),
         bounded=int(is_bounded.sum()),
+        unmasked_chats=int(((num_turns > 1) & (excluded == 0)).sum()),
     )

@@ -33,7 +33,7 @@ from xtok.teachers.parts import PartSummary, ProjectJob, Totals
 from xtok.teachers.stored_texts import notes_on
 from xtok.teachers.translator import Translator, bind_back_map
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.display import percent
+from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
 
@@ -172,6 +172,12 @@ def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Proje
             f"{totals.bounded:,} tokens of the text are not candidates, and the cache has no "
             "realized_logprob for them; student tokens that start inside such a token have no "
             "target"
+        )
+    if totals.unmasked_chats:
+        notes.append(
+            f"{plural(totals.unmasked_chats, 'row')} with several turns could not be parsed as "
+            "conversations, so all their tokens are targets; store messages or loss_mask as a "
+            "column, or set the chat templates"
         )
     if not totals.targets:
         notes.append("no student token has a prediction")

@@ -20,7 +20,8 @@ from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.alignment.sequences import FlatIds
 from xtok.config import BACK_MAP
-from xtok.conversation import Conversation, ReadBack, read_back
+from xtok.conversation import Conversation, ReadBack
+from xtok.conversation.reading import readings
 from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
@@ -213,9 +214,15 @@ class Translator:
             return None
         if source == 1 and not self.teacher.table.is_control[ids].any():
             return None
-        conversation = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
-        if conversation is None:
-            return None
+        tokenizer, template = self.pair.tokenizers[source], self.templates[source]
+        for conversation in readings(tokenizer, ids, template=template):
+            if text := self._render_other(conversation, source, system):
+                return text
+        return None
+
+    def _render_other(
+        self, conversation: ReadBack, source: Literal[0, 1], system: str
+    ) -> SharedText | None:
         try:
             other, alone = self._other_side(conversation, 1 - source, system)
         except XtokError:  # for example, the template does not support a role or tools

@@ -559,6 +559,8 @@ def test_lines_of_vllm_and_sglang_have_masks(
         {"loss_mask": None, "labels": [5 if kept else -100 for kept in masks[1]]},
         {"loss_mask": None, "labels": None},
     ]
+    padding = [0, 0, *[1] * (len(rows[2]["input_ids"]) - 2)]
+    masked[2]["attention_mask"] = padding
     answers: list[dict[str, Any]] = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
     lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
     path = teachers.write_lines(tmp_path / "a.jsonl", lines)
@@ -567,6 +569,8 @@ def test_lines_of_vllm_and_sglang_have_masks(
     bounds = documents.topk.bounds
     assert documents.loss_mask[: bounds[2]].tolist() == [*masks[0], *masks[1]]
     assert documents.loss_mask[bounds[2] :].all()
+    third = documents.topk.token_ids[bounds[2] : bounds[3]]
+    assert third.tolist() == rows[2]["input_ids"][2:]
     assert not {"loss_mask", "labels"} & documents.columns.keys()
 
 
@@ -722,9 +726,64 @@ def test_rows_are_spelled_if_the_template_drops_an_answer(
     assert text_of(digits, whole) == b"<user>How many steps did it take?<assistant>" + words
     assert "loss_mask" in whole
     users = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
-    _, [spelled] = project([{"id": "a", **row}], teacher_template="chatml", student_template=users)
+    ids_only = {"id": "a", **row}
+    report, [spelled] = project([ids_only], teacher_template="chatml", student_template=users)
     assert text_of(digits, spelled).endswith(b"assistant\n" + words + b"\n")
     assert "loss_mask" not in spelled
+    assert any("could not be parsed as conversations" in note for note in report.notes)
+    row["loss_mask"] = [True] * len(row["input_ids"])
+    report, _ = project([{"id": "a", **row}], teacher_template="chatml", student_template=users)
+    assert report.notes == ()
+
+
+THOUGHTLESS = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}<think>
+
+</think>
+
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+
+
+@pytest.mark.parametrize("num_missing", [0, 6])
+def test_an_empty_thought_belongs_to_the_prompt_without_thinking(
+    num_missing: int, byte_level: Tokenizer, digits: Tokenizer, project: Project
+) -> None:
+    """As in Qwen 3: the student's template writes no thought, so the thought is no target."""
+    chat = xtok.render(byte_level, teachers.CHAT, template=THOUGHTLESS)
+    row = predicted(byte_level, chat.ids.tolist()[: len(chat.ids) - num_missing])
+    templates = {"teacher_template": THOUGHTLESS, "student_template": TAGGED}
+    report, [student_row] = project([{"id": "a", **row}], **templates)
+    expected = xtok.render(digits, teachers.CHAT, template=TAGGED)
+    whole = text_of(digits, {"input_ids": expected.ids.tolist()})
+    assert whole.startswith(text_of(digits, student_row))
+    first = int(expected.assistant_mask.argmax())
+    assert student_row["loss_mask"].index(True) == first
+    assert student_row["input_ids"][:first] == expected.ids.tolist()[:first]
+    if not num_missing:
+        assert student_row["input_ids"] == expected.ids.tolist()
+    assert report.notes == ()
+
+
+def test_labels_replace_the_mask_of_each_row(project: Project, rows: list[Row]) -> None:
+    """Two caches that were concatenated can have different columns."""
+    size, last = len(rows[0]["input_ids"]), len(rows[1]["input_ids"])
+    half = [-100] * (last // 2) + rows[1]["input_ids"][last // 2 :]
+    both = [
+        {**rows[0], "loss_mask": [True] * size, "labels": None},
+        {**rows[1], "loss_mask": None, "labels": half},
+    ]
+    _, [first, second] = project(both)
+    assert all(first["loss_mask"])
+    assert 0 < sum(second["loss_mask"]) < len(second["loss_mask"])
+    _, [alone] = project([{**rows[1], "labels": half}])
+    assert second["loss_mask"] == alone["loss_mask"]
 
 
 def test_a_teacher_without_its_bos_is_noted(byte_level: Tokenizer, project: Project) -> None:
@@ -772,7 +831,7 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
     with pytest.raises(XtokError, match="messages") as error:
         project([chat], **options)
     said = "the template writes today's date; set the variable day to get the same ids every day "
-    said += "(in a file, in each conversation's chat_template_kwargs)"
+    said += "(in a file, set it in the chat_template_kwargs of each conversation)"
     assert error.value.hint.endswith(f"; {said}")
     assert sum(note.endswith(said) for note in notes) == 1
 

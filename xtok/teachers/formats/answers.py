@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,11 @@ def read_answers(
                 problem = "the file mixes responses of a server with the output of xtok project"
                 raise cache_error(line.location, problem, "store them in different files")
             topk, columns = read(answer, line.location), _columns(answer, kind, line.location)
-            mask = _mask(answer, len(topk.token_ids), line.location)
-            pending.append(Documents(topk, columns, [line.location], mask))
+            per_token = partial(_mask, answer, len(topk.token_ids), line.location)
+            mask, is_token = per_token("loss_mask"), per_token("attention_mask")
+            mask = per_token("labels") if mask is None else mask
+            rows = Documents(topk, columns, [line.location], mask)
+            pending.append(rows if is_token is None else rows.at_tokens(is_token))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
             yield _join(pending), line.read - done
@@ -167,10 +171,9 @@ def _columns(
 
 
 def _mask(
-    answer: Mapping[str, Any], num_tokens: int, location: LineOffset
+    answer: Mapping[str, Any], num_tokens: int, location: LineOffset, name: str
 ) -> NDArray[np.bool_] | None:
-    """Return a mask of the training targets from `loss_mask` or `labels`, or None."""
-    name = "labels" if answer.get("loss_mask") is None else "loss_mask"
+    """Return a field with a flag or label per token as a mask, or None without this field."""
     stored = answer.get(name)
     if stored is None:
         return None

@@ -38,7 +38,7 @@ class CacheColumns:
     def __init__(self, batch: Any, locations: Sequence[object] = ()) -> None:
         self.batch, self.locations = batch, locations or [f"row {i}" for i in range(len(batch))]
         [self.bounds], self.token_ids = self.flat_lists("input_ids", 1, np.int32)
-        is_null = batch.column("input_ids").is_null().to_numpy(zero_copy_only=False)
+        is_null = self.is_null("input_ids")
         if is_null.any():
             location = self.locations[int(np.argmax(is_null))]
             raise cache_error(location, "it has no input_ids")
@@ -66,6 +66,11 @@ class CacheColumns:
             array = array.flatten()
         return levels, flat_numbers(array, name, dtype, self.locations, levels, optional=optional)
 
+    def is_null(self, name: str) -> NDArray[np.bool_]:
+        """Return a mask of the documents in which a column is null."""
+        mask: NDArray[np.bool_] = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        return mask
+
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
         """Return a column with one value per token, or None if the column is missing.
 
@@ -75,7 +80,7 @@ class CacheColumns:
         if name not in names or str(self.batch.column(name).type) == "null":
             return None
         [bounds], values = self.flat_lists(name, 1, dtype, optional=dtype is np.float32)
-        is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        is_null = self.is_null(name)
         if absent is not None and is_null.any():
             sizes = np.where(is_null, np.diff(self.bounds), np.diff(bounds))
             stored, bounds = values, offsets_of(sizes)
@@ -112,8 +117,9 @@ class CacheColumns:
     def documents(self, topk: TopK) -> Documents:
         """Combine predictions with the loss mask and the columns that are copied."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
-        if mask is None and (labels := self.per_token("labels", np.int64, absent=0)) is not None:
-            mask = labels != -100
+        if (labels := self.per_token("labels", np.int64, absent=0)) is not None:
+            use_labels = mask is None or np.repeat(self.is_null("loss_mask"), np.diff(self.bounds))
+            mask = np.where(use_labels, labels != -100, mask)
         documents = Documents(topk, self._others(), self.locations, mask)
         is_token = self.per_token("attention_mask", np.bool_, absent=True)
         return documents if is_token is None else documents.at_tokens(is_token)
