@@ -338,7 +338,7 @@ class _LeafCheck:
             return True
         rest = leaf.value[:start] + leaf.value[start + len(part) :]
         check = partial(self.depends, _with_value(self.inputs, leaf.path, rest))
-        if not (tags := _TAG.findall(part)) or leaf.path[1] + 1 == len(self.inputs["messages"]):
+        if not (tags := _TAG.findall(part)) or leaf.path[1] == len(self.inputs["messages"]) - 1:
             return check()
         # A template treats equal tags in all earlier messages alike. Rendering the conversation for
         # each of 400 thoughts would take 13 s (Qwen 3).

@@ -118,8 +118,11 @@ class CacheColumns:
         """Combine predictions with the loss mask and the columns that are copied."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         if (labels := self.per_token("labels", np.int64, absent=0)) is not None:
-            use_labels = mask is None or np.repeat(self.is_null("loss_mask"), np.diff(self.bounds))
-            mask = np.where(use_labels, labels != -100, mask)
+            if mask is None:
+                mask = labels != -100
+            else:
+                use_labels = np.repeat(self.is_null("loss_mask"), np.diff(self.bounds))
+                mask[use_labels] = labels[use_labels] != -100
         documents = Documents(topk, self._others(), self.locations, mask)
         is_token = self.per_token("attention_mask", np.bool_, absent=True)
         return documents if is_token is None else documents.at_tokens(is_token)
