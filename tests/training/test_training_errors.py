@@ -180,7 +180,7 @@ ERRORS: Errors = {
             lambda: make_objective(
                 [xtok.load_pair("bytes", "small/small-digits")], "same-tokenizer"
             ),
-            "same-tokenizer needs equal tokenizers, but those of bytes and small-digits differ",
+            "same-tokenizer needs equal tokenizers, but bytes and small-digits differ",
         ),
     ],
     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "

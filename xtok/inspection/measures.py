@@ -103,7 +103,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
         (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),
-        (is_close, "good", "it is close to the best map, like X-Token's recipe"),
+        (is_close, "good", "it and X-Token's recipe are close to the best map"),
         (closed >= GOOD_CLOSED, "good", gap),
         # Gold and H-KL require exact rows, which are not better than the recipe.
         (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),

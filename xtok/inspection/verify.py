@@ -246,6 +246,6 @@ def _width(stored: Vocabulary, loaded: Vocabulary) -> Result:
     if can_grow(stored, loaded):
         return "ok", f"{width} in the file, {loaded.vocab_size:,} in the model"
     if source == "tokenizer" and stored.vocab_size > loaded.vocab_size:
-        tokens = f"no config.json with the {loaded.vocab_size:,} tokens"
-        return "ok", f"{width}; {tokens}: width not checked"
+        tokens = f"the model with {loaded.vocab_size:,} tokens has no config.json"
+        return "ok", f"{width}; not checked, because {tokens}"
     return "failed", f"{width}, but {loaded.vocab_size:,} from the {source}"

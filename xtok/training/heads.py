@@ -197,7 +197,9 @@ def find_heads(
         else:
             notes.append(f"{names[n]} computes whole logits: {result}")
     if in_blocks:
-        notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(in_blocks)}")
+        notes.insert(
+            0, f"losses compute logits in blocks from hidden states: {', '.join(in_blocks)}"
+        )
     return heads, notes
 
 

@@ -231,7 +231,7 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
     if pair is not None and name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
-            f"same-tokenizer needs equal tokenizers, but those of {student} and {teacher} differ",
+            f"same-tokenizer needs equal tokenizers, but {student} and {teacher} differ",
             hint="use the loss event-kl, with the output of `xtok events STUDENT TEACHER`",
         )
 

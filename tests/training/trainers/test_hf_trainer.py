@@ -340,7 +340,7 @@ def test_heads_are_found_again_if_the_model_is_compiled(
     """The first evaluation gets the plain model; a compiled model hides its hidden states."""
     trainer = make_trainer("alm", eval_dataset=ROWS[:2])
     trainer.evaluate()
-    assert "in blocks, from hidden states: the student" in capsys.readouterr().err
+    assert "in blocks from hidden states: the student" in capsys.readouterr().err
     trainer.compute_loss(torch.compile(trainer.model, backend="eager"), collator(ROWS[:1]))
     assert "torch.compile hides its hidden states" in capsys.readouterr().err
 
