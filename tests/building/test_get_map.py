@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,26 +32,37 @@ from xtok.tokenizers.pairs import Pair
 
 pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
 
-# Loads a tokenizer, then forks processes that all ask for one map. Each build is a line in a log,
-# and so is each note. A build sleeps for `delay` first. Children are reaped at the end.
+# Loads a tokenizer, then forks processes that all ask for one map. A log has a line for each event:
+# a process "builds", "writes" (all bytes are written), "replaced" the map's file, or prints a note.
+# A process sleeps for `delay` after the event `pause`. Children are reaped at the end.
 REQUESTS = """
 import os, sys, time
+from pathlib import Path
 from xtok.maps import file
 from xtok.building import build as stage
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.pairs import Pair
 model, path, log, count = *sys.argv[1:4], int(sys.argv[4])
-delay, timeout = map(float, sys.argv[5:])
+delay, timeout = map(float, sys.argv[5:7])
+pause = sys.argv[7]
 tokenizer, find_matches = load_tokenizer(model), stage.find_matches
 expected = file.sha256(stage.build(tokenizer, tokenizer))
 def log_event(event):
     with open(log, "a") as file:
         file.write(f"{event.split()[0]} {os.getpid()}\\n")
-def slow(*args, **options):
+    if event == pause:
+        time.sleep(delay)
+def logged_matches(*args, **options):
     log_event("builds")
-    time.sleep(delay)
     return find_matches(*args, **options)
-stage.find_matches = slow  # called at the beginning of each build
+stage.find_matches = logged_matches  # called at the beginning of each build
+replace = Path.replace
+def logged_replace(self, target):
+    log_event("writes")
+    replace(self, target)
+    log_event("replaced")
+    return target
+Path.replace = logged_replace
 children = []
 for _ in range(count):
     child = os.fork()
@@ -75,10 +85,11 @@ class MapRequests:
         self.log.touch()
 
     def start(
-        self, count: int, *, delay: float = 0, timeout: float = 120, reap: bool = True
-    ) -> subprocess.Popen[str]:
+        self, count: int, *, delay: float = 0, timeout: float = 120, reap: bool = True,
+        pause: str = "builds",
+    ) -> subprocess.Popen[str]:  # fmt: skip
         """Start a group of processes; without `reap`, `exit_codes` reaps them."""
-        arguments = map(str, (self.model, self.path, self.log, count, delay, timeout))
+        arguments = map(str, (self.model, self.path, self.log, count, delay, timeout, pause))
         return subprocess.Popen(
             [self.forks.folder / "python", "-c", REQUESTS, *arguments],
             env=self.forks.env,
@@ -89,7 +100,7 @@ class MapRequests:
         )
 
     def pids(self, event: str) -> list[int]:
-        """Return the processes that logged an event: builds, waiting or waited."""
+        """Return the processes that logged an event."""
         lines = [line.split() for line in self.log.read_text().splitlines()]
         return [int(pid) for word, pid in lines if word == event]
 
@@ -148,20 +159,25 @@ def test_another_process_builds_if_the_builder_is_killed(requests: MapRequests) 
     assert requests.left_nothing_else()
 
 
-def test_a_process_killed_at_any_moment_leaves_the_right_map(requests: MapRequests) -> None:
-    """After a kill of the builder or of a waiting process, the next process gets the map."""
-    for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
-        group = requests.start(2)
-        requests.until(lambda: len(requests.pids("builds")) > 0)
-        time.sleep(delay)
-        for pid in {*requests.pids("builds"), *requests.pids("waiting")}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        group.communicate(timeout=100)
-        requests.log.write_text("")
-        xtok.get_map(requests.model, requests.model, path=requests.path)
-        assert requests.wrote_the_map()
-        requests.path.unlink()
+@pytest.mark.parametrize("moment", ["builds", "writes", "replaced"])
+def test_a_builder_killed_at_any_moment_leaves_the_right_map(
+    requests: MapRequests, moment: str
+) -> None:
+    """After kills of the builder and of a waiting process, the next process gets the map."""
+    builder = requests.start(1, delay=1000, pause=moment)
+    requests.until(lambda: len(requests.pids(moment)) == 1)
+    waiting = requests.start(1)
+    if moment == "replaced":  # a late process reads the finished file
+        assert exit_codes(waiting) == [0]
+    else:
+        requests.until(lambda: len(requests.pids("waiting")) == 1)
+        os.kill(*requests.pids("waiting"), signal.SIGKILL)
+        assert exit_codes(waiting) == [-signal.SIGKILL]
+    os.kill(*requests.pids("builds"), signal.SIGKILL)
+    assert exit_codes(builder) == [-signal.SIGKILL]
+    assert requests.path.exists() == (moment == "replaced")
+    xtok.get_map(requests.model, requests.model, path=requests.path)
+    assert requests.wrote_the_map()
 
 
 def test_a_builder_that_is_stopped_is_not_waited_for_without_end(requests: MapRequests) -> None:

@@ -270,41 +270,41 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "space", "text"),
-    [
-        *((name, " ", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
-           "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
-           "<|end_header_id|>\n\nyo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
-           "<|start_header_id|>assistant<|end_header_id|>\n\n")
-          for name in ("llama3", "llama3p1", "llama3p2")),
-        ("mistral", " ", "<s>[INST] hi[/INST]  yo </s>[INST] s\n\nu[/INST]"),
-        ("mistral", "", "<s>[INST]hi[/INST] yo </s>[INST]s\n\nu[/INST]"),
-        ("mistral-v1", " ", "<s> [INST] s\n\nhi [/INST]  yo </s> [INST] u [/INST]"),
-        ("mistral-v7", "", "<s>[SYSTEM_PROMPT]s[/SYSTEM_PROMPT][INST]hi[/INST] yo </s>"
-         "[INST]u[/INST]"),
-        ("gemma", " ", "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyo"
-         "<end_of_turn>\n<start_of_turn>user\nu<end_of_turn>\n<start_of_turn>model\n"),
-        ("nemotron", " ", "<b><SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
-         "<SPECIAL_11>Assistant\n yo \n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
-        ("nemotron-h-aligned", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
-         "<SPECIAL_11>Assistant\nyo\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
-        ("deepseek", " ", "<｜begin▁of▁sentence｜>s<｜User｜>hi<｜Assistant｜> yo "
-         "<｜end▁of▁sentence｜><｜User｜>u<｜Assistant｜>"),
-        ("identity", " ", "shi yo u"),
-        ("plain", " ", "<b>System\ns\n\nUser\nhi\n\nAssistant\n yo <e>\n\nUser\nu\n\n"
-         "Assistant\n"),
-        # Megatron-LM's names
-        *((name, " ", OF_CHATML) for name in ("chatml", "qwen2p0", "qwen2p5")),
-        ("nvlm-yi-34b", " ", "<b>" + OF_CHATML),
-        ("nemotron5", " ", "<b>" + OF_CHATML.replace("im_start", "14").replace("im_end", "15")
-         .replace("<|", "<SPECIAL_").replace("|>", ">")),
-        ("nemotron5-aligned", " ", "<b>System\ns\n[PREFIX]User\nhi\n[PREFIX]Assistant\n yo \n"
-         "[PREFIX]User\nu\n[PREFIX]Assistant\n"),
-        ("nemotron-nano-v2", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n<SPECIAL_11>"
-         "Assistant\nyo\n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
-    ],
-)  # fmt: skip
+TEXTS_OF_FORMATS = [
+    *((name, " ", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+       "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+       "<|end_header_id|>\n\nyo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n")
+      for name in ("llama3", "llama3p1", "llama3p2")),
+    ("mistral", " ", "<s>[INST] hi[/INST]  yo </s>[INST] s\n\nu[/INST]"),
+    ("mistral", "", "<s>[INST]hi[/INST] yo </s>[INST]s\n\nu[/INST]"),
+    ("mistral-v1", " ", "<s> [INST] s\n\nhi [/INST]  yo </s> [INST] u [/INST]"),
+    ("mistral-v7", "", "<s>[SYSTEM_PROMPT]s[/SYSTEM_PROMPT][INST]hi[/INST] yo </s>"
+     "[INST]u[/INST]"),
+    ("gemma", " ", "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyo"
+     "<end_of_turn>\n<start_of_turn>user\nu<end_of_turn>\n<start_of_turn>model\n"),
+    ("nemotron", " ", "<b><SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
+     "<SPECIAL_11>Assistant\n yo \n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
+    ("nemotron-h-aligned", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
+     "<SPECIAL_11>Assistant\nyo\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
+    ("deepseek", " ", "<｜begin▁of▁sentence｜>s<｜User｜>hi<｜Assistant｜> yo "
+     "<｜end▁of▁sentence｜><｜User｜>u<｜Assistant｜>"),
+    ("identity", " ", "shi yo u"),
+    ("plain", " ", "<b>System\ns\n\nUser\nhi\n\nAssistant\n yo <e>\n\nUser\nu\n\n"
+     "Assistant\n"),
+    # Megatron-LM's names
+    *((name, " ", OF_CHATML) for name in ("chatml", "qwen2p0", "qwen2p5")),
+    ("nvlm-yi-34b", " ", "<b>" + OF_CHATML),
+    ("nemotron5", " ", "<b>" + OF_CHATML.replace("im_start", "14").replace("im_end", "15")
+     .replace("<|", "<SPECIAL_").replace("|>", ">")),
+    ("nemotron5-aligned", " ", "<b>System\ns\n[PREFIX]User\nhi\n[PREFIX]Assistant\n yo \n"
+     "[PREFIX]User\nu\n[PREFIX]Assistant\n"),
+    ("nemotron-nano-v2", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n<SPECIAL_11>"
+     "Assistant\nyo\n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "space", "text"), TEXTS_OF_FORMATS)
 def test_the_text_of_each_format(
     byte_level: Tokenizer, sentencepiece: Tokenizer, name: str, space: str, text: str
 ) -> None:
@@ -323,8 +323,7 @@ def test_the_text_of_each_format(
 
 
 def test_every_format_is_tested() -> None:
-    cases = next(mark.args[1] for mark in getattr(test_the_text_of_each_format, "pytestmark"))  # noqa: B009
-    assert {name for name, *_ in cases} == set(FORMATS)
+    assert {name for name, *_ in TEXTS_OF_FORMATS} == set(FORMATS)
 
 
 def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
