@@ -47,9 +47,6 @@ def align(
 ) -> None:
     """Show how two tokenizers split a text, and the chunks that both have in common.
 
-    Use it to see where two tokenizations of a text differ, or to check the alignment of a
-    conversation.
-
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
     models.both()

@@ -1,8 +1,7 @@
 """Convert a function to a command: add options and --quiet, print errors, set exit codes.
 
-An option is a parameter `name: type = option(...)` of the function, or a field of a config
-dataclass. If a parameter's type is a config dataclass, each field becomes an option, and the
-function receives the config. Python and the command line thus share one declaration.
+An option is a parameter `name: type = option(...)` of the function. If the type of a parameter is a
+config dataclass, each field becomes an option, and the function receives the config.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function that Typer calls, with the additional option --quiet.
 
-    The function's parameters are options and configs, and optionally `context: typer.Context`.
+    The parameters are options and configs, and optionally `context: typer.Context`.
     """
     types = get_type_hints(function)
     configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
@@ -237,11 +236,7 @@ def _preset_notes(
 def _effect_notes(
     options: Mapping[str, Option], typed_names: Collection[str], values: Mapping[str, Any]
 ) -> list[str]:
-    """Return a note for each option that the user typed, but that has no effect.
-
-    Raises:
-        typer.BadParameter: if an option requires another option that is missing.
-    """
+    """Return a note for each typed option without effect. Check that required options are given."""
     notes = []
     for typed in (options[name] for name in options if name in typed_names):
         conditions = _conditions(typed.details.needs, options, values)
@@ -281,7 +276,7 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    """Return an error's hint, which names the options that set the error's parameter."""
+    """Return an error's hint with the options that set the error's parameter."""
     parameter = "output" if error.parameter == "path" else error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]

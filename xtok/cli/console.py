@@ -86,7 +86,7 @@ def _new_bar(label: str, total: int) -> Any:
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:
-    """Print one line per stage on stderr, with its counts, failures and notes."""
+    """Print the counts, failures and notes of each stage on stderr."""
     for report in reports:
         counts = ", ".join(_count_noun(n, noun) for noun, n in report.counts.items() if n)
         _print(f"{report.stage}: {counts or 'nothing to do'}")

@@ -60,7 +60,7 @@ If a name is ambiguous, add a prefix: hf:, spm:, tiktoken: or tekken:."""
 ARGUMENTS = "Arguments"
 
 _WIDEST = 100
-"""Maximum width of a help line in columns, because longer lines are hard to read."""
+"""Maximum width of a help line in columns."""
 
 
 def print_models() -> None:
@@ -122,7 +122,7 @@ class _Page:
         return self.line()
 
     def show(self) -> None:
-        """Print the page without the empty line that Typer adds at the end."""
+        """Print the page without its last line, because Typer adds an empty line."""
         self._console.print(Text("\n").join(self._lines[:-1]), soft_wrap=True)
 
 

@@ -148,7 +148,7 @@ class Command(TyperCommand):
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
-        """Set model arguments from NeMo-RL's options; other models fill the remaining arguments."""
+        """Set model arguments from NeMo-RL's options. Typed arguments fill the rest."""
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
@@ -219,7 +219,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
 
 
 def clean_name(model: str) -> str:
-    """Shorten a model's name like NeMo-RL's tools, without its size and kind.
+    """Shorten a model's name like NeMo-RL's tools.
 
     >>> clean_name("models/Qwen3-4B-Base"), clean_name("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')

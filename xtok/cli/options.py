@@ -212,7 +212,7 @@ class OptionalModels(Models):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Models):
-    """The models of a map as options, for commands with other arguments, such as tokens."""
+    """The models of a map as options, for commands with other arguments."""
 
     student: str | None = option(
         None, f"The map's student: {MODEL}", name="student-model", metavar="MODEL", short="-s",
@@ -289,9 +289,8 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
 def output_path(output: str | None, name: str, refined: Path | None = None) -> Path:
     """Return the path of the output file. If `output` is a folder, the file is called `name`.
 
-    `output` is a folder if this folder exists, if the path ends in a slash, or if the path has no
-    suffix and no such file exists. The default is the folder of the input `refined`, or the current
-    folder.
+    A path that does not exist is a folder if it ends in a slash or has no suffix. The default is
+    the folder of the input `refined`, or the current folder.
     """
     if output is None:
         return Path(name) if refined is None or not refined.is_file() else refined.with_name(name)
@@ -326,14 +325,14 @@ class Output(Config):
         mapfile.check_map_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map to the output file (default: `name`); print and return the path."""
+        """Write the map to the output file (default: `name`), and return the path."""
         path = self.path(name)
         projection.save(path, overwrite=is_named(self.output, path))
         print_written(projection.reports, path, json=self.json)
         return path
 
     def write_stage(self, projection: ProjectionMap, name: str) -> None:
-        """Write the map that a stage made, and print recommendations for training."""
+        """Write the map of a stage, and print recommendations for training."""
         from xtok.maps.provenance import is_counted
 
         path = self.write(projection, name)
@@ -348,7 +347,7 @@ class Output(Config):
 
 
 def note_one_vocabulary(pair: Pair) -> None:
-    """Print a note if student and teacher have the same vocabulary, so that they need no map."""
+    """Print a note if student and teacher have the same vocabulary."""
     if pair.is_same:
         from xtok.inspection.advice import USE_PLAIN_KL
 
@@ -356,7 +355,7 @@ def note_one_vocabulary(pair: Pair) -> None:
 
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
-    """Print the reports of the stages on stderr, and the paths of the written files on stdout."""
+    """Print reports on stderr, and the paths of the written files on stdout."""
     console.print_reports(reports)
     if json:
         print_result(to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
@@ -365,7 +364,7 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
 
 
 def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> None:
-    """Report a map that was written. For a `.pt`, also print NeMo-RL's configuration."""
+    """Report a written map. For a `.pt`, also print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
 
     print_written(any_map.reports, *any_map.files(path), json=json)
@@ -419,7 +418,7 @@ class StrictOutput(Output):
     )
 
     def write(self, projection: ProjectionMap, name: str) -> Path:
-        """Write the map, unless --strict is set and a token was not decoded or spelled."""
+        """Write the map, unless --strict is set and a token failed."""
         from xtok.maps.records import require_complete
 
         if self.strict:

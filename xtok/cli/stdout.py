@@ -59,8 +59,8 @@ def redirected(stream: TextIO, descriptor: int, file: IO[bytes]) -> Iterator[int
 def reserved_stdout() -> Iterator[None]:
     """Reserve stdout for results, and print all other output on stderr at the end.
 
-    Other output comes, for example, from a model's custom code, or from the tokenizers library,
-    which prints unknown keys. Log messages of libraries are escaped.
+    Other output comes, for example, from a model's custom code. Log messages of libraries are
+    escaped.
     """
     global _result
     try:

@@ -49,8 +49,8 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     """Make all parts of a job on a cluster, and return their summaries.
 
     Raises:
-        XtokError: if Ray is not installed, the cluster does not respond, a node lacks a file or has
-            different packages or tokenizers, a task is lost, or the projection fails.
+        XtokError: if Ray or the cluster is not available, a node lacks a file or has different
+            packages or tokenizers, a task is lost, or the projection fails.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
@@ -106,11 +106,7 @@ def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any
 
 @contextmanager
 def ray_connection(address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster, unless this process is already connected, and yield `ray`.
-
-    Raises:
-        XtokError: if Ray is not installed, or the cluster does not respond.
-    """
+    """Connect to a Ray cluster, unless this process is already connected, and yield `ray`."""
     ray = need("ray", "work on a cluster")
     with ExitStack() as stack:
         if not ray.is_initialized():

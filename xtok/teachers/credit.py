@@ -78,8 +78,7 @@ def shares(
     """Divide the sum of each chunk among the chunk's tokens in proportion to their weights.
 
     If all weights of a chunk are 0, the shares are equal. The float32 shares add up exactly to the
-    sum, because each share is the difference of two cumulative shares, which are rounded to
-    multiples of the sum's last bit.
+    sum.
 
     Args:
         sums: `[chunks + 1]`, float32 values.
@@ -92,6 +91,7 @@ def shares(
     total = np.bincount(chunk_ids, weights, len(sums))
     weights = np.where(total[chunk_ids] == 0, 1.0, weights)
     total = np.bincount(chunk_ids, weights, len(sums))
+    # Each share is the difference of two cumulative shares, which are multiples of the last bit.
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
     whole = (sums == 0) | ~np.isfinite(sums)  # each token gets the whole sum
     so_far, sum_so_far = np.zeros_like(sums), np.zeros_like(sums)

@@ -66,9 +66,9 @@ def project_logprobs(
 ) -> ProjectedLogprobs:
     """Divide a teacher's log-probabilities for a text among the student's tokens.
 
-    In each chunk, the sum of the teacher tokens' log-probabilities is divided among the student
-    tokens. The float32 shares add up to this sum exactly. A student token is valid only if both
-    sides of its chunk have the same bytes or the same special role.
+    In each chunk, the student tokens' float32 shares add up exactly to the sum of the teacher's
+    log-probabilities. A student token is valid only if both sides of its chunk have the same bytes
+    or the same special role.
 
     Ids are one sequence `[S]`, a padded batch `[B, S]`, or a list of sequences, as NumPy arrays,
     torch tensors or lists. The result has the type, shape and device of the student's ids.

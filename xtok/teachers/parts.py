@@ -2,8 +2,8 @@
 
 A part contains a header, Arrow streams with rows, an empty stream with the totals in its metadata,
 and a digest. The digest covers the job, the shard's number and all bytes, so a damaged part or a
-part of another job is never used. Parquet is not suitable, because the first rows of a file fix its
-columns, and because it has no checksum.
+part of another job is never used. (A Parquet file has no checksum, and its first rows determine the
+columns.)
 """
 
 from __future__ import annotations
@@ -116,11 +116,7 @@ class ProjectJob:
 def parts_recipe(
     pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
-    """Return everything that determines the bytes of a job's parts, as JSON values.
-
-    Raises:
-        XtokError: if a file or a template cannot be read.
-    """
+    """Return everything that determines the bytes of a job's parts, as JSON values."""
     files = dict.fromkeys(path for cache in inputs for path in cache.files)
     options = asdict(replace(config, to="neutral", student_template=None, teacher_template=None))
     return {
@@ -163,8 +159,8 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     """Lock an output while this run makes its parts, and delete the parts at the end.
 
     Raises:
-        XtokError: if another run makes the same output, the folder contains parts of a different
-            job, or a file of another program has the name of a part.
+        XtokError: if another run makes the same output, or the folder contains parts of a different
+            job.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -303,11 +299,7 @@ def _stream(table: Any) -> memoryview:
 
 
 def one_schema(schemas: Sequence[Any]) -> Any:
-    """Merge schemas into a schema with all columns.
-
-    Raises:
-        XtokError: if a column has different types in two schemas.
-    """
+    """Merge schemas into a schema with all columns."""
     arrow = need("pyarrow", Path("a part"))
     try:
         return arrow.unify_schemas(schemas)

@@ -204,8 +204,8 @@ def open_caches(
     """Open caches and check their first rows. Files without rows are omitted.
 
     Raises:
-        XtokError: if a file is not a cache of this teacher, the files are not compatible, or the
-            output format does not support a column.
+        XtokError: if the files are not compatible caches of this teacher, or the output format does
+            not support a column.
     """
     opened, columns = [], []
     for path in paths:
@@ -331,11 +331,7 @@ def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
 
 
 def _compression_config(target: Path, pair: Pair, config: ProjectConfig) -> tuple[Path, bytes]:
-    """Return the path and bytes of DistillKit's config, which all outputs in a folder share.
-
-    Raises:
-        XtokError: if the folder contains the config of other predictions.
-    """
+    """Return the path and bytes of DistillKit's config, which all outputs in a folder share."""
     path = target.with_name(distillkit.CONFIG)
     content = distillkit.config_for(pair.student.vocab_size, config.top_k).encode()
     if path.exists() and path.read_bytes() != content:

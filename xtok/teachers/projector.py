@@ -51,8 +51,8 @@ class Projector:
     - If a student token starts inside a teacher token, only candidates count that begin with the
       same bytes as the teacher token. The student spells the remaining bytes of these candidates.
 
-    In the left example, the teacher has longer tokens. In the right example, the student has longer
-    tokens. A student token starts in teacher token number `position`, at the byte offset `inside`:
+    In these two examples, a student token starts in teacher token number `position`, at the byte
+    offset `inside`:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
@@ -72,8 +72,7 @@ class Projector:
         pair: the student and the teacher, with their tokenizers.
         back_map: a map from the teacher (rows) to the student (columns), without scale slots; see
             `xtok.config.BACK_MAP`.
-        num_threads: the number of threads; None uses one per available core. The result does not
-            depend on this number.
+        num_threads: the number of threads; None uses one per available core.
         along_path: whether the token of the text is combined with the next predictions. If False,
             the map also converts the token of the text.
 
@@ -125,15 +124,11 @@ class Projector:
             teacher: checked predictions.
             student_ids: int32 `[tokens]`, the student's tokens of these documents.
             student_bounds: int64 `[documents + 1]`, the start of each document in `student_ids`.
-            top_k: maximum number of candidates per row. The probability of all other candidates is
-                added to the rest.
+            top_k: maximum number of candidates per row. Other candidates are added to the rest.
 
         Returns:
             the predictions. `realized_logprob` is the token's share of the log-probability of its
             chunk; see `prefix_weights`.
-
-        Raises:
-            ValueError: if an id is outside the vocabulary, or the numbers of documents differ.
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
@@ -315,13 +310,12 @@ class Projector:
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
         r"""Return the student's first token of each text, which depends on the bytes before it.
 
-        The preceding bytes can change the token. For example, many tokenizers have a token `(a`,
-        but split `\(a` between `(` and `a`. If no token starts at the beginning of the text, the
-        text is spelled without the preceding bytes.
+        For example, many tokenizers have a token `(a`, but split `\(a` between `(` and `a`. If no
+        token starts at the beginning of the text, the text is spelled without the preceding bytes.
 
         Returns:
-            token ids (−1 if the student cannot spell the text), and whether a token starts at the
-            beginning of the text (also True if the student cannot spell the text).
+            token ids, and whether a token starts at the beginning of the text. If the student
+            cannot spell the text: −1 and True.
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
         first = [

@@ -31,9 +31,6 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     The student's template renders `messages`, and the student's library encodes `text`. For the
     student, `student_messages` and `student_text` replace `messages` and `text` if they are given.
     If a row has no messages and no text, its ids are decoded as a conversation or as bytes.
-
-    Raises:
-        XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
     """
     texts = _shared_texts(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
@@ -79,10 +76,6 @@ def _text_in(
     """Return the slice of ids that spell the text, without control tokens before and after it.
 
     Returns None if control tokens are inside the text.
-
-    Raises:
-        XtokError: if the ids do not spell the text, and the teacher's library encodes the text to
-            different ids.
     """
     table, data = translator.teacher.table, text.encode()
     is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]

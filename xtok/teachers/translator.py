@@ -40,8 +40,7 @@ def bind_back_map(
 ) -> tuple[Pair, ProjectionMap]:
     """Return the pair with the map's widths, and the map from the teacher to the student.
 
-    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed,
-    because they do not correspond to tokens.
+    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed.
 
     Raises:
         XtokError: if the map belongs to a different pair.
@@ -118,7 +117,7 @@ class SharedText(NamedTuple):
 class Translator:
     """Converts texts to the tokens of both sides, and projects the teacher's predictions.
 
-    Like `Projector`, a translator caches spellings and allows only one call of `project` at a time.
+    Like `Projector`, a translator allows only one call of `project` at a time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -207,8 +206,8 @@ class Translator:
         """Recover the conversation that ids of one side encode, and render it for the other side.
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
-        omits or changes words of the assistant. For student ids, also returns None if the template
-        changes the end of an assistant's turn, or if the sides have equal tokenizers and templates.
+        changes the assistant's text. For student ids, also returns None if the template changes the
+        end of an assistant's turn, or if the sides have equal tokenizers and templates.
         """
         if not self._reads_chats or (source == 0 and self._writes_alike and not system):
             return None
@@ -353,7 +352,7 @@ class Translator:
         """Return predictions for a text, with a log-probability for each token except the first.
 
         Unlike `project`, this includes the log-probabilities of tokens that only one side's
-        template writes, so the sum over the whole text equals the teacher's sum.
+        template writes, so the total equals the teacher's total.
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)

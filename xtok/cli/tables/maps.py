@@ -32,7 +32,7 @@ def description(d: Description) -> Iterator[RenderableType]:
 
 
 def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
-    """Return the details of one row, or a short table of several rows."""
+    """Return the details of one row, or a table of several rows."""
     rows, matching = explanation.rows, explanation.rows_matching
     if len(rows) == 1 and matching is None:
         yield _row_details(rows[0])

@@ -117,7 +117,7 @@ def _measured_place(evaluation: Evaluation) -> str:
 
 
 def _classes(evaluation: Evaluation, map_numbers: Mapping[str, str]) -> Table:
-    """Return a table with a row for each token class and a column for each map (at most four)."""
+    """Return a table with a row per token class and a column per map (at most four)."""
     if evaluation.event_measures:
         show: Callable[[float], str] = partial(percent, digits=2)
         measure, reference = "leak", "shared"

@@ -137,7 +137,7 @@ def print_transplant(result: Transplant) -> None:
 
 
 def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
-    """Print tokens. The function `names` converts a teacher id to the token's name."""
+    """Print tokens. `names` converts a teacher id to the token's name."""
     counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in table.types.items())
     heads = ["id", "bytes", "length", "type", "name", "roles"]
     rows = []

@@ -39,11 +39,7 @@ _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
 def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
-    """Detect the format from the first line. Also return metadata for `Cache.footer`.
-
-    Raises:
-        XtokError: if the file is empty, or not in the format of vLLM or SGLang.
-    """
+    """Detect the format from the first line. Also return metadata for `Cache.footer`."""
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
         raise cache_error(path, "the file is empty", "pass a cache with at least one row")
@@ -67,9 +63,6 @@ def read_answers(
 
     Yields:
         documents, and their approximate size on disk in bytes.
-
-    Raises:
-        XtokError: if a line is not a response, or if only some of the lines are from `project`.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[Documents] = []
@@ -98,7 +91,7 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
 
 
 def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
-    """Yield the responses in a line, one per choice. A line contains one response or a list."""
+    """Yield the responses in a line, one per choice."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
             raise cache_error(location, f"{json.dumps(item)} is not a response", _RETRY_HINT)
@@ -114,7 +107,7 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
 def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
     """Return one choice per prompt, because vLLM repeats a prompt's predictions in `n` choices.
 
-    `n` is inferred from `usage`, which counts the tokens of each prompt only once.
+    `n` is inferred from `usage`, which counts each prompt only once.
     """
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     sizes = [len(choice["prompt_logprobs"]) for choice in choices]

@@ -13,9 +13,8 @@ from xtok.teachers.formats.documents import Documents
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
-    In each row, the candidates are renormalized to sum to 1. Rows are padded with an id that has a
-    negligible probability in the student, because axolotl's loss also normalizes the student over
-    padding ids.
+    The candidates of each row are renormalized to sum to 1. The padding id has a negligible
+    probability in the student, because axolotl's loss also normalizes the student over padding ids.
     """
     import pyarrow
 

@@ -56,12 +56,7 @@ _CACHES_HINT = (
 def find_caches(
     teacher_topk: Paths, output: str | Path, config: ProjectConfig
 ) -> tuple[list[Path], Path]:
-    """Return the paths of the teacher's caches and of the output.
-
-    Raises:
-        XtokError: if no file matches, the output is an input or cannot be written, or pyarrow
-            is not installed.
-    """
+    """Return the paths of the teacher's caches and of the output."""
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
     paths = find_files(teacher_topk, _CACHES_HINT)
     for path in paths:
@@ -102,12 +97,7 @@ class Cache:
         return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Validate documents of this cache, and compare them with the cache's metadata.
-
-        Raises:
-            XtokError: as in `check_predictions`, and if the footer or DistillKit's config
-                contradicts the rows or the vocabulary.
-        """
+        """Validate documents of this cache, and compare them with the cache's metadata."""
         rows = check_predictions(
             documents,
             vocabulary,
@@ -215,8 +205,7 @@ def read_cache(
     The blocks depend only on the file and the number of candidates.
 
     Yields:
-        blocks of documents with about `candidates` candidates, and the approximate size of each
-        block on disk in bytes.
+        blocks with about `candidates` candidates, and their approximate sizes on disk in bytes.
 
     Raises:
         XtokError: if the file is damaged, or does not match its format.

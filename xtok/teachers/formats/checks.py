@@ -72,9 +72,6 @@ def check_predictions(
 
     If the pad token is also the bos or an end-of-text token, the pad token next to the text is
     kept. If `renormalized` is True, the rest is unknown, except in rows with the whole vocabulary.
-
-    Raises:
-        XtokError: if an id is outside the vocabulary, or a prediction is invalid.
     """
     documents = documents.at_tokens(~_is_padding(documents.topk, vocabulary))
     topk, table = documents.topk, vocabulary.table

@@ -32,7 +32,7 @@ class CacheColumns:
 
     Args:
         batch: a pyarrow record batch.
-        locations: the file and row of each document, for errors. Default: row numbers.
+        locations: the location of each document, for errors. Default: row numbers.
     """
 
     def __init__(self, batch: Any, locations: Sequence[object] = ()) -> None:
@@ -49,9 +49,6 @@ class CacheColumns:
         """Return the bounds of a column's nested lists, outermost first, and the flat values.
 
         The depth is 1 for one value per token, and 2 for one list per token.
-
-        Raises:
-            XtokError: as in `flat_numbers`, and if the column has a different depth.
         """
         import pyarrow.compute
 

@@ -42,10 +42,6 @@ def read(
 
     All rows have the same number of candidates, padded with −inf or large negative values. In files
     that `table` wrote, a label belongs to a row, not to a token.
-
-    Raises:
-        XtokError: if a document with N tokens does not have N − 1 rows, or if the width of a row
-            differs from the config.
     """
     columns = CacheColumns(batch, locations)
     if is_plain(batch.schema.names):
@@ -131,11 +127,7 @@ def is_plain(names: Sequence[str]) -> bool:
 
 
 def read_compression(path: Path, names: Sequence[str]) -> Compression | None:
-    """Read the config next to a file. For plain rows, the config is optional.
-
-    Raises:
-        XtokError: if the config is missing or invalid.
-    """
+    """Read the config next to a file. For plain rows, the config is optional."""
     config = path.with_name(CONFIG)
     if not config.exists():
         if is_plain(names):
@@ -195,9 +187,6 @@ def decompressed_rows(
     A row contains exact values for `exact_k` candidates. For the other candidates, it contains the
     coefficients of a polynomial, and small corrections (residuals). If the probabilities of a row
     sum to more than 1, they are divided by their sum.
-
-    Raises:
-        XtokError: if the length of a row does not match the config.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1

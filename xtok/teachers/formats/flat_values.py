@@ -32,9 +32,6 @@ def json_document(
     """Convert the rows of a response, in which null means −∞, to predictions for one document.
 
     `own` contains the realized log-probabilities if the format stores them separately.
-
-    Raises:
-        XtokError: if a value is invalid, or the numbers of ids and rows differ.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -84,9 +81,6 @@ def flat_numbers(
 
     Bool also accepts 0 and 1. If `optional` is True, null becomes NaN. `bounds` is used for errors,
     as in `locate`.
-
-    Raises:
-        XtokError: if the type is different, or a value is null or out of range.
     """
     import pyarrow
 

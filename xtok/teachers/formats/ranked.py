@@ -32,12 +32,7 @@ def ranked_topk(
     hint: str,
     own: Sequence[float | None] = (),
 ) -> RankedTopK:
-    """Build predictions for these ids from the rows of a response; see `json_document`.
-
-    Raises:
-        ValueError: if a token after the first has no candidates.
-        XtokError: as in `json_document`.
-    """
+    """Build predictions for these ids from the rows of a response; see `json_document`."""
     if not all(rows[1:]):
         empty = [bool(row) for row in rows].index(False, 1)
         raise ValueError(f"token {empty} has no candidates")
@@ -48,7 +43,7 @@ def ranked_topk(
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
     """Fill in missing log-probabilities of realized tokens, because trainers require all values.
 
-    A token without a value gets an equal part of the probability outside the candidates.
+    A token without a value gets an equal part of the rest.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -71,8 +66,8 @@ def ranked_entries(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return candidates in the layout of servers: the realized token, then the `top_k` best.
 
-    If a row has fewer candidates, other ids are added in ascending order, each with an equal part
-    of the probability outside the candidates.
+    If a row has fewer candidates, other ids are added in ascending order with equal parts of the
+    rest.
 
     Returns:
         ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries in each row,

@@ -29,9 +29,6 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
     Flat lists, in JSON or base64 (`return_flat_raw_top_logprobs`), are also supported.
-
-    Raises:
-        XtokError: if the response has a different format.
     """
     meta: Any = answer.get("meta_info")
     try:
@@ -88,12 +85,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the server's response for these ids. Check the types, but not the values.
-
-    Raises:
-        ValueError: if the response has a different format or different ids.
-        msgspec.MsgspecError: if a type is wrong.
-    """
+    """Read the server's response for these ids. Check the types, but not the values."""
     import msgspec
 
     from xtok.teachers.formats.structs import Generated

@@ -48,8 +48,7 @@ class Connection:
     """HTTP connections to the teacher's server.
 
     Args:
-        url: the address of the server. `http://` and a final `/v1` are optional. For addresses
-            other than loopback, the environment's proxy is used.
+        url: the address of the server. `http://` and a final `/v1` are optional.
         api_key: sent as a Bearer token.
         concurrency: maximum number of simultaneous `post` requests.
 
@@ -118,11 +117,7 @@ class Connection:
         return httpx.Response(response.status_code, headers=wait, content=bytes(content))
 
     async def first_response(self, route: str, wait: float, note: Note) -> httpx.Response:
-        """Repeat a request until the server responds.
-
-        Raises:
-            TeacherError: if the server does not respond within `wait` seconds, or is still busy.
-        """
+        """Repeat a request until the server responds, for at most `wait` seconds."""
         started_at, noted_at = asyncio.get_running_loop().time(), -NOTE_INTERVAL
         while True:
             try:
@@ -147,8 +142,7 @@ class Connection:
         """Post JSON, and return the body of the response. Retries if the server is away or busy.
 
         Raises:
-            TeacherError: if the server refuses the request, or does not respond after the last
-                retry.
+            TeacherError: if the server refuses the request, or does not respond.
         """
         for pause in (*PAUSES, None):
             try:

@@ -85,11 +85,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = "") -> list[str]:
-    """Return the names of the fields of a request that have no effect.
-
-    Raises:
-        BadRequest: if an unsupported field would change the response.
-    """
+    """Return the names of the fields of a request that have no effect."""
     names: list[str] = []
     for name, value in fields.items():
         read = getattr(request, name, None)

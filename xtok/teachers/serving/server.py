@@ -127,11 +127,7 @@ class Proxy:
         return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
-        """Score a text, so that Numba compiles the kernels before the first request.
-
-        Raises:
-            XtokError: if the teacher's server does not score the text.
-        """
+        """Score a text, so that Numba compiles the kernels before the first request."""
         ids = self.translator.student.segment(PROBE)
         try:
             [text] = self._texts([ids], self.teacher_system)
@@ -320,11 +316,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Clients wait until the server is ready.
-
-    Raises:
-        XtokError: if the address is in use, or does not belong to this machine.
-    """
+    """Return a listening socket. Clients wait until the server is ready."""
     is_v6 = ":" in host
     try:
         listening = socket.create_server(
@@ -348,8 +340,7 @@ def bound(host: str, port: int) -> socket.socket:
 async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
-    After the signal, requests in progress have `STOP_SECONDS` to finish. A second signal ends the
-    process immediately.
+    After the signal, requests in progress have `STOP_SECONDS` to finish.
     """
     config = uvicorn.Config(
         proxy.app(),

@@ -51,9 +51,8 @@ def serve(
         on_ready: called with the server's address when it accepts requests.
 
     Raises:
-        XtokError: if the teacher's server does not respond, has a different tokenizer or allows too
-            few candidates, the address is in use, a package is missing, or the teacher's chat
-            template does not accept a system text.
+        XtokError: if the teacher's server is not usable, the address is in use, a package is
+            missing, or the teacher's chat template does not accept a system text.
     """
     with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
@@ -94,12 +93,11 @@ def serve(
 def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:
     """Check whether a vLLM or SGLang server that runs the teacher can score text.
 
-    The check sends a few short requests, reads the options that the server publishes, and measures
-    the effect of options that the server does not publish.
+    The check sends a few short requests, and reads the options that the server publishes.
 
     Args:
         url: the server's address.
-        teacher: the teacher's tokenizer, to be compared with the server's tokenizer.
+        teacher: the teacher's tokenizer.
         api_key: sent as a Bearer token. By default, the value of XTOK_TEACHER_API_KEY.
 
     Returns:

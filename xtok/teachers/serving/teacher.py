@@ -58,11 +58,7 @@ class ServerFinding:
 
 
 class TeacherServer:
-    """A client for the teacher's server. For the arguments, see `Connection`.
-
-    Raises:
-        XtokError: if the address or the proxy is not usable.
-    """
+    """A client for the teacher's server. For the arguments, see `Connection`."""
 
     kind: ServerKind
     model: str
@@ -161,8 +157,7 @@ class TeacherServer:
         """Compare the server's tokenizer with a local tokenizer.
 
         Returns:
-            the difference, "" if they are equal, or None if the server provides nothing to compare,
-            for example if it was started without a tokenizer.
+            the difference, "" if they are equal, or None if the server provides nothing to compare.
         """
         [ids] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
@@ -238,8 +233,8 @@ class TeacherServer:
     async def _check_again(self) -> None:
         """Check the tokenizer again if a different server could have sent the last score.
 
-        A new connection can lead to a different server. Behind a load balancer, the server can
-        change without a new connection, so a check also expires.
+        A new connection can lead to a different server. A load balancer can also change the server
+        without a new connection, so a check expires.
         """
         async with self._checking:
             before, at = self.last_check
@@ -260,8 +255,7 @@ class TeacherServer:
         """Detect the kind of the server, and return the number of candidates that it allows.
 
         Raises:
-            TeacherError: if the server does not return log-probabilities of a prompt in either
-                format.
+            TeacherError: if the server returns no log-probabilities of a prompt.
             InvalidScores: if the server returns values that are not log-probabilities.
         """
         ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
@@ -294,8 +288,7 @@ class TeacherServer:
         """Return the log-probability of each id, and the `top_k` best candidates at its position.
 
         Raises:
-            TeacherError: if the server refuses the request, does not respond, or does not return
-                log-probabilities for these ids.
+            TeacherError: if the server does not return log-probabilities for these ids.
         """
         body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))
         max_bytes = len(ids) * (top_k + 2) * ENTRY_BYTES
