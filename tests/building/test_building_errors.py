@@ -152,7 +152,7 @@ ERRORS: Errors = {
     "set top_k= to 2 or more, or build the map without scale slots": [
         (
             lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
-            "a row with one entry can only contain its scale slot",
+            "a row with a scale slot needs at least 2 entries",
         ),
     ],
     "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, "
@@ -167,7 +167,7 @@ ERRORS: Errors = {
             lambda: xtok.build(
                 "bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))
             ),
-            "the teacher id 256 to ignore does not exist, because bytes has width 256",
+            "the ignored teacher id 256 does not exist, because bytes has width 256",
         ),
     ],
     "pass sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "

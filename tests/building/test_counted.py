@@ -116,7 +116,7 @@ def test_alpha_is_not_chosen_on_the_only_document(
     projection = counted_map(pair, [path], base=base)
     assert projection.history[-1]["options"]["alpha"] == 4
     assert (
-        "alpha 4 (the default, because the text has too few documents to choose it)"
+        "alpha 4 (the default, because the text has too few documents to choose alpha)"
         in projection.reports[-1].notes
     )
 

@@ -50,9 +50,9 @@ def build(
 ) -> ProjectionMap:
     """Build a projection map from two tokenizers.
 
-    `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given, the
-    weights are counted on these texts and smoothed towards a map counted on synthetic text. Such a
-    map has no scale slots.
+    `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given,
+    `build` counts the weights on these texts, and smooths the counts towards a map from synthetic
+    text. The resulting map has no scale slots.
 
     >>> xtok.build("bytes", "bytes")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
@@ -63,10 +63,9 @@ def build(
         config: the options.
         for_loss: use the options for this loss instead of `config`.
         texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
-        field: the field (JSON Lines) or column (Parquet) with the text.
-        initial: a map of this pair, towards which the counts of `texts` are smoothed. The options
-            for token matching are taken from this map, unless `config` sets other values than the
-            defaults.
+        field: the field (JSON Lines) or column (Parquet) that contains the text.
+        initial: a map of this pair. The counts of `texts` are smoothed towards this map. Its
+            token-matching options replace default options in `config`.
         progress: called for each pass over a vocabulary or the text.
 
     Raises:
@@ -80,7 +79,7 @@ def build(
 
 
 class GetMapOptions(TypedDict, total=False):
-    """The other options of `get_map`, which documents them."""
+    """Keyword options of `get_map`."""
 
     texts: Paths
     field: str
@@ -138,9 +137,9 @@ def get_map(
 ) -> AnyMap:
     """Load a map from its file. If the file does not contain this map, build and save the map.
 
-    Any number of processes, also on several hosts that share the folder, can call this function at
-    the same time. One process builds the map, and the other processes wait for the file. If the
-    building process dies, a waiting process builds the map.
+    Several processes can call this function at the same time, even on different hosts that share
+    the folder. One process builds the map, and the others wait. If the building process dies, a
+    waiting process builds the map.
 
     >>> xtok.get_map("bytes", "bytes", path="map.safetensors")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
@@ -151,13 +150,14 @@ def get_map(
         student_model: as in `build`.
         teacher_model: as in `build`.
         config: as in `build`.
-        path: the map's file. If the file contains a different map, this map is replaced. Default: a
-            file in xtok's cache folder.
-        rebuild: build the map even if the file contains it, and do not wait for other processes.
-        strict: raise an error and save nothing if a token cannot be decoded or spelled. If the file
-            already contains the map, the map is built again for this check.
+        path: the map's file. A different map in this file is replaced. Default: a file in xtok's
+            cache folder.
+        rebuild: always build the map, and do not wait for other processes.
+        strict: raise an error and save nothing if a token cannot be decoded or spelled. An existing
+            map is built again for this check.
         timeout: seconds to wait for another process before building the map.
-        note: called with a message if the file is replaced or if this process waits for another.
+        note: called with a message if the file is kept or replaced, or if this process waits for
+            another process.
         options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
             as in `build`.
 
@@ -185,7 +185,7 @@ def get_map(
 
 
 def check_existing(path: Path, pair: Pair, **options: Any) -> None:
-    """Raise an `OutputError` if an existing file does not contain the map with these options."""
+    """Raise an `OutputError` if the file exists and contains another map."""
     _, reason = _request(pair, None, **options).find(path)
     if reason is not None:
         raise other_file(path, reason)
@@ -196,10 +196,10 @@ class _Request:
     pair: Pair
     kind: type[AnyMap]
     make: Callable[[], Any]  # a map of this kind
-    recipe: Callable[[], Recipe | None]  # None: event maps and spelling maps have no recipe
+    recipe: Callable[[], Recipe | None]  # returns None for event maps and spelling maps
 
     def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
-        """Return the requested map, or the reason why the file does not contain this map."""
+        """Return the map in the file, or the reason why it is not the requested map."""
         if not path.is_file():  # reading a pipe would block
             return None, None
         try:
@@ -286,7 +286,7 @@ def _map_request(
         recipe = recipe_for(text.sources if text else ())
         return replace(projection, reports=(report,), recipe=recipe)
 
-    @cache  # reads the texts
+    @cache  # computing the recipe reads all texts
     def recipe() -> Recipe:
         return recipe_for(map(source_of, find_texts(texts)))
 
@@ -294,7 +294,7 @@ def _map_request(
 
 
 class _BuiltMap(NamedTuple):
-    """A projection map without report, and the parts of its report."""
+    """A projection map without a report, and the parts for its report."""
 
     projection: ProjectionMap
     failures: Sequence[str] = ()  # tokens that could not be spelled
@@ -311,8 +311,8 @@ def _build_map(
 ) -> _BuiltMap:
     options = config.multitoken
     matches = find_matches(pair, options)
-    # With a text, exact rows are also counted, because their counts affect the smoothing of all
-    # rows.
+    # If a text is given, exact rows are counted too, because their counts affect the smoothing of
+    # all rows.
     only = ~matches.is_exact if config.exact_match and text is None else None
     result, failures = base, list[str]()
     if result is None:

@@ -1,4 +1,4 @@
-"""Count maps on synthetic text, or on real text with smoothing towards another map."""
+"""Build maps from counts on synthetic or real text."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def synthetic_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Count a map on synthetic text; also return a note about tokens that cannot be spelled.
+    """Build a map from counts on synthetic text; also return notes about unspelled tokens.
 
-    The map has no report and no recipe. If the mask `only`, bool `[V_student]`, is given, all other
-    rows are empty.
+    The map has no report. If the mask `only`, bool `[V_student]`, is given, all other rows are
+    empty.
     """
     options = config.multitoken
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
@@ -47,11 +47,10 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Count on text how probable teacher token t is at positions where student token s starts.
+    """Estimate the probability of teacher token t at the start of student token s from a text.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. If pairs
-    within chunks are counted, a second EM step follows. Counts are integers, so the order of the
-    texts does not matter. The second result is a list of notes.
+    within chunks are counted, a second EM step follows. The second result is a list of notes.
     """
     (num_rows, width), unit = base.shape, count_unit(config.target)
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
@@ -65,7 +64,7 @@ def counted_map(
         keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
         text_edges = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(text_edges, towards, alpha), config.top_k)
-        if further_steps:  # this step's rounded map distributes the next step's counts
+        if further_steps:  # the next step distributes its counts by the weights of this map
             in_map = edges._replace(weights=edges.weights.astype(np.float32))
             predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)
@@ -94,7 +93,7 @@ def _notes(text: PairText, alpha: float) -> list[str]:
     totals = text.totals
     choice = f", chosen on {plural(totals.held_out, 'held-out document')}"
     if not 0 < totals.held_out < totals.documents:
-        choice = " (the default, because the text has too few documents to choose it)"
+        choice = " (the default, because the text has too few documents to choose alpha)"
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
@@ -103,6 +102,6 @@ def _notes(text: PairText, alpha: float) -> list[str]:
     ]
     if totals.skipped_chunks:
         notes.append(
-            f"{totals.skipped_chunks:,} chunks with more than {LONGEST_CHUNK} tokens skipped"
+            f"{totals.skipped_chunks:,} chunks with more than {LONGEST_CHUNK} tokens were skipped"
         )
     return notes

@@ -25,9 +25,9 @@ def events(
 ) -> EventMap:
     """Build an event map for event KL.
 
-    Each token is linked to one token of the other model and belongs to the same event. The linked
-    token has the same bytes or role, or otherwise is the first piece of the token's spelling.
-    Tokens without a link, such as special tokens without a counterpart, form the event `rest`.
+    Each token is linked to one token of the other model. Linked tokens belong to the same event.
+    The link is the token with the same bytes or role. If there is no such token, the link is the
+    first piece of the token's spelling. Tokens without a link form the event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
@@ -67,7 +67,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
 
 
 def find_components(s_link: Ids, t_link: Ids) -> Ids:
-    """For each token, return the first token (students first) of the connected component."""
+    """Return the first token of each token's connected component; student tokens come first."""
     links = np.concatenate([np.where(s_link >= 0, s_link + len(s_link), -1), t_link])
     tokens = np.flatnonzero(links >= 0)
     lowest, before = np.arange(len(links)), np.zeros(0, np.int64)
@@ -81,7 +81,7 @@ def find_components(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Number events by lowest token; components with tokens of only one side are one event."""
+    """Number events in the order of their first tokens; merge components with only one side."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
     has = np.stack([np.bincount(events, minlength=len(labels)) > 0 for events in sides])

@@ -30,7 +30,7 @@ _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalizati
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return the options for token matching that a map's history records."""
+    """Return the token-matching options that a map's history records."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -50,14 +50,14 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
 
 
 def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
-    """Take the options for token matching from the map, unless `config` changes the defaults."""
+    """Replace the default token-matching options in `config` by the map's options."""
     used = used_options(projection)
     defaults = [n for n in _MATCHING if getattr(config, n) == getattr(MultitokenConfig, n)]
     return replace(config, **{name: getattr(used, name) for name in defaults})
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the options for token matching that are missing from the map's history."""
+    """Return the token-matching options whose values the map's history does not record."""
     used = used_options(projection).options
     return {
         name: value
@@ -67,12 +67,12 @@ def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict
 
 
 class Matches(NamedTuple):
-    """Matching tokens of a pair, and the pair with the tokens in the form that was compared."""
+    """Matching tokens of a pair."""
 
-    pair: Pair  # the pair, without ignored ids
+    pair: Pair  # the pair in the token form that was compared, without ignored ids
     equal: Edges  # edges of tokens with equal bytes, weight 1
     special: Edges  # edges of special tokens, weight 1
-    relaxed: Edges  # edges to near-equivalents of tokens without an exact counterpart, weight 1
+    relaxed: Edges  # edges from tokens without an exact match to near-equivalents, weight 1
     is_exact: NDArray[np.bool_]  # [V_student], rows with edges in `equal` or `special`
 
 
@@ -103,10 +103,10 @@ def with_matches(
     config: MultitokenConfig,
     only: NDArray[np.bool_] | None = None,
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Add edges for near-equivalent and for special tokens to the edges that a stage computed.
+    """Add the edges of near-equivalents and of special tokens to the edges of a stage.
 
-    If the mask `only`, bool `[V_student]`, is given, all other rows are removed. The second result
-    is the kind of each row, uint8 `[V_student]`; rows that the stage computed have the kind `kind`.
+    `kind` is the kind of the stage's rows. If the mask `only`, bool `[V_student]`, is given, all
+    other rows are removed. The second result is the kind of each row, uint8 `[V_student]`.
     """
     special = matches.special
     edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
@@ -127,11 +127,11 @@ def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
 
 
 def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
-    """Raise an `XtokError` if an id to ignore is not below the width of its model."""
+    """Raise an `XtokError` if an ignored id does not exist."""
     for side, width, ids in zip(SIDES, pair.shape, config.ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
-                f"the {side} id {max(ids)} to ignore does not exist, because "
+                f"the ignored {side} id {max(ids)} does not exist, because "
                 f"{getattr(pair, side).model_id} has width {width}",
                 hint=f"pass ids from 0 to {width - 1} with {{option}}",
                 parameter=f"ignore_{side}_ids",
@@ -158,8 +158,8 @@ def with_exact(
     near[relaxed_rows] = matches.relaxed.teacher_ids
     row_ids, row_near = projection.student_ids, near[projection.student_ids]
     # A row with a near-equivalent keeps its slot, and the near-equivalent gets the remaining
-    # weight. In another program's map, the slot may be the near-equivalent itself. Then the slot is
-    # dropped.
+    # weight. In a map from another program, the slot can be the near-equivalent itself; such a slot
+    # is dropped.
     is_slot = projection.is_slot & (projection.teacher_ids != row_near)
     is_kept = ~matches.is_exact[row_ids] & ((row_near < 0) | is_slot)
     kept_edges = projection.edges.take(is_kept)
@@ -187,8 +187,8 @@ def reapply_exact(
     """Map each student token that equals a teacher token only to this token, with weight 1.
 
     Tokens are compared by bytes, and special tokens by role. The new rows have no slot. With
-    `canonicalization="relaxed"`, a token without an equal teacher token is mapped to a
-    near-equivalent, and its row keeps the scale slot.
+    `canonicalization="relaxed"`, each token without an equal teacher token is mapped to a
+    near-equivalent. The row of such a token keeps its scale slot.
 
     >>> spelled = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
@@ -196,13 +196,13 @@ def reapply_exact(
 
     Args:
         projection: a map or its path.
-        pair: the two models of the map. Required if the map contains no tokens, or was made with
+        pair: the two models of the map. Required if the map contains no tokens, or if it compares
             display strings.
-        special_tokens: as in `MultitokenConfig`. Default: the value recorded in the map.
-        canonicalization: as in `MultitokenConfig`. Default: the value recorded in the map.
+        special_tokens: as in `MultitokenConfig`. Default: the map's value.
+        canonicalization: as in `MultitokenConfig`. Default: the map's value.
 
     Raises:
-        XtokError: if the pair is required but missing, or belongs to other tokenizers.
+        XtokError: if a required pair is missing, or if the pair has other tokens than the map.
     """
     source = ProjectionMap.of(projection)
     projection, pair = bind_map(source, pair)

@@ -1,4 +1,4 @@
-"""`multitoken`: map tokens by their spelling in the other side's tokens."""
+"""`multitoken`: map each token to the other tokenizer's tokens for the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xtok.tokenizers.notes import undecodable_tokens, unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 FIRST_PIECE_WEIGHT = 0.9
-"""Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
+"""Weight of a token's first piece. Each next weight is the previous weight times `PIECE_DECAY`."""
 
 PIECE_DECAY = 0.1
 
@@ -35,17 +35,16 @@ def multitoken(
 ) -> ProjectionMap:
     """Map tokens by their spelling, in both directions.
 
-    In the forward pass, the teacher's tokenizer segments the bytes of each student token, and the
-    first `max_pieces` pieces get the weights 0.9·0.1^i, normalized. In the reverse pass, the
-    student's tokenizer segments each teacher token, and each student piece gets a weight for this
-    teacher token. Rows are then normalized, cut, and given a scale slot, as in X-Token (arXiv
-    2605.21699).
+    In the forward pass, the teacher's tokenizer segments the bytes of each student token. The first
+    `max_pieces` pieces get the weights 0.9·0.1^i, normalized. In the reverse pass, the student's
+    tokenizer segments each teacher token. Each student piece gets a weight for this teacher token.
+    Rows are then normalized and cut, and get a scale slot, as in X-Token (arXiv 2605.21699).
 
     >>> projection = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    `initial` is a map of the same pair, or its path. The weights of this map, except slots, are
+    `initial` is a map of the same pair, or the path of this map. Its weights, except slots, are
     added to the new weights.
     """
     config = MultitokenConfig.or_default(config)
@@ -71,10 +70,9 @@ def spelled_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Create a map as in `multitoken`, without report and recipe; also return the failures.
+    """Build the map of `multitoken` without a report; also return messages about failures.
 
-    The weights of the map `earlier` are added to the new weights. If the mask `only`, bool
-    `[V_student]`, is given, all other rows are empty.
+    If the mask `only`, bool `[V_student]`, is given, all other rows are empty.
     """
     spelled, failures = _spelled_edges(matches.pair, config, only, progress)
     edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)
@@ -86,7 +84,7 @@ def spelled_map(
         edges = Edges.concatenate([initial_edges, edges])
         mixed, initial_kind = np.uint8(RowKind.MIXED), bound.row_kind
         is_exact = initial_kind == RowKind.EXACT
-        initial_kind = np.where(is_exact, mixed, initial_kind)  # the row may get a slot
+        initial_kind = np.where(is_exact, mixed, initial_kind)  # such a row may get a slot
         differ = (kind != initial_kind) & (kind != RowKind.EMPTY) & (initial_kind != RowKind.EMPTY)
         kind = np.where(differ, mixed, np.maximum(kind, initial_kind))
     result = map_from_rows(pair, edges, kind, config, "multitoken", earlier)

@@ -16,32 +16,32 @@ from xtok.maps.records import StageReport
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
-    """Cut each row to its `top_k` heaviest entries, and normalize it.
+    """Cut each row to its `top_k` heaviest entries, and normalize the row.
 
     A scale slot counts as one of the `top_k` entries and stays last. Rows with at most `top_k`
-    entries stay the same, bit for bit.
+    entries do not change.
 
     >>> near = xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")
     >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
     Raises:
-        XtokError: if `top_k` is 1 and the map has slots, so that rows would keep only a slot.
+        XtokError: if `top_k` is 1 and the map has slots, because rows would keep only their slot.
     """
     projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)
     result, counts = cut_rows(projection, config.top_k)
-    is_counted = "texts" in (projection.recipe or ())  # `build` then adds exact rows after the cut
+    is_counted = "texts" in (projection.recipe or ())  # `build` adds its exact rows after a cut
     recipe = None if is_counted else with_options(projection, top_k=config.top_k)
     report = StageReport("sort-cut", counts)
     return replace(result, reports=(*result.reports, report), recipe=recipe)
 
 
 def cut_rows(projection: ProjectionMap, top_k: int) -> tuple[ProjectionMap, dict[str, float]]:
-    """Create the map that `sort_cut` returns, without report and recipe; also return the counts."""
+    """Return the cut map without report and recipe, and the counts for the report."""
     if projection.enable_scale_trick and top_k < 2:
         raise XtokError(
-            "a row with one entry can only contain its scale slot",
+            "a row with a scale slot needs at least 2 entries",
             hint="set {option} to 2 or more, or build the map without scale slots",
             parameter="top_k",
         )

@@ -23,9 +23,8 @@ def spellings(
 ) -> SpellingMap:
     """Build a spelling map for Common-Support Distillation (CSD).
 
-    A student token and a teacher token with the same bytes or role form a shared pair; each token
-    is in at most one pair. The spelling of every other token is the result of encoding its bytes
-    with the other tokenizer, as in the middle of a text.
+    A student token and a teacher token with the same bytes or role form a shared pair. For every
+    other token, the other tokenizer encodes the token's bytes as in the middle of a text.
 
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
@@ -50,9 +49,8 @@ def spellings(
 def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress = silent) -> Pieces:
     """Return the partner of each student token, or the token's pieces if it has no partner.
 
-    `partners`, int64 `[V_student]`, contains teacher ids, or −1 for tokens without a partner.
-    `ids`, ascending, are the tokens to spell if they have no partner. The counts in the result are
-    int64 `[V_student]`.
+    `partners`, int64 `[V_student]`, contains teacher ids, or −1 for tokens without a partner. Only
+    tokens in `ids` (ascending) are spelled. The result's counts are int64 `[V_student]`.
     """
     has_partner = partners >= 0
     ids = ids[~has_partner[ids]]
