@@ -50,7 +50,7 @@ ERRORS: Errors = {
                 [bytes_map(), xtok.events("bytes", "bytes")],
                 file("a.txt", "x"),
             ),
-            "event maps cannot be mixed with projection maps, and cannot be ranked for a loss",
+            "event maps cannot be compared with projection maps, and need no loss",
         ),
     ],
     "evaluate projection maps or event maps; xtok verify checks a spelling map": [

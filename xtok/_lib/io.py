@@ -248,7 +248,7 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Hold a lock for the block that writes `target`, so that one process at a time runs it.
+    """Hold a lock while a block writes `target`. Only one process at a time runs the block.
 
     After `timeout` seconds of waiting, and on file systems without locks, the block runs without a
     lock. The block must therefore write the file atomically and deterministically. The lock is

@@ -302,7 +302,7 @@ def output_path(output: str | None, name: str, refined: Path | None = None) -> P
 
 
 def is_named(output: str | None, path: Path) -> bool:
-    """Whether the user named the output file, which permits replacing an existing file."""
+    """Whether the user named the output file. If so, an existing file may be replaced."""
     return output is not None and Path(output) == path
 
 

@@ -122,7 +122,7 @@ def evaluate(
     are_events = [isinstance(m, EventMap) for m in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
-            "event maps cannot be mixed with projection maps, and cannot be ranked for a loss",
+            "event maps cannot be compared with projection maps, and need no loss",
             hint="evaluate the event maps separately, without a loss",
         )
     named = dict(zip(distinct_names(names), loaded, strict=True))

@@ -46,8 +46,8 @@ class Projector:
 
     - If a student token and a teacher token start at the same byte, the map converts the teacher's
       candidates, except the token of the text. The token of the text is combined with each
-      candidate of the next prediction, and the student spells the result. This continues as long
-      as a longer student token can match.
+      candidate of the next prediction, and the student spells the result. The loop ends when no
+      longer student token starts with the text so far.
     - If a student token starts inside a teacher token, only candidates count that begin with the
       same bytes as the teacher token. The student spells the remaining bytes of these candidates.
 

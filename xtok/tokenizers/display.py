@@ -136,7 +136,7 @@ def to_json(result: object) -> str:
 
 
 def visible(token: str) -> str:
-    """Escape a token, with visible spaces and the base `◌` before combining characters."""
+    """Escape a token: make spaces visible, and add `◌` before combining characters."""
     from rich.cells import cell_len  # 9 ms, and only tables and pages need it
 
     first = token[:1]

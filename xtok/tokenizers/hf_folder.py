@@ -1,4 +1,4 @@
-"""Read Hugging Face folders and repos like AutoTokenizer.
+"""Read Hugging Face folders and repos with the same results as AutoTokenizer.
 
 Importing Transformers takes seconds (on two busy cores, a map of two folders takes 2.5 s without it
 and 5 s with it). Therefore, the `tokenizers` library alone reads `tokenizer.json` if all of these

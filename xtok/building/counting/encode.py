@@ -61,7 +61,7 @@ class TextEncoder:
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Encode documents like parts of a longer text; control tokens are ordinary text."""
+        """Encode each document as if text preceded it. Control tokens are ordinary text."""
         return self.start_encoding(texts)()
 
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:

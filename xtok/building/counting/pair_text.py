@@ -65,7 +65,7 @@ class LeftOut:
 
     @property
     def reason(self) -> str:
-        """The note without the number of bytes at its beginning."""
+        """The note, but without the number of bytes."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "

@@ -41,8 +41,8 @@ def open_source(
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
             f"the embedding model {embedding_model} does not specify which embeddings to use",
-            hint="pass sentence:MODEL for its sentence embeddings, input:MODEL for its "
-            "input-embedding layer, own for the two models' own layers, or spelling for none",
+            hint="pass sentence:MODEL (a sentence-transformers model), input:MODEL (the input "
+            "embeddings of a model), 'own' (the input embeddings of both models) or 'spelling'",
         )
     path = Path(location).expanduser()
     if not path.is_dir() and (path.exists() or location.count("/") > 1 or location[0] in "./~"):

@@ -78,7 +78,7 @@ class Cache:
 
     @property
     def renormalized(self) -> bool:
-        """Whether the candidates were renormalized to sum to 1, so that the rest is unknown."""
+        """Whether the candidates were renormalized to sum to 1. If so, the rest is unknown."""
         return self.looks_renormalized or self.footer.get("normalized") == "topk"
 
     @property

@@ -127,7 +127,7 @@ def is_plain(names: Sequence[str]) -> bool:
 
 
 def read_compression(path: Path, names: Sequence[str]) -> Compression | None:
-    """Read the config next to a file. For plain rows, the config is optional."""
+    """Read DistillKit's config from a file's folder. For plain rows, the config is optional."""
     config = path.with_name(CONFIG)
     if not config.exists():
         if is_plain(names):

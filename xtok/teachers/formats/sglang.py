@@ -76,7 +76,7 @@ def _as_list(values: Any, dtype: str) -> list[Any]:
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request for `top_k` candidates at each of these ids."""
+    """Return the body of a request that returns `top_k` candidates for each of these ids."""
     return {
         "input_ids": ids,
         "sampling_params": {"temperature": temperature, "max_new_tokens": 0},

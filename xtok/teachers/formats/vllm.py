@@ -114,7 +114,7 @@ def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request for `top_k` candidates at each of these ids."""
+    """Return the body of a request that returns `top_k` candidates for each of these ids."""
     return {
         "model": model, "prompt": ids, "max_tokens": 1, "temperature": temperature,
         "prompt_logprobs": top_k,

@@ -265,7 +265,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
-    """Return the numbers of positions in a block (comparisons) and in a group (logits)."""
+    """Return how many positions are compared at a time, and how many logits are computed."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
     sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
