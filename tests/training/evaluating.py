@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from datasets import Dataset
 from small_tokenizers import CORPUS
 from tiny_models import tiny_model
@@ -42,7 +43,10 @@ def folders_and_models(small: Path) -> tuple[list[str], list[Any]]:
 
 
 def options(output: Path) -> dict[str, Any]:
-    return {"output_dir": str(output), "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    return {
+        "output_dir": str(output), "report_to": [], "use_cpu": True, "disable_tqdm": True,
+        "max_steps": 2, "learning_rate": 0.01, "save_strategy": "no",
+    }  # fmt: skip
 
 
 def transformers_trainer(small: Path, output: Path) -> Any:
@@ -50,7 +54,7 @@ def transformers_trainer(small: Path, output: Path) -> Any:
     rows = Dataset.from_list([{"text": text} for text in TEXTS])
     return XTokTrainer(
         student, TrainingArguments(**options(output)), xtok.DistillationCollator(*folders),
-        teachers=teacher, loss="alm", eval_dataset=rows, audit=False,
+        teachers=teacher, loss="alm", train_dataset=rows, eval_dataset=rows, audit=False,
     )  # fmt: skip
 
 
@@ -78,6 +82,7 @@ def gold_trainer(small: Path, output: Path) -> Any:
         **options(output),
         bf16=False,
         teacher_tokenizer_name_or_path=folders[1],
+        lmbda=0.0,
         max_length=64,
         max_completion_length=8,
     )
@@ -88,6 +93,14 @@ def gold_trainer(small: Path, output: Path) -> Any:
 
 
 TRAINERS = {"transformers": transformers_trainer, "gold": gold_trainer}
+
+
+def weights_by_process(trainer: Any) -> list[float]:
+    """Train, and return the sum of the student's absolute weights in each process."""
+    trainer.train()
+    total = sum(float(weights.double().abs().sum()) for weights in trainer.model.parameters())
+    by_process: list[float] = gather_object([total])
+    return by_process
 
 
 def main(small: str, output: str, *names: str) -> None:
@@ -107,6 +120,9 @@ def main(small: str, output: str, *names: str) -> None:
         trainer.args.per_device_eval_batch_size = SIZES[0]
         values = trainer.evaluate()
         values_by_case[f"{name} streamed"] = [values[n] for n in NAMES]
+        values_by_case[f"{name} trained"] = [
+            weights_by_process(t) for t in (trainer, TRAINERS[name](Path(small), Path(output)))
+        ]
     trainer = trainer_with_two_teachers(Path(small), Path(output) / "two")
     for size in (*SIZES, NUM_ROWS):
         trainer.args.per_device_eval_batch_size = size

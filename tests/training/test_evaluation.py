@@ -97,6 +97,9 @@ def test_each_row_counts_once(
     for batch_size in SIZES:
         assert evaluations[f"two teachers {batch_size}"] == pytest.approx(whole, rel=1e-5)
     assert evaluations["transformers streamed"] == evaluations["transformers 1 7"]
+    for name in TRAINERS:
+        evaluated_first, plain = evaluations.pop(f"{name} trained")
+        assert evaluated_first == plain == [plain[0]] * processes, name
     gold = {name: values for name, values in evaluations.items() if name.startswith("gold")}
     for name, values in gold.items():
         assert values == pytest.approx(single_process_metrics[name], rel=1e-5), name

@@ -188,12 +188,18 @@ class DistillationTrainer(Trainer):
     ) -> Any:
         """Evaluate the model. The loss and its parts are means over all targets and chunks."""
         self._evaluation = evaluation = _EvaluationSums(dataloader, self.accelerator)
+        wrapped = self.model_wrapped
         try:
             output: Any = super().evaluation_loop(  # type: ignore[misc]
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs
             )
         finally:
             self._evaluation = None
+        if not self.is_in_train and self.accelerator.distributed_type.startswith("MULTI_"):
+            # Workaround: an evaluation before training marks the model as prepared, without DDP
+            # (Transformers 5.24). `train` would then not synchronize the gradients.
+            vars(self.model).pop("_is_accelerate_prepared", None)
+            self.model_wrapped = wrapped
         if evaluation.terms is None:
             return output
         sums, counts = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
