@@ -289,6 +289,18 @@ def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) 
             logits_of(model, side)
 
 
+def test_a_compiled_model_receives_its_positions() -> None:
+    model = model_named("GPT2", 300).eval()
+    ids, mask = torch.arange(7)[None], torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    side = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    compiled: Any = torch.compile(model, backend="eager")
+    logits = [logits_of(each, side) for each in (compiled, model)]
+    alone = logits_of(model, {"input_ids": ids[:, 2:], "attention_mask": mask[:, 2:]})
+    for padded in logits:
+        torch.testing.assert_close(padded[:, 2:], alone)
+
+
 @pytest.fixture
 def one_process() -> Iterator[None]:
     """Initialize a process group that consists of this process."""

@@ -149,7 +149,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
 @contextmanager
 def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
     """Run models in evaluation mode, and restore each module's mode afterwards."""
-    training = [m for model in models if model for m in model.modules() if m.training]
+    training = [m for model in models if model is not None for m in model.modules() if m.training]
     for module in training:
         module.training = False
     try:
@@ -252,7 +252,9 @@ def why_whole_logits(model: Any) -> str | None:
 
 def accepts(model: Any, argument: str) -> bool:
     """Whether the `forward` of a model, inside any wrappers, has this argument."""
-    return argument in inspect.signature(type(_base(unwrap(model))).forward).parameters
+    inner = _base(unwrap(model))
+    forward = type(getattr(inner, "_orig_mod", inner)).forward  # torch.compile wraps the model
+    return argument in inspect.signature(forward).parameters
 
 
 def _shards(inner: Any, linear: nn.Module) -> Any:

@@ -92,10 +92,10 @@ def make_trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) 
         settings = (
             args if isinstance(args, TrainingArguments) else arguments(tmp_path / at, **args or {})
         )
+        defaults = {"teachers": teacher, "train_dataset": rows, "loss": loss}
         return XTokTrainer(
-            tiny_model(widths[0], seed=0), settings, collate, teachers=teacher, train_dataset=rows,
-            loss=loss, **options,
-        )  # fmt: skip
+            tiny_model(widths[0], seed=0), settings, collate, **{**defaults, **options}
+        )
 
     return make
 
@@ -343,6 +343,15 @@ def test_heads_are_found_again_if_the_model_is_compiled(
     assert "in blocks from hidden states: the student" in capsys.readouterr().err
     trainer.compute_loss(torch.compile(trainer.model, backend="eager"), collator(ROWS[:1]))
     assert "torch.compile hides its hidden states" in capsys.readouterr().err
+
+
+def test_compiled_models_are_audited(
+    make_trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = tiny_model(collator.teachers[0].vocabulary.vocab_size, seed=1)
+    trainer = make_trainer("alm", teachers=torch.compile(teacher, backend="eager"))
+    trainer.compute_loss(torch.compile(trainer.model, backend="eager"), collator(ROWS[:1]))
+    assert "no differences from the libraries" in capsys.readouterr().err
 
 
 def test_a_loss_that_needs_whole_logits(make_trainer: Make) -> None:

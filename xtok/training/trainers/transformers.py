@@ -84,7 +84,7 @@ class XTokTrainer(DistillationTrainer):
         # Workaround: Transformers before 5.19 ignores `loss_is_scaled_for_ga`. It divides the loss
         # by the number of batches unless this attribute is True.
         self.model_accepts_loss_kwargs = True
-        self.teachers = [teacher and self._load(teacher) for teacher in models]
+        self.teachers = [None if x is None else self._load(x) for x in models]
         self.objective = make_objective(
             pairs, loss, map, teacher_weights=teacher_weights if pairs else None, combine=combine,
             device=self.accelerator.device,
