@@ -1,4 +1,4 @@
-"""The wheel contains exactly the package, and works after installation.
+"""The wheel contains exactly the package, and works after installation. The metadata is current.
 
 The tests build the wheel from the sdist, or take both from the folder in `XTOK_DIST`, and install
 it into a separate virtual environment. Dependencies come from the environment of the tests. The
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,3 +164,14 @@ def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> No
     assert not failed, "\n".join(failed)
     outputs = {p.name for p in tmp_path.glob("*.*")}
     assert {args[-1] for args in WORK.values() if "-o" in args} <= outputs
+
+
+def test_citation_and_workflow_are_current() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {xtok.__version__}\n" in citation
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert "run: ./scripts/test.sh\n" in workflow
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    supported = re.findall(r"Python :: (3\.\d+)", project)
+    assert f"python: {json.dumps(supported)}\n" in workflow
+    assert "PYTHON: python${{ matrix.python }}\n" in workflow
