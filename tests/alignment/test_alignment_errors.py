@@ -18,7 +18,7 @@ ERRORS: Errors = {
     "use a teacher with byte tokens or a byte-level tokenizer": [
         (
             lambda: xtok.Retokenizer(xtok.load_pair("bytes", "null:5"))([[*b"The keeper"]]),
-            "null:5 cannot spell 'The keeper' of the student's text",
+            "null:5 cannot spell 'The keeper', which is in the student's text",
         ),
     ],
 }

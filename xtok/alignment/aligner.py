@@ -27,54 +27,52 @@ if TYPE_CHECKING:
     BoundedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 PYTHON_TOKENS = 600
-"""Number of tokens that are first aligned in Python, because loading the kernels takes seconds."""
+"""Number of tokens to align in Python before the kernels are loaded, which takes seconds."""
 
 
 @dataclass(eq=False)
 class AlignmentBatch:
     """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
-    A chunk is the text between two neighboring byte positions at which a token ends on both sides.
-    In the fields, pair k of a row is the row's chunk k. The fields are NumPy arrays, or torch
-    tensors if the ids are tensors.
+    A chunk is the text between two neighboring bytes at which a token ends on both sides. The field
+    names call a chunk a pair. The fields are NumPy arrays, or torch tensors if the ids are tensors.
     """
 
-    pair_valid: Array  # bool [B, max_pairs], whether the chunk exists
-    # bool [B, max_pairs]: both sides have equal bytes, or are special tokens of one role
+    pair_valid: Array  # [B, max_pairs], bool, whether the chunk exists
+    # [B, max_pairs], bool, whether both sides have equal bytes or are special tokens of one role
     pair_is_correct: Array
-    # bool [B, T_s], [B, T_t]: the token is alone in a correct chunk, on both sides
+    # [B, T_s] and [B, T_t], bool, whether the token's chunk is correct and has one token per side
     student_exact_partition_mask: Array
     teacher_exact_partition_mask: Array
-    # int64 [B, T_s], [B, T_t]: the chunk of each token, or −1
+    # [B, T_s] and [B, T_t], int64, chunk of each token, or −1
     student_chunk_id: Array
     teacher_chunk_id: Array
-    num_chunks: Array  # int64 [B]
+    num_chunks: Array  # [B], int64, number of chunks
 
 
 @dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
-    """An alignment with masks that are False at padding, because padding predicts no token."""
+    """An alignment of token positions, with masks for padding."""
 
-    student_kept: Array  # bool [B, T_s]
-    teacher_kept: Array  # bool [B, T_t]
+    student_kept: Array  # [B, T_s], bool, False at padding
+    teacher_kept: Array  # [B, T_t], bool, False at padding
 
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
-    """An alignment of positions by the tokens that they predict. Losses require this form."""
+    """An alignment for losses, in which a position has the chunk of the token that it predicts."""
 
-    has_start: Array  # bool [B, max_pairs], whether both sides predict the chunk's first token
+    has_start: Array  # [B, max_pairs], bool, whether both sides predict the chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
 class FlatAlignment:
     """The alignment of many documents as flat arrays. Chunk numbers start at 0 in each document."""
 
-    # int32 [student tokens], [teacher tokens]: the chunk of each token, or −1
-    student_chunk_id: NDArray[np.int32]
-    teacher_chunk_id: NDArray[np.int32]
-    num_chunks: NDArray[np.int64]  # [documents]
-    is_correct: NDArray[np.bool_]  # [all chunks], ordered by document
+    student_chunk_id: NDArray[np.int32]  # [student tokens], chunk of each token, or −1
+    teacher_chunk_id: NDArray[np.int32]  # [teacher tokens], chunk of each token, or −1
+    num_chunks: NDArray[np.int64]  # [documents], number of chunks
+    is_correct: NDArray[np.bool_]  # [chunks of all documents], whether both sides are equal
 
     @classmethod
     def joined(cls, alignments: Sequence[FlatAlignment]) -> FlatAlignment:
@@ -85,9 +83,9 @@ class FlatAlignment:
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Return the chunk of each token, numbered through all documents, on both sides.
+        """Return each token's chunk for both sides, numbered across documents.
 
-        For tokens outside chunks, this is the total number of chunks.
+        Tokens outside chunks get the total number of chunks.
         """
         first = np.cumsum(self.num_chunks) - self.num_chunks
         return [
@@ -101,8 +99,8 @@ class FlatAlignment:
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
     ) -> PaddedAlignment:
-        """Return the alignment as padded NumPy arrays; both masks are False at padding."""
-        max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # for NeMo-RL's losses
+        """Return the alignment as padded NumPy arrays. Both masks are False at padding."""
+        max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # NeMo-RL's losses require 1
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
         student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))
         is_single = np.append(self.is_correct, False)
@@ -127,7 +125,7 @@ class AlignedPair:
 
     student_ids: tuple[int, ...]
     teacher_ids: tuple[int, ...]
-    student_tokens: tuple[int, int]  # positions of the first token and after the last token
+    student_tokens: tuple[int, int]  # position of the first token, and the end
     teacher_tokens: tuple[int, int]
     student_bytes: tuple[int, int]  # byte span in the student's text
     teacher_bytes: tuple[int, int]  # byte span in the teacher's text
@@ -137,35 +135,36 @@ class AlignedPair:
 def _symbols(
     roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return a symbol for each control token. A token and its counterpart have the same symbol.
+    """Return the symbols of control tokens on both sides. Counterparts have the same symbol.
 
-    The first bos token of the student and of the teacher have the same symbol. The first eos tokens
-    also have the same symbol, even if an eos that also ends turns has a different counterpart.
+    The first bos tokens of both sides have the same symbol. The first eos tokens also have the same
+    symbol, even if an eos token that ends turns has a different counterpart.
     """
-    theirs = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
-    if len(theirs) > FIRST_UNKNOWN - CONTROL:
+    teacher_symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
+    if len(teacher_symbols) > FIRST_UNKNOWN - CONTROL:
         raise ValueError(
-            f"{len(theirs)} control tokens with a counterpart, expected at most "
+            f"{len(teacher_symbols)} control tokens have a counterpart, expected at most "
             f"{FIRST_UNKNOWN - CONTROL}"
         )
-    ours = {s: theirs[t] for s, t in roles.items()}
+    student_symbols = {s: teacher_symbols[t] for s, t in roles.items()}
     for role in ("bos", "eos"):
         s, t = (next(iter(table.roles.get(role, ())), -1) for table in tables)
-        if s in ours and t >= 0:
-            same = {theirs.get(t): ours[s]}
-            ours = {i: same.get(symbol, symbol) for i, symbol in ours.items()}
-            theirs = {i: same.get(symbol, symbol) for i, symbol in theirs.items()} | {t: ours[s]}
-    return ours, theirs
+        if s in student_symbols and t >= 0:
+            same = {teacher_symbols.get(t): student_symbols[s]}
+            student_symbols = {i: same.get(symbol, symbol) for i, symbol in student_symbols.items()}
+            teacher_symbols = {
+                i: same.get(symbol, symbol) for i, symbol in teacher_symbols.items()
+            } | {t: student_symbols[s]}
+    return student_symbols, teacher_symbols
 
 
 class TokenAligner:
     """Aligns token ids of a student and a teacher without decoding them.
 
-    A chunk ends where a student token and a teacher token end at the same byte, called a shared
-    boundary. If the bytes differ (because of normalizers, prefix spaces, or special tokens without
-    a counterpart), a banded Needleman-Wunsch algorithm aligns the tokens between the nearest shared
-    boundaries. Tokens without a counterpart are in no chunk. An aligner can be pickled, and works
-    in forked and spawned workers.
+    A chunk ends at a shared boundary: a byte at which a student token and a teacher token end. If
+    the bytes differ (because of normalizers, prefix spaces, or special tokens without a
+    counterpart), a banded Needleman-Wunsch algorithm aligns the tokens between the nearest shared
+    boundaries. Tokens without a counterpart do not belong to a chunk. An aligner can be pickled.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
@@ -173,8 +172,8 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: where the bytes differ, the maximum number of tokens in a chunk on each side,
-            1 to 64.
+        max_comb_len: maximum number of tokens on each side of a chunk where the bytes differ, 1 to
+            64.
 
     Raises:
         XtokError: if one of the two token tables is missing.
@@ -185,7 +184,7 @@ class TokenAligner:
         if not 1 <= max_comb_len <= MAX_COMB_LEN:
             raise ValueError(f"max_comb_len is {max_comb_len}, expected 1 to {MAX_COMB_LEN}")
         rows, columns = pair.tables
-        # The vocabularies lack different characters, so unknown tokens on both sides are not equal.
+        # Two unknown tokens can be different text, because each vocabulary lacks other characters.
         roles = {
             s: t
             for s, t in pair.equal_roles.items()
@@ -194,7 +193,7 @@ class TokenAligner:
         student, teacher = _symbols(roles, pair.tables)
         self.student = SymbolTable("student", rows, student, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", columns, teacher, FIRST_UNKNOWN + 1)
-        # If a library drops text, all later offsets are shifted, so `align_spans` cannot be used.
+        # `align_spans` is not possible if a library drops text, which shifts all later offsets.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)
         self.max_comb_len = max_comb_len
@@ -271,9 +270,8 @@ class TokenAligner:
     def align_spans(self, student: BoundedIds, teacher: BoundedIds) -> FlatAlignment:
         """Align one document that contains unknown tokens, by byte offsets in its text.
 
-        A chunk lies between two offsets at which a token ends on both sides, if both sides have the
-        same bytes between them. Each argument is a pair: ids, and byte offsets in the text, int64
-        `[T + 1]`.
+        A chunk is a range between two shared boundaries that has the same bytes on both sides. Each
+        argument contains ids, and byte offsets in the text, `[T + 1]`, int64.
         """
         shared = np.intersect1d(student[1], teacher[1])
         s_parts, s_index = _segments(self.student, *student, shared)
@@ -296,7 +294,7 @@ class TokenAligner:
         Document d is `student_ids[student_offsets[d]:student_offsets[d + 1]]`, without padding.
 
         Raises:
-            ValueError: as in `align`. Also raised if offsets are invalid.
+            ValueError: as in `align`, or if offsets are invalid.
         """
         return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
@@ -312,10 +310,7 @@ class TokenAligner:
     def pairs(
         self, student_ids: IdsLike, teacher_ids: IdsLike, alignment: FlatAlignment | None = None
     ) -> list[AlignedPair]:
-        """Return the chunks of one document, with spans of tokens and bytes.
-
-        Raises the same exceptions as `align`.
-        """
+        """Return the chunks of one document with token spans and byte spans."""
         alignment = alignment or self.align_document(student_ids, teacher_ids)
         count = len(alignment.is_correct)
         student = _spans(self.student.table, student_ids, alignment.student_chunk_id, count)
@@ -333,8 +328,7 @@ def _segments(
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the symbols between neighboring shared boundaries, and the segment of each token.
 
-    The segment is −1 for tokens without symbols, and for tokens before the first or after the last
-    shared boundary.
+    A token has segment −1 if it has no symbols or lies outside the shared boundaries.
     """
     starts, ends = table.offsets[ids], table.offsets[ids + 1]
     symbols = [table.symbols[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
@@ -413,7 +407,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids. If `alignment` is None, the rows are aligned."""
+    """Describe the alignment of two rows of ids, which are aligned if `alignment` is None."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
@@ -434,9 +428,8 @@ def describe_alignment(
 def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     """Shift an alignment from the tokens to the positions that predict them, as losses require.
 
-    Position i receives the chunk of token i + 1. The last position, padding, and the position
-    before the first token of a row that is padded on the left predict no token. A chunk becomes
-    invalid if no position predicts its tokens on one side.
+    Position i receives the chunk of token i + 1. The last position and padding predict no token. A
+    chunk becomes invalid if no position on one side predicts a token of the chunk.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
@@ -457,7 +450,7 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
         moved = _shift(ids, -1)
         moved[~predicts] = -1
         shifted |= {f"{side}_chunk_id": moved, f"{side}_exact_partition_mask": mask & predicts}
-        # Tokens without a prediction, and chunks that consist of such tokens.
+        # Find the tokens that no position predicts, and the chunks that have only such tokens.
         unpredicted = ids >= 0
         unpredicted[:, 1:] &= ~predicts[:, :-1]
         rows, positions = _nonzero(unpredicted)

@@ -40,8 +40,8 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    offsets: NDArray[np.int64]  # offset of each token in the string, and the end; see `_stretches`
-    offset: int  # of its first character in the string, or −1 if the template changed the string
+    offsets: NDArray[np.int64]  # [tokens + 1], offset of each token in the string, and the end
+    offset: int  # offset of the first character, or −1 if the template changed the string
 
 
 def align_chat(
@@ -52,10 +52,10 @@ def align_chat(
 ) -> ChatAlignment:
     """Render a conversation with both templates and align the results.
 
-    The strings of a message (content, reasoning, tool calls) are aligned separately, so template
-    text cannot shift them. A control token of the student and a control token of the teacher form a
-    chunk if they have the same role and are between the same strings. All other template text is in
-    no chunk. If the row has different `teacher_messages`, only the answers are aligned.
+    Each string of a message (content, reasoning, tool calls) is aligned separately, so template
+    text cannot shift it. Two control tokens form a chunk if they have the same role and are between
+    the same strings. Other template text does not belong to a chunk. If the row has different
+    `teacher_messages`, only the answers are aligned.
 
     Args:
         aligner: an aligner for `pair`.
@@ -71,11 +71,11 @@ def align_chat(
     [teacher] = teacher_chats(student, 1)
     templates = ChatTemplates.or_default(templates)
     with naming_template("student_template"):
-        ours = student.render(pair.tokenizers[0], templates.student_template)
+        student_chat = student.render(pair.tokenizers[0], templates.student_template)
     with naming_template("teacher_template"):
-        theirs = teacher.render(pair.tokenizers[1], templates.teacher_template)
-    alignment = align_rendered(aligner, ours, theirs)
-    return ChatAlignment(student=ours, teacher=theirs, alignment=alignment)
+        teacher_chat = teacher.render(pair.tokenizers[1], templates.teacher_template)
+    alignment = align_rendered(aligner, student_chat, teacher_chat)
+    return ChatAlignment(student=student_chat, teacher=teacher_chat, alignment=alignment)
 
 
 def align_rendered(
@@ -87,14 +87,14 @@ def align_rendered(
         np.flatnonzero(np.isin(row, [*table.paired_controls]))
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
-    # By side: chunk of each token in the whole conversation, −1 for tokens in no chunk
+    # For each side: [T], chunk of each token in the conversation, or −1
     chunk_ids = [np.full(len(row), -1, np.int32) for row in ids]
     correct: list[bool] = []
 
     def align(
         positions: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
     ) -> None:
-        """Align the tokens at these positions. `strings` locates their string in the messages."""
+        """Align the tokens at these positions. `strings` is the string that contains them."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
@@ -107,8 +107,8 @@ def align_rendered(
             side_ids[p] = np.where(chunk >= 0, chunk + len(correct), -1)
         correct.extend(aligned.is_correct.tolist())
 
-    # In text order: the control tokens before each string, then the string. A token that belongs to
-    # two strings is aligned with the first string.
+    # Align in text order: the control tokens before each string, then the string. A token that
+    # belongs to two strings is aligned with the first string.
     ends = [0, 0]
     for strings in _match(_stretches(student), _stretches(teacher)):
         align(_positions_between(controls, ends, [s.start for s in strings]))
@@ -130,12 +130,11 @@ def _positions_between(
 def written_alike(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
-    """For each string in the messages, in order, return the student's and the teacher's tokens.
+    """Return the student's and the teacher's tokens of each string in the messages, in order.
 
-    The tokens lie between bytes at which a token starts or ends on both sides. If a template
-    changed the string, the tokens cover the whole string. If a control token ends the turn on both
-    sides, it is included. `roles` maps the student's special tokens to the teacher's special
-    tokens.
+    The tokens start and end at boundaries that both sides share. If a template changed the string,
+    the tokens cover the whole string. If a control token ends the turn on both sides, it is
+    included. `roles` maps the student's special tokens to the teacher's special tokens.
     """
     alike = []
     sides = (student, teacher)
@@ -154,8 +153,10 @@ def written_alike(
             spans = [(string.start, string.end) for string in strings]
         behind, other = (chat.ids[end:][:1] for chat, (_, end) in zip(sides, spans, strict=True))
         ends_turn = len(behind) > 0 and [roles.get(i) for i in behind.tolist()] == other.tolist()
-        ours, theirs = (slice(int(start), int(end) + ends_turn) for start, end in spans)
-        alike.append((ours, theirs))
+        student_span, teacher_span = (
+            slice(int(start), int(end) + ends_turn) for start, end in spans
+        )
+        alike.append((student_span, teacher_span))
     return alike
 
 
@@ -181,10 +182,10 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
 
 
 def _stretches(conversation: Conversation) -> list[_Stretch]:
-    """Return the token spans of all strings in messages, in text order, without repetitions."""
+    """Return all strings of the messages in text order. A repeated string counts once."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
-    # The offset of a token is 4 × character + byte within the character, because rendered runs have
-    # only character offsets.
+    # The offset of a token is 4 × character + byte in the character, because runs have only
+    # character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     offsets = 4 * character + bounds - byte_of[character]
     strings: dict[tuple[Any, ...], list[Any]] = defaultdict(list)

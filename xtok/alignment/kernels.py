@@ -1,16 +1,16 @@
 """Numba kernels that align two tokenizations, stored as flat arrays.
 
-All kernels are serial, release the GIL, and do not check their arguments. Their short names, where
-the first name belongs to the student and the second to the teacher:
+All kernels are serial, release the GIL, and do not check their arguments. In each pair of short
+names, the first name belongs to the student and the second to the teacher:
 
     s, t   `Side`
-    i, j   index of a token in `ids`; in the stretch of `_align_stretch`, number of tokens
+    i, j   index of a token in `ids`; in `_align_stretch`, index in the stretch
     n, m   end of the tokens
     x, y   symbols of the tokens after a difference
     p, q   index in x and y
     a, b   number of symbols to skip, or number of tokens
-    d      number of a document
-    k      number of a chunk in its document
+    d      index of a document
+    k      index of a chunk in its document
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ CONTROL = 256  # first symbol of control tokens
 FIRST_UNKNOWN = 0xFFFE  # symbol of the student's unknown tokens; the teacher's is 0xFFFF
 SPACE = 32
 RUN = 12  # number of equal symbols required to resume after a difference
-NEAR = 24  # maximum number of skipped symbols for which the search is exhaustive
+NEAR = 24  # up to this number of skipped symbols, the search is exhaustive
 FIRST_WINDOW, LAST_WINDOW = 64, 65536  # window sizes for the search with a hash table
 BAND = 64  # width of the Needleman-Wunsch band
-SMALL = 512  # maximum number of tokens per side in a final stretch without a shared end
+SMALL = 512  # maximum number of tokens per side in a last stretch without a shared end
 
 
 class Side(NamedTuple):
-    """The student's or the teacher's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
+    """The documents of the student or the teacher, and the symbols of the vocabulary.
 
-    The symbols of id i are `symbols[offsets[i]:offsets[i + 1]]`. Symbols from 0 to 255 are bytes. A
-    higher symbol is either a control token or an unknown token. A control token and its counterpart
-    have the same symbol. An unknown token can be any text. Tokens without symbols are skipped.
+    Symbols from 0 to 255 are bytes. A higher symbol is a control token or an unknown token. A
+    control token and its counterpart have the same symbol. An unknown token can be any text. Tokens
+    without symbols are skipped.
     """
 
-    ids: NDArray[np.int32]  # [tokens]
-    bounds: NDArray[np.int64]  # [documents + 1]
-    symbols: NDArray[np.uint16]
-    offsets: NDArray[np.int64]  # [V + 1]
+    ids: NDArray[np.int32]  # [tokens], ids of all documents
+    bounds: NDArray[np.int64]  # [documents + 1], start of each document in `ids`, and the end
+    symbols: NDArray[np.uint16]  # [symbols], symbols of all ids
+    offsets: NDArray[np.int64]  # [V + 1], start of each id in `symbols`, and the end
 
 
 class Walk(NamedTuple):
     """Output arrays of the kernels. Chunk numbers start at 0 in each document."""
 
-    student: NDArray[np.int32]  # [student tokens], the chunk of each token, or −1
-    teacher: NDArray[np.int32]  # [teacher tokens]
-    # bool [student tokens]: whether the bytes of chunk k of document d are equal, at bounds[d] + k
-    correct: NDArray[np.bool_]
-    total: NDArray[np.int64]  # [documents]
+    student: NDArray[np.int32]  # [student tokens], chunk of each token, or −1
+    teacher: NDArray[np.int32]  # [teacher tokens], chunk of each token, or −1
+    correct: NDArray[
+        np.bool_
+    ]  # [student tokens], whether chunk k has equal bytes, at bounds[d] + k
+    total: NDArray[np.int64]  # [documents], number of chunks
     differs: NDArray[np.int64]  # [documents, 2], token positions of the first difference, or −1
 
 
@@ -68,10 +69,9 @@ class TokenSpans(NamedTuple):
 
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
-    """Align documents up to the first symbol that differs, where `align_rest` continues.
+    """Align each document up to the first symbol that differs. `align_rest` continues there.
 
-    `exact[student id]` is the teacher id with the same symbols, or −1. Most tokens are aligned by
-    this array.
+    `exact[student id]` is the teacher id with the same symbols, or −1. It aligns most tokens.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -106,10 +106,9 @@ def _num_symbols(tokens, i):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
-    """Find the shortest groups of tokens, from i and j on, that have equal symbols.
+    """Find the shortest groups of tokens that start at i and j and have equal symbols.
 
-    Returns the ends of both groups and False. If there are no such groups, returns −1, −1, and
-    whether a symbol differs.
+    Returns the ends of both groups and False, or −1, −1 and whether a symbol differs.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:
@@ -133,11 +132,12 @@ def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
 def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
     """Continue the alignment after the first difference in each document.
 
-    Both sides skip to the nearest position where their symbols agree again. `_align_stretch` then
-    aligns the skipped tokens, from the last shared boundary before the difference to the first one
-    after it. After an unknown token, both sides continue at a sequence of symbols that occurs once
-    on each side. If a tokenizer drops text (`is_lossy`), equal sequences may be far apart, so
-    nothing after a difference is aligned, except control tokens at the start, such as <bos>.
+    Both sides skip to the nearest position where the symbols agree again. `_align_stretch` then
+    aligns the tokens between the shared boundaries before and after the difference. After an
+    unknown token, both sides continue at a sequence of symbols that occurs once on each side.
+
+    If a tokenizer drops text (`is_lossy`), nothing is aligned after a difference, because equal
+    sequences can be far apart. Control tokens at the start, such as <bos>, can differ.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -163,7 +163,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                     break
                 p, q = p + a, q + b
             s_end, t_end = x_ends[p], y_ends[q]
-            # Token ends at p and q are boundaries; token ends inside a skip are not.
+            # Token ends at p and q are shared boundaries. Token ends inside a skip are not.
             if s_end >= 0 and t_end >= 0:
                 stretch = TokenSpans(i, s_end, j, t_end)
                 if is_other:
@@ -209,7 +209,7 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(tokens, start, end):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens, and for each symbol the token that starts there, or −1."""
+    """Return the symbols of tokens, and the token that starts at each symbol, or −1."""
     total = 0
     for i in range(start, end):
         total += _num_symbols(tokens, i)
@@ -229,7 +229,7 @@ def _stream(tokens, start, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Whether the next RUN symbols agree (or all remaining symbols, if there are fewer)."""
+    """Whether the next RUN symbols agree, or all symbols if both sides end sooner."""
     left = min(len(x) - p, len(y) - q)
     if left < RUN and len(x) - p != len(y) - q:
         return False
@@ -281,13 +281,13 @@ def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
-    """Return the smallest skips to RUN equal symbols in the windows of both sides, or −1.
+    """Return the smallest skips to RUN equal symbols in a window of each side, or −1.
 
     If `is_single` is True, the RUN symbols must occur only once on each side.
     """
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
-    table = np.full(4 * window, -1, np.int32)  # first run of y; −1: none, −2: several
+    table = np.full(4 * window, -1, np.int32)  # [slots], first run in y; −1: none, −2: several
     for j in range(size_y):
         slot = _hash(y, q + j) & mask
         if table[slot] == -1:
@@ -309,7 +309,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
-    """Remove sequences that occur several times in a window from its table of sequences."""
+    """Remove the sequences that occur several times in x from the table."""
     seen = np.zeros(len(table), np.bool_)
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)
@@ -327,7 +327,7 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return the skips to the first RUN symbols that occur once on each side, or −1.
 
-    If text may be missing, repeated symbols such as "the" could match a later copy.
+    Symbols that occur twice, such as "the", could match the wrong copy.
     """
     longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
     window = 1
@@ -345,7 +345,7 @@ def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
-    """Remove control tokens at both ends of a range; if one is inside, return an empty range."""
+    """Remove control tokens at both ends of a range. If others remain, return an empty range."""
     while start < end and x[starts[start]] >= CONTROL:
         start += 1
     while start < end and x[starts[end - 1]] >= CONTROL:
@@ -360,14 +360,13 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
     """Align tokens with different symbols by a banded Needleman-Wunsch over groups of tokens.
 
-    A group of up to `max_comb_len` student tokens matches such a group of teacher tokens if their
-    symbols are equal. The algorithm (J. Mol. Biol. 48, 1970) maximizes the number of matched
-    symbols, then the number of matches. The tokens between two matches form an incorrect chunk if
-    each side has 1 to `max_comb_len` tokens there.
+    Two groups of up to `max_comb_len` tokens match if they have equal symbols. The algorithm (J.
+    Mol. Biol. 48, 1970) maximizes the number of matched symbols, then the number of matches. The
+    tokens between two matches form an incorrect chunk if each side has 1 to `max_comb_len` tokens.
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
-    # Offset of each token's first symbol, and the end; and the number of tokens at each boundary.
+    # [n + 1] and [m + 1]: offset of each token's first symbol, and the end; below, index in `ids`
     s_starts, t_starts = np.flatnonzero(x_ends >= 0), np.flatnonzero(y_ends >= 0)
     s_at, t_at = x_ends[s_starts], y_ends[t_starts]
     n, m = len(s_at) - 1, len(t_at) - 1
@@ -390,15 +389,15 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
 
 @inner_kernel
 def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
-    """For the first i student tokens and the first j teacher tokens, compute the best last step.
+    """Compute the best last step for the first i student tokens and the first j teacher tokens.
 
     Each i needs `width * max_comb_len**2` table lookups. Symbols are compared only if a match would
     improve the score.
 
     Returns:
-        the steps, int32 `[n + 1, width]`: 0 skips a student token, 1 skips a teacher token, and
-        higher values match groups; and the first column j of the band in each row i, int64 `[n +
-        1]`.
+        the steps, `[n + 1, width]`, int32, and the first j of the band in each row i, `[n + 1]`,
+        int64. Step 0 skips a student token, step 1 skips a teacher token, and a higher step matches
+        two groups.
     """
     n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
@@ -431,9 +430,10 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Follow the steps back from the end, and return matches as bounds, int64 `[matches + 1, 4]`.
+    """Follow the steps back from the end. Return the matches, `[matches + 1, 4]`, int64.
 
-    The first entry is an empty match of both ends. After it, the last match comes first.
+    A match is the start and end on the student's side, then on the teacher's. The first entry is an
+    empty match at both ends. The last match comes next.
     """
     n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)

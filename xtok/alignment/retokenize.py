@@ -13,10 +13,10 @@ from xtok.tokenizers.table import TokenType, utf8_runs
 class Retokenizer:
     """Converts student ids to teacher ids for the same text.
 
-    Unlike decoding and encoding again, this keeps incomplete characters and the first space of a
-    SentencePiece model. Text is encoded with the teacher's normalizer, like text in the middle of a
-    longer text. A control token becomes the teacher's token with the same role, or is dropped. If
-    the tokenizers are equal, the ids do not change.
+    Decoding and encoding would lose incomplete characters and the first space of a SentencePiece
+    model, but this conversion keeps them. Text is encoded with the teacher's normalizer, as in the
+    middle of a longer text. A control token becomes the teacher's token with the same role, or is
+    dropped. If the tokenizers are equal, the ids do not change.
 
     >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
@@ -40,8 +40,8 @@ class Retokenizer:
 
         Args:
             rows: lists of the student's ids.
-            begins: for each row, whether it begins a sequence. By default, all rows do. At the
-                beginning, a token that is both bos and eos, as in GPT-2, counts as a bos.
+            begins: for each row, whether it begins a sequence. The default is True. In the first
+                position, a token that is both bos and eos, as in GPT-2, counts as a bos token.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
@@ -51,7 +51,7 @@ class Retokenizer:
         for token_id in chain.from_iterable(rows):
             if not 0 <= token_id < width:
                 raise ValueError(f"student id {token_id} is outside 0..{width - 1}")
-        if self._is_same:  # no unused ids beyond a narrower teacher's width
+        if self._is_same:  # a narrower teacher lacks the last unused ids
             return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
@@ -59,11 +59,10 @@ class Retokenizer:
         return [[token_id for part in parts for token_id in by_part[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
-        """Return the teacher's ids for parts of one text, after the teacher's bos token, if any.
+        """Return the teacher's bos token, if it has one, and the teacher's ids for parts of a text.
 
         Raises:
-            TokenizerError: if the teacher's vocabulary cannot spell a part.
-            ValueError: if a student id is invalid.
+            TokenizerError: as in `__call__`.
         """
         begins = [not index for index in range(len(parts))]
         ids = [token_id for part in self(parts, begins=begins) for token_id in part]
@@ -71,6 +70,7 @@ class Retokenizer:
         return [*bos, *ids]
 
     def _parts(self, row: Sequence[int], begins: bool) -> list[str | bytes | int]:
+        """Split a row into texts, bytes that are not UTF-8, and special tokens of the teacher."""
         tokens = self.student.table.tokens()
         parts: list[str | bytes | int] = []
         roles = {*self.student.table.roles_by_id.get(int(row[0]), ())} if len(row) else set()
@@ -101,8 +101,8 @@ class Retokenizer:
         for part, ids in zip(missing, self.teacher.segment_batch(as_bytes), strict=True):
             if ids is None:
                 raise TokenizerError(
-                    f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r} of the "
-                    "student's text",
+                    f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r}, which is in "
+                    "the student's text",
                     hint="use a teacher with byte tokens or a byte-level tokenizer",
                 )
             by_part[part] = ids

@@ -16,17 +16,17 @@ from xtok.tokenizers.table import TokenTable, TokenType
 
 
 class FlatIds(NamedTuple):
-    """Concatenated ids of many documents: document d is `ids[bounds[d]:bounds[d + 1]]`."""
+    """Ids of many documents. Document d is `ids[bounds[d]:bounds[d + 1]]`."""
 
-    ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]  # [documents + 1]
+    ids: NDArray[np.int32]  # [tokens], ids of all documents
+    bounds: NDArray[np.int64]  # [documents + 1], start of each document, and the end
 
 
 class SymbolTable:
-    """The vocabulary of one side, in the form that kernels require. Also checks ids.
+    """The vocabulary of one side as symbols for the kernels. Checks ids.
 
-    `control` contains the symbol of each control id that has a counterpart. `unknown` is the symbol
-    of unknown tokens.
+    `control` maps each control id that has a counterpart to its symbol. `unknown` is the symbol of
+    unknown tokens.
     """
 
     def __init__(self, side: str, table: TokenTable, control: dict[int, int], unknown: int) -> None:
@@ -51,18 +51,18 @@ class SymbolTable:
 
     @functools.cached_property
     def by_bytes(self) -> NDArray[np.int64]:
-        """The ids of all text tokens, int64, sorted by the tokens' bytes."""
+        """The ids of all text tokens, `[text tokens]`, int64, sorted by bytes."""
         tokens = self.table.tokens()
         return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
 
     def with_ids(self, rows: FlatIds | Sequences) -> Side:
-        """Combine checked sequences with this vocabulary, as kernels require."""
+        """Combine checked sequences with this vocabulary for the kernels."""
         return Side(rows.ids, rows.bounds, self.symbols, self.offsets)
 
     def check(
         self, ids: NDArray[Any], original_index: Callable[[int], list[int]]
     ) -> NDArray[np.int32]:
-        """Return flat ids as int32. Raises a `ValueError` for unknown ids and ids without bytes."""
+        """Return flat ids as int32. Invalid ids and ids without bytes raise a `ValueError`."""
         is_wrong = (ids < 0) | (ids >= len(self.table))
         problem = f"is outside 0..{len(self.table) - 1}"
         if not is_wrong.any():
@@ -91,7 +91,7 @@ class SymbolTable:
         return FlatIds(self.check(ids, original_index), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Infer the padding mask `[B, T]` from the ids."""
+        """Infer padding from the ids, `[B, T]`, bool, True at padding."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -103,16 +103,15 @@ class SymbolTable:
 
 
 class Sequences:
-    """Sequences of one side as flat arrays, together with their original shape.
+    """Sequences of one side as flat arrays, together with the original shape.
 
-    `ids` is int32 `[tokens]`, and `bounds` is int64 `[sequences + 1]`. `kept` is a mask `[T]` or
-    `[B, T]`, False at padding.
+    `ids` and `bounds` are as in `FlatIds`. `kept` is `[T]` or `[B, T]`, bool, False at padding.
 
     Args:
         symbols: the symbol table of the side.
-        ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
+        ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences, as NumPy arrays,
             torch tensors or lists.
-        mask: the mask of a padded batch, 0 at padding; if None, pad tokens are padding.
+        mask: the mask of a padded batch, 0 at padding. If None, pad tokens are padding.
 
     Raises:
         ValueError: if the shape or type is wrong, or an id is invalid.
@@ -147,7 +146,7 @@ class Sequences:
         self.ids = symbols.check(flat, self.original_index)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
-        """Return values of tokens as a flat array, `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
+        """Return values of tokens as a flat array `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
@@ -196,7 +195,7 @@ def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[An
 
 
 def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
-    """Convert a tensor, list or array to an array; in arrays of floats, None becomes NaN."""
+    """Convert a tensor, list or array to an array. In arrays of floats, None becomes NaN."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16

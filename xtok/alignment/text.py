@@ -35,9 +35,9 @@ def align(
         teacher_model: the teacher.
         text: a text. Bytes that are not UTF-8 are tokenized byte by byte, as in the middle of a
             longer text.
-        chat: a conversation, instead of a text: a list of messages, a row with `messages`, or the
-            path of a file with one conversation, as in `render_file`. It is rendered with the
-            student's and with the teacher's chat template.
+        chat: a list of messages, a row with `messages`, or the path of a file with one
+            conversation, as in `render_file`. The student's and the teacher's chat templates render
+            it.
         templates: chat templates that replace the templates of the tokenizers.
         max_comb_len: as in `TokenAligner`.
         note: called with each note about the conversation.
@@ -45,8 +45,8 @@ def align(
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
         XtokError: if the conversation cannot be read or rendered.
-        ValueError: if neither a text nor a conversation is given, or both, or if templates are
-            given with a text.
+        ValueError: if not exactly one of `text` and `chat` is given, or if templates are given with
+            a text.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
@@ -56,7 +56,7 @@ def align(
         return _aligned_text(aligner, pair, text)
     if chat is None or text is not None:
         raise ValueError("pass either a text or a conversation")
-    from xtok.alignment.chats import describe_chat  # a text does not need it
+    from xtok.alignment.chats import describe_chat  # only conversations need this module
 
     return describe_chat(aligner, pair, chat, templates, note)
 
