@@ -1,4 +1,4 @@
-"""Compile kernels with Numba, and keep them in a cache folder of the machine."""
+"""Compile kernels with Numba, and cache them on disk."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that only other kernels call; omit the wrapper for Python, which is slow.
+    """Compile a kernel that only other kernels call, without the slow wrapper for Python.
 
-    In calls, write `np.int64(0)` instead of `0`, because Numba compiles a kernel again for a
-    literal integer.
+    Callers pass `np.int64(0)` instead of `0`, because Numba compiles another kernel for a literal.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 class KernelFiles:
-    """Numba's cache of a kernel: one file per signature and processor, sealed with a digest.
+    """A cache of a kernel for Numba, with one file per signature and processor.
 
-    Numba's own class (0.68.1) does not check its files. All 12 tested kinds of damage crashed later
+    Numba's own cache (0.68.1) does not check its files. All 12 tested kinds of damage crashed later
     runs.
     """
 
@@ -61,7 +60,7 @@ class KernelFiles:
         self._beside, self._made_with = beside, made_with
 
     def load(self, key: object) -> Any:
-        """Return the stored kernel for a key, or None if it is missing or damaged."""
+        """Return the kernel for a key, or None if it is missing or damaged."""
         path = self.path(key)
         data = read_sealed(path, path.name)
         with suppress(ImportError, AttributeError):  # an argument's class is now in another module
@@ -69,7 +68,7 @@ class KernelFiles:
         return None
 
     def save(self, key: object, compiled: object) -> None:
-        """Write the kernel for a key. If writing fails, the next run compiles the kernel again."""
+        """Write the kernel for a key. If this fails, the next run compiles the kernel again."""
         path = self.path(key)
         with suppress(OutputError):
             write_sealed(path, [dumps(compiled)], path.name)
@@ -81,7 +80,7 @@ class KernelFiles:
 
 
 def _private_folder() -> Path | None:
-    # kernels are code, so only this user may write the folder
+    # Kernels are code, so only this user may write to the folder.
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
     try:

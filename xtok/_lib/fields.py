@@ -1,4 +1,4 @@
-"""Fields of configs, and parameters of commands: name, type, default, range and help."""
+"""Declare and validate the fields of configs and the parameters of commands."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class OptionDetails:
     """Details of an option, in addition to its name, type and default."""
 
     help: str
-    name: str | None = None  # name on the command line, if it differs from the parameter's name
+    name: str | None = None  # name on the command line, if it differs from the parameter
     short: str | None = None  # such as -k
-    argument: str | None = None  # name in the help of a positional argument
+    argument: str | None = None  # for a positional argument, its name in the help
     flag: bool = False  # flag without a --no- form
     hidden: bool = False  # omitted from the help
     metavar: str | None = None
     panel: str | None = None  # panel of the help
-    min: float | None = None  # minimum and maximum, inclusive
+    min: float | None = None  # inclusive limits
     max: float | None = None
-    above: float | None = None  # limits, exclusive
+    above: float | None = None  # exclusive limits
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options with values (True: any value). This option requires at least one of them."""
+    """Other options and their values; True means any value. At least one of them is required."""
     no_effect_with: Mapping[str, Any] = field(default_factory=dict)
     parser: Callable[[str], Any] | None = None
     autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
-    """Declare a field of a config, or a parameter of a command; the default `...` means required.
+    """Declare a field of a config or a parameter of a command. The default `...` means required.
 
-    Call this function or `top_k_option` directly in each config, because the API reference parses
+    Configs must call this function or `top_k_option` directly, because the API reference parses
     these calls.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
@@ -68,21 +68,13 @@ class Config:
 
     @classmethod
     def or_default(cls, config: Self | None) -> Self:
-        """Return the config; for None, return the defaults.
-
-        Raises:
-            TypeError: if the config has another type.
-        """
+        """Return the config, or the defaults if it is None."""
         if config is not None and not isinstance(config, cls):
             raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
         return cls() if config is None else config
 
     def __post_init__(self) -> None:
-        """Validate all fields, and convert numbers of NumPy.
-
-        Raises:
-            ValueError: if a value is invalid or out of range.
-        """
+        """Validate all fields, and convert NumPy numbers."""
         types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
             value, details = getattr(self, f.name), f.metadata["details"]
@@ -90,7 +82,7 @@ class Config:
 
 
 def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Any:
-    """Validate the value of an option, and return it; a number becomes an `int` or `float`.
+    """Validate and return the value of an option. A number becomes an `int` or `float`.
 
     Raises:
         ValueError: if the value is invalid or out of range.
@@ -127,7 +119,7 @@ def _check_range(name: str, value: float, details: OptionDetails) -> None:
 
 
 def without_none(kind: Any) -> Any:
-    """Return the type `T` of `T | None`. Other types are returned unchanged."""
+    """Return the type `T` of `T | None`, or another type unchanged."""
     kinds = [k for k in get_args(kind) if k is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 

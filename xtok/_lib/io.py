@@ -1,7 +1,7 @@
 """Write files atomically, after early checks of the output path.
 
-xtok deletes only files that it wrote, identified by name. A replaced file keeps its mode and owner.
-Cached files end with a digest.
+xtok recognizes the files that it wrote by name, and deletes no others. A replaced file keeps its
+mode and owner. Cached files end with a digest.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check_output(
 ) -> Path:
     """Check that a file can be written, and return its path. Call this before any long work.
 
-    The file's folder may be missing. `suffixes` are the valid suffixes, the usual one first. Error
-    messages refer to the file as `noun`. If `or_folder` is set, the hint also suggests a folder.
+    The file's folder can be missing. Errors refer to the file as `noun`. The hint suggests the
+    first suffix, and also a folder if `or_folder` is set.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"
@@ -50,7 +50,7 @@ def check_output(
         problem, hint = "is a folder", "name a file in it"
     elif target.suffix not in suffixes:
         problem = f"does not end in {' or '.join(suffixes)}"
-        stem = target.stem if target.suffix[1:].isalpha() else target.name  # not in Llama-3.2
+        stem = target.stem if target.suffix[1:].isalpha() else target.name  # Llama-3.2: no suffix
         hint = f"name it {target.with_name((stem or 'map') + suffixes[0])}"
         if or_folder and not target.exists():
             hint += f", or {target}{os.sep} if that is a folder"
@@ -69,8 +69,8 @@ def check_output(
 def check_folder(path: str | PathLike[str], record: str) -> Path:
     """Check that an output folder is missing, empty, or unchanged since xtok wrote it.
 
-    `record` is the JSON file that xtok writes last. Its entry `files` contains the size of each
-    other file by name.
+    `record` is the JSON file that xtok writes last. Its entry `files` contains the names and sizes
+    of the other files.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
     if target.exists() and not target.is_dir():
@@ -78,8 +78,8 @@ def check_folder(path: str | PathLike[str], record: str) -> Path:
     _check_folder(target, "output")
     if target.is_dir() and (others := _find_unrecorded(target, record)):
         raise OutputError(
-            f"the output folder {path} contains {others[0]}, which xtok did not write "
-            "or which has changed since",
+            f"the output folder {path} contains {others[0]}, which xtok did not write, "
+            "or which has changed since then",
             hint="choose a new folder, or delete this folder first",
         )
     return target
@@ -137,7 +137,7 @@ def other_file(path: Path, why: str) -> OutputError:
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write one file, with the guarantees of `write_all`."""
+    """Write one file, as in `write_all`."""
     write_all({target: parts})
 
 
@@ -155,15 +155,14 @@ def write_all(contents: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
 def atomic_output(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    If the target exists, the new file gets the same mode and owner. After an error, the temporary
-    file is deleted.
+    The new file has the mode and owner of an existing target. After an error, it is deleted.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
         _remove_stale(target)
         before = target.stat() if target.exists() else None
         try:
-            mode = 0o666 if before is None else 0o600  # private until chmod below
+            mode = 0o666 if before is None else 0o600  # private until `_like` copies the mode
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             with temporary.open("rb+") as file:
@@ -201,7 +200,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale(target: Path) -> None:
-    # temporary files of killed processes that wrote the same target
+    """Delete the temporary files of killed processes that wrote the same target."""
     names = re.compile(rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp")
     limit = time.time() - STALE_AFTER
     with suppress(OSError):  # a folder can be writable but not readable
@@ -248,12 +247,11 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Hold a lock while a block writes `target`. Only one process at a time runs the block.
+    """Hold a lock while a block writes `target`. Only one process at a time writes the block.
 
-    After `timeout` seconds of waiting, and on file systems without locks, the block runs without a
-    lock. The block must therefore write the file atomically and deterministically. The lock is
-    released if the process dies. If `busy` is given and another process holds the lock, this error
-    is raised immediately.
+    After `timeout` seconds, and on file systems without locks, the block runs without the lock. It
+    must therefore write the file atomically and deterministically. If another process holds the
+    lock, the error `busy` is raised if it is given.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, expected a number of seconds")
@@ -290,7 +288,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str) -> None:
-    """Write a file, and at its end a digest of the contents and of the string `context`."""
+    """Write a file that ends with a digest of its contents and of the string `context`."""
     digest = hashlib.sha256(context.encode())
 
     def sealed() -> Iterator[bytes | memoryview]:
@@ -304,7 +302,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str
 
 @contextmanager
 def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
-    """Open a file that `write_sealed` wrote; yield None if it is missing or damaged."""
+    """Open a sealed file. Yield None if it is missing or damaged."""
     try:
         file = path.open("rb")
     except OSError:
@@ -322,13 +320,13 @@ def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, context: str) -> bytes | None:
-    """Return the contents of a file that `write_sealed` wrote, or None if missing or damaged."""
+    """Return the contents of a sealed file, or None if it is missing or damaged."""
     with opened_sealed(path, context) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
 
 def remove(folder: Path, names: Iterable[str] = ()) -> None:
-    """Delete the files with these names (regular expressions), and the folder if it is empty."""
+    """Delete the files that match these regular expressions, and the folder if it is empty."""
     pattern = re.compile("|".join(names) or "(?!)")
     with suppress(OSError):  # an unreadable folder
         for path in folder.iterdir():
@@ -353,4 +351,4 @@ def shorten_name(name: str, num_bytes: int) -> str:
 
 
 STALE_AFTER = 3600.0
-"""Age in seconds above which a temporary file is assumed to come from a killed process."""
+"""Seconds after which xtok assumes that a temporary file belongs to a killed process."""

@@ -1,4 +1,4 @@
-"""Kernels: functions on flat arrays, compiled by Numba, or run by Python for small inputs."""
+"""Kernels: functions on flat arrays that Numba compiles, or that Python runs on small inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Kernel:
         self.py_func, self._is_inner = function, is_inner
 
     def __call__(self, *args: Any) -> Any:
-        """Compile the function if necessary, and run it."""
         return self._compiled(*args)
 
     def __getattr__(self, name: str) -> Any:
@@ -38,7 +37,7 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
-    """Return a kernel, with the kernels that it calls, as plain Python for small inputs."""
+    """Return a kernel and the kernels that it calls as plain Python, for small inputs."""
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
     names |= {name: in_python(other) for name, other in called.items()}

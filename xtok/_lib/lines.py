@@ -16,9 +16,9 @@ from xtok.errors import XtokError
 BLOCK_BYTES = 1 << 17
 _CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # do not occur in text
 MAX_TEXT_BYTES = 1 << 26
-"""Largest file that `read_small` accepts, decompressed."""
+"""Maximum decompressed size of a file in `read_small`."""
 
-_ZEROS = 4  # more than one zero byte in 4 indicates UTF-16 (ASCII: one in 2)
+_ZEROS = 4  # a text is probably UTF-16 if more than one of 4 bytes is zero
 
 
 class LineOffset(NamedTuple):
@@ -34,15 +34,15 @@ class LineOffset(NamedTuple):
 class FileRow(NamedTuple):
     """A row of a file: a JSON value, or the columns of a table by name."""
 
-    location: Any  # file and line, or file and row, for errors; in JSON Lines a `LineOffset`
+    location: Any  # for errors: file and row, or file and line (in JSON Lines a `LineOffset`)
     value: Any
     read: int  # bytes on disk from the start of the file to the end of the row; 0 in Parquet
 
 
 def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the byte offset and the bytes of each line that begins in a shard of a file.
+    """Yield the byte offset and the bytes of each line that begins in a shard.
 
-    Lines longer than `limit` bytes are cut into parts at a character boundary.
+    Lines longer than `limit` bytes are split between two characters.
     """
     offset = shard.start
     if offset:  # a line that began earlier belongs to the previous shard
@@ -70,11 +70,11 @@ def json_lines(
 ) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
-    The error about a line that is not JSON gets `hint` and `parameter`. `strict` rejects unpaired
+    The error about a line that is not JSON has `hint` and `parameter`. `strict` rejects unpaired
     surrogates.
     """
     with shard.path.open("rb", BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
+        file = decompressed(raw, shard.path)  # keep it, because a deleted zstd reader closes `raw`
         for offset, line in lines(shard, file, MAX_ROW_BYTES + 1):
             location = LineOffset(shard.path, offset)
             if len(line) > MAX_ROW_BYTES:
@@ -99,12 +99,12 @@ def too_long(location: object) -> XtokError:
 
 
 def read_text(path: Path, noun: str) -> str:
-    """Return the text of a small UTF-8 file. Error messages refer to the file as `noun`."""
+    """Return the text of a small UTF-8 file. Errors refer to the file as `noun`."""
     return decode(LineOffset(path, 0), read_small(path, noun))
 
 
 def read_small(path: Path, noun: str) -> bytes:
-    """Return the contents of a small file, decompressed. Errors refer to it as `noun`."""
+    """Return the decompressed contents of a small file. Errors refer to the file as `noun`."""
     with reading(path, noun), path.open("rb") as raw:
         data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
@@ -114,7 +114,7 @@ def read_small(path: Path, noun: str) -> bytes:
 
 
 def decode(location: LineOffset, data: bytes) -> str:
-    """Decode UTF-8 bytes of a file, and remove the byte order mark at its beginning."""
+    """Decode UTF-8 bytes of a file, and remove a byte order mark at the start."""
     path, offset = location
     encoding = "latin1"
     if offset == 0:

@@ -1,4 +1,4 @@
-"""Open input files, compressed or not. Errors name the file that cannot be read."""
+"""Open input files, and decompress them. Errors name the file that cannot be read."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _NOT_READ = {
     rb"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
     rb".{257}ustar[\0 ]": ("a tar archive", "tar -xf"),
 }
-"""First bytes of unsupported compressions and archives, with their name and unpack command.
+"""First bytes of unsupported compressions and archives → name and unpack command.
 
-`fsspec` recognizes compressions by suffix only, so a misnamed file would be read as text.
+`fsspec` recognizes a compression only by the suffix, and would read a misnamed file as text.
 """
 
 _HEAD_BYTES = 512
 
 MAX_ROW_BYTES = 1 << 29
-"""Largest row or page of Parquet, and line or document of JSON.
+"""Maximum size of a row or page of Parquet, and of a line or document of JSON.
 
-vLLM writes 300 MB for 8,192 tokens with 512 candidates each; DuckDB writes pages of 100 MB.
+vLLM writes rows of 300 MB (8,192 tokens with 512 candidates each). DuckDB writes pages of 100 MB.
 """
 
 
@@ -72,7 +72,7 @@ def reading(path: Path, noun: str = "the text") -> Iterator[None]:
 
 
 def need(module: str, path: object) -> Any:
-    """Import an optional module that a file requires; an error names the missing package."""
+    """Import an optional module that a file requires, or raise an error with the package's name."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -82,7 +82,7 @@ def need(module: str, path: object) -> Any:
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
-    """Detect the compression from a file's first bytes; an `XtokError` if it is unsupported."""
+    """Detect a supported compression from a file's first bytes. Others raise an `XtokError`."""
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     for magic, (kind, fix) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):

@@ -1,9 +1,8 @@
 """Read Parquet files of other programs, with few types and limited memory.
 
-28 kB of Parquet can expand to 7 GB. Therefore, this module checks the size of each page before it
-decompresses the page. Strings within lists stay dictionary-encoded until the size of the row is
-known. pyarrow's column metadata is not used, because pyarrow 26 aborts the process if the footer is
-damaged.
+28 kB of Parquet can expand to 7 GB, so this module checks the size of a page before it decompresses
+the page. Strings within lists stay dictionary-encoded until the size of the row is known. pyarrow's
+column metadata is not used, because pyarrow 26 aborts the process if the footer is damaged.
 """
 
 from __future__ import annotations
@@ -84,10 +83,10 @@ class ParquetTable:
         *,
         max_values: int | None = None,
     ) -> Iterator[tuple[list[str], Any]]:
-        """Yield record batches, each with names of rows for error messages, such as `FILE, row 3`.
+        """Yield record batches, each with its rows' locations for errors, such as `FILE, row 3`.
 
-        A batch has up to 256 rows. `max_values` limits the number of values in the longest column
-        of a batch, approximately. A row of more than `MAX_ROW_BYTES` is an error.
+        A batch has up to 256 rows, or approximately `max_values` values in its longest column. A
+        row of more than `MAX_ROW_BYTES` is an error.
         """
         row = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
@@ -152,7 +151,7 @@ class ParquetTable:
         return int(array.nbytes)
 
     def _chunks(self, group: int, columns: Collection[str] | None) -> list[dict[int, Any]]:
-        # `ColumnMetaData` of the columns
+        """Return the `ColumnMetaData` of the columns of a row group."""
         status = self._path.stat()
         try:
             parts = _row_groups(self._path, status.st_size, status.st_mtime_ns)[group][1]
@@ -164,6 +163,7 @@ class ParquetTable:
             raise self._damage_error("its footer") from error
 
     def _page_bytes(self, chunk: dict[int, Any]) -> int:
+        """Return the decompressed size of a column chunk's largest page."""
         largest = 0
         try:
             at = chunk[9]
@@ -196,7 +196,7 @@ class ParquetTable:
 def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
     """Return an array as a list. Maps become dicts, and null fields of structs are omitted.
 
-    In Arrow, every struct of a type has the same fields, so a missing field is stored as null.
+    Arrow stores a missing field of a struct as null.
     """
     try:
         return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
@@ -246,7 +246,7 @@ def _map_file(path: Path) -> mmap.mmap:
 
 @lru_cache(maxsize=4)
 def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
-    # Size and time are part of the cache key, because they identify the contents.
+    # Size and time identify the contents in the cache's key.
     with _map_file(path) as data:
         start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
         groups: list[dict[int, Any]] = _decode(data, start)[0][4]
@@ -257,7 +257,7 @@ _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # sizes of values to skip: booleans, a byte, 
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Decode the value at an offset (by default a struct); return the value and its end offset."""
+    """Decode the value at an offset, by default a struct. Return the value and its end offset."""
     if kind in _SIZES:
         return None, at + _SIZES[kind]
     if kind in (4, 5, 6):

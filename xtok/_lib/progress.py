@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
-"""Called with a label and a total. Returns a context manager. Its value is called with the size
-of each step; for text, with the bytes read and the tokens encoded since the last call."""
+"""A function that receives a label and a total, and returns a context manager. The context manager
+yields a function that receives the size of each step. For text, this function receives the bytes
+read and the tokens encoded in each step."""
 
 Note = Callable[[str], object]
-"""Called with a sentence for the user."""
+"""A function that receives a sentence for the user."""
 
 
 def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def offsets_of(sizes: Any) -> NDArray[np.int64]:
-    """Return the offsets of consecutive parts with these sizes, int64 `[parts + 1]`.
+    """Return the offsets of consecutive parts with these sizes, `[parts + 1]`, int64.
 
     >>> offsets_of([2, 0, 3]).tolist()
     [0, 2, 2, 5]

@@ -1,4 +1,4 @@
-"""Rows of input files: one reader for JSON, JSON lines and Parquet."""
+"""Read rows from JSON, JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
-_FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
+_FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # first of several lines
 
 
 def read_rows(
@@ -22,9 +22,9 @@ def read_rows(
 ) -> Iterator[FileRow]:
     """Yield the rows of a shard. The same data gives the same rows in all formats.
 
-    A `json` shard contains JSON lines, one row, or an array of rows. A list of messages is one row.
-    The error about text that is not JSON gets `hint` and `parameter`. From Parquet, only the
-    columns in `columns` are read; all other values are replaced by True.
+    A `json` shard contains JSON Lines, one row, or an array of rows. A list of messages is one row.
+    The error about text that is not JSON has `hint` and `parameter`. In Parquet, all columns except
+    `columns` have the value True.
     """
     with reading(shard.path):
         if shard.format == "parquet":
@@ -53,7 +53,7 @@ def _document(shard: Shard, hint: str, parameter: str) -> Any:
     if first:
         with suppress(ValueError):
             parse_json(first[1], allow_nan=True)
-            return None  # JSON lines
+            return None  # JSON Lines
     try:
         return parse_json(text, allow_nan=True)
     except ValueError as error:

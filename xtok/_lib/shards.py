@@ -22,7 +22,7 @@ Paths = str | Path | Sequence[str | Path]
 """One or several paths or glob patterns."""
 
 SHARD_BYTES = 1 << 26
-"""Approximate size of a shard of uncompressed text or JSON lines."""
+"""Approximate size of a shard of uncompressed text or JSON Lines."""
 
 _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -36,7 +36,7 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 class Shard(NamedTuple):
     """A part of a file: the lines that begin in a range of bytes, or Parquet row groups.
 
-    Without `stop`, the part extends to the end of the file.
+    If `stop` is None, the part ends with the file.
     """
 
     path: Path
@@ -86,15 +86,15 @@ def source_of(path: Path) -> SourceFile:
 
 
 def format_of(path: Path) -> Format:
-    """Return the format of a file from its suffix, after removing a suffix such as .gz."""
+    """Return the format that a file's suffix declares. A suffix such as .gz is ignored."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
 def shards(path: Path, kind: Format | None = None) -> list[Shard]:
-    """Split a file into shards: byte ranges of text and JSON lines, or Parquet row groups.
+    """Split a file into shards: byte ranges of text and JSON Lines, or Parquet row groups.
 
-    A compressed file or a JSON array is one shard. By default, the suffix determines `kind`.
+    A compressed file or a JSON array is one shard. The default for `kind` is `format_of(path)`.
     """
     kind = kind or format_of(path)
     with reading(path), path.open("rb") as raw:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool with as many threads as PyTorch uses; each thread computes on one core.
+    """Yield a pool with PyTorch's number of threads. PyTorch uses one core in each thread.
 
-    PyTorch also uses one thread in the calling thread, so results do not depend on the number of
-    threads.
+    This includes the calling thread, so results do not depend on the number of threads.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Versions for bug reports (`xtok --version`), read without importing the packages."""
+"""Versions for bug reports (`xtok --version`). The packages are not imported."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # a deleted zstd reader would close `raw`
+        file = decompressed(raw, shard.path)  # keep it, because a deleted zstd reader closes `raw`
         last = (0, b"")  # the end of the file also ends a document
         for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):
             if not document:
