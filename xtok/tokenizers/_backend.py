@@ -1,4 +1,4 @@
-"""Common interface of tokenizer libraries, and readers of the configs next to their files."""
+"""Define the interface of tokenizer libraries, and read the configs next to their files."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 GENERATION_CONFIG, MODEL = "generation_config.json", "its model"  # other sources of roles
 
 Roles = Mapping[str, Mapping[int, str]]
-"""Role → {id: source of the declaration}. The library's own ids come first."""
+"""Role → {id: source of the declaration}. The ids that the library declares come first."""
 
 TextChange = tuple[str, str]
-"""A component of a tokenizer, and how it changes a text before tokenization."""
+"""A component of a tokenizer, and its change to a text before tokenization."""
 
 
 class Backend(ABC):
-    """Interface of a tokenizer library. `Tokenizer` checks that the library's results are exact."""
+    """Interface of a tokenizer library. `Tokenizer` checks that the results are exact."""
 
     name: str
-    notes: tuple[str, ...] = ()  # notes for the user about loading
+    notes: tuple[str, ...] = ()  # notes about loading, for the user
     recognizes_names: bool = False  # whether the library recognizes added tokens in a text
     drops_text: bool = False  # whether the library silently drops text that has no token
     # Whether the ids cover the whole text, including spaces next to added tokens.
     keeps_text: bool = True
-    text_changes: Sequence[TextChange] = ()  # components that change a text, and their changes
+    text_changes: Sequence[TextChange] = ()
     other: tuple[str, Callable[[], Backend]] | None = None
-    """Name and loader of an alternative reader of the folder: its file alone, or AutoTokenizer."""
+    """Name and loader of a second reader: AutoTokenizer, or a reader of only the tokenizer file."""
 
     @abstractmethod
     def entries(self) -> Iterable[TokenEntry]:
@@ -48,32 +48,32 @@ class Backend(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode parts of a longer text: no dummy prefix, and names of control tokens are text."""
+        """Encode parts of a longer text. Names of control tokens are text."""
 
     def definition(self) -> Iterable[bytes]:
-        """Return all data that affects the ids of a text, except tokens and roles."""
+        """Return the data that affects the ids of a text, except tokens and roles."""
         return ()
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's merges to any bytes; return None if the model merges characters."""
+        """Apply the model's merges to any bytes. Return None if the model merges characters."""
         return None
 
     text_tokens: Mapping[str, int] = {}
     """Added text tokens that the library does not recognize in a text."""
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode the beginnings of texts, or whole texts if the library recognizes added tokens."""
+        """Encode the starts of texts, or whole texts if the library recognizes added tokens."""
         return self.encode_texts(texts)
 
     def ids_before(self) -> Sequence[int]:
-        """Return the ids that the library declares to add before a text."""
+        """Return the ids that the library adds before a text."""
         return ()
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return the range of bytes `(start, end)` for each token of `encode_starts`.
+        """Return the byte range `(start, end)` of each token from `encode_starts`.
 
-        With `at_start=False`, the ranges belong to the tokens of `encode_texts`. The result is
-        empty if the library never changes text.
+        With `at_start=False`, the tokens are from `encode_texts`. The result is empty if the
+        library never changes text.
         """
         return ()
 
@@ -86,11 +86,11 @@ class Backend(ABC):
         return self.other[1]().library() if self.other else None
 
     def special_names(self) -> Mapping[str, str]:
-        """Return the special tokens that are variables of chat templates, such as `image_token`."""
+        """Return the special tokens for chat templates, such as `image_token`."""
         return {}
 
     def chat_templates(self) -> Mapping[str, str]:
-        """Return the Jinja chat templates by name; `default` is the usual name."""
+        """Return the Jinja chat templates by name. The usual name is `default`."""
         return {}
 
 
@@ -136,7 +136,7 @@ class AddedNames:
         return self._pattern.split(text)
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Encode a text: look up the names in it, and call `encode` for the text between them."""
+        """Look up the names in a text, and call `encode` for the text between the names."""
         if not self._pattern.search(text):
             return encode(text)
         parts = enumerate(self.split(text))
@@ -144,16 +144,15 @@ class AddedNames:
         return [*chain.from_iterable(ids)]
 
 
-# Config sections of the text model, and keys for the width, starting with the width of the logits.
+# Config sections of the text model, and keys for the width. The width of the logits comes first.
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _WIDTHS = ("padded_vocab_size", "vocab_size")
 
 
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
-    """Return the width of a model's logits and its source; None without a config.json.
+    """Return the width of a model's logits and its source, or None without a config.json.
 
-    The width in `config.json` is used if present, so a custom model type needs no code. Otherwise,
-    the default of the model type is used.
+    If `config.json` lacks the width, the result is the default of the model type.
     """
     if files.find("config.json") is None:
         return None
@@ -193,13 +192,13 @@ def eos_ids(files: ModelFiles) -> list[int]:
     if not all(type(i) is int for i in ids):  # True is not an id
         path = files.find(GENERATION_CONFIG)
         raise TokenizerError(
-            f"{path}: eos_token_id is {eos!r}, expected token ids", hint="fix or delete it"
+            f"{path}: eos_token_id is {eos!r}, expected token ids", hint="fix or delete the file"
         )
     return ids
 
 
 def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return a dict of a model's chat templates. Template files override the config."""
+    """Return a model's chat templates by name. Template files override the config."""
     paths = {"default": files.find("chat_template.jinja")}
     extra_paths = files.within("additional_chat_templates")
     paths |= {path.stem: path for path in extra_paths if path.suffix == ".jinja"}

@@ -34,9 +34,9 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """The tokenizer `null` or `null:SIZE`: ids that represent no text, to test training code.
+    """The tokenizer `null` or `null:SIZE`, whose ids represent no text, to test training code.
 
-    A text is a list of ids, such as "5 17 3". The largest id is the eos.
+    It encodes lists of ids, such as "5 17 3". The largest id is the eos token.
     """
 
     name, recognizes_names = "null", True
@@ -74,5 +74,5 @@ class NullBackend(Backend):
 
 
 def _number(word: str) -> int:
-    """Parse a number; return −1 if it is not a number or is too large."""
+    """Parse a number. Return −1 if the word is not a number, or if the number is too large."""
     return int(word) if re.fullmatch("[0-9]{1,9}", word) else -1

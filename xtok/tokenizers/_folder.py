@@ -17,7 +17,7 @@ NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
 )
-"""File names of tokenizers without a tokenizer.json, most preferred first.
+"""File names of tokenizers without a tokenizer.json. The most preferred name comes first.
 
 Patterns apply only to local folders."""
 

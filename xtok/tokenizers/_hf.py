@@ -1,4 +1,4 @@
-"""Fast Hugging Face tokenizers."""
+"""Read fast Hugging Face tokenizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 Spec = dict[str, Any]
-"""JSON of one component in a tokenizer.json, with its `type` and options."""
+"""JSON of one component in a tokenizer.json, with `type` and options."""
 
 
 _TEXTS_AT_ONCE = 4096
@@ -83,8 +83,8 @@ class HuggingFaceBackend(Backend):
             yield TokenEntry(i, kind, content, display.encode())
 
     def definition(self) -> Iterable[bytes]:
-        # The library serializes the model in a fixed order, regardless of the file. This takes 70
-        # of the 600 ms for loading DeepSeek's 128,000 tokens.
+        # The library serializes the model in a fixed order, regardless of the file. For DeepSeek's
+        # 128,000 tokens, this takes 70 ms of the 600 ms for loading.
         rust = self._hf.backend_tokenizer
         parts = [_spec(part) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)]
         added = sorted((i, repr(token)) for i, token in self._added.items())
@@ -110,7 +110,7 @@ class HuggingFaceBackend(Backend):
         ids = {r: getattr(self._hf, name) for r, name in names.items() if hasattr(self._hf, name)}
         roles = {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
         if not roles.get("unk") and (unknown := self._unknown_id()) is not None:
-            roles["unk"] = {unknown: MODEL}  # the library emits this id even if it is undeclared
+            roles["unk"] = {unknown: MODEL}  # the library emits this id, declared or not
         return roles
 
     def library(self) -> Any:
@@ -122,7 +122,7 @@ class HuggingFaceBackend(Backend):
         return dict(self._hf.special_tokens_map)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        # Encode in batches, because the library's results are many times as large as the ids.
+        # Encode in batches, because the library's results need much more memory than the ids.
         starts = range(0, len(texts), _TEXTS_AT_ONCE)
         return [ids for i in starts for ids in self._encode(texts[i : i + _TEXTS_AT_ONCE])]
 
@@ -192,7 +192,7 @@ class HuggingFaceBackend(Backend):
 
 
 def _spec(component: Any) -> Spec:
-    """Return the JSON of a component. None becomes an empty sequence."""
+    """Return the JSON of a component. For None, return an empty sequence."""
     return {"type": "Sequence"} if component is None else dict(json.loads(component.__getstate__()))
 
 
@@ -211,7 +211,7 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return a copy for parts of a text, without prefix and padding, but with the same model."""
+    """Return a copy for parts of a text. It has the same model, but no prefix and no padding."""
     from tokenizers import Tokenizer as RustTokenizer
 
     within = RustTokenizer(rust.model)
@@ -242,13 +242,13 @@ def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
 
 
 def _stripping(rust: RustTokenizer) -> list[str]:
-    """Return the added text tokens that absorb adjacent spaces."""
+    """Return the added text tokens that absorb the spaces next to them."""
     added = rust.get_added_tokens_decoder().values()
     return sorted(t.content for t in added if not t.special and (t.lstrip or t.rstrip))
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
-    """Return a component without its effect on a text's start; None if it has no other."""
+    """Return a component without its effect on the start of a text, or None if nothing remains."""
     if spec["type"] == "Prepend" or _is_at_start(spec):
         return None
     never = {"prepend_scheme": "never", "add_prefix_space": False}
@@ -283,7 +283,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
-    """Return a function that converts a display string to its bytes in the middle of a text."""
+    """Return a function that converts a display string to the token's bytes within a text."""
     if not components:
         raise TokenizerError(
             f"{model} has no decoder, so the bytes of its tokens are unknown",
@@ -291,7 +291,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
         )
     decode_token: Callable[[str], bytes] | None = None
     replacements: list[tuple[str, str]] = []
-    is_joined = False  # all following components receive the whole text as one token
+    is_joined = False  # whether the next components receive the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _find_replacement(component, is_joined)
         whole_token_rule = None if decode_token or replacements else _WHOLE_TOKEN_RULES.get(kind)
@@ -316,7 +316,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
 
 
 def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
-    """If a component replaces a string in tokens, return the old and new string, else two ""."""
+    """Return the strings that a component replaces and inserts in tokens, or two empty strings."""
     old = new = ""
     if component["type"] == "Metaspace" and (
         not is_joined or component.get("prepend_scheme") == "never"
@@ -342,7 +342,7 @@ def _word_piece(component: Spec) -> Callable[[str], bytes]:
 
 
 def _falls_back(model: Any) -> bool:
-    """Whether a model encodes unknown text as byte tokens, regardless of its decoder."""
+    """Whether a model encodes unknown text as byte tokens."""
     if type(model).__name__ == "Unigram":  # its options are not accessible from Python
         return bool(model.__getstate__().endswith(b'"byte_fallback":true}'))
     return bool(getattr(model, "byte_fallback", False))
@@ -387,7 +387,7 @@ _DROPPING = {
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Yield the components that change a text in a way that decoding does not revert."""
+    """Yield the components that change a text, if decoding does not undo the change."""
     yield from _normalizations(rust, decoder)
     if names := _stripping(rust):
         yield "added tokens", f"drops whitespace next to {listed(map(repr, names))}"
@@ -430,7 +430,7 @@ def _byte_level_alphabet() -> dict[int, int]:
 
 
 _TO_DISPLAY = _byte_level_alphabet()
-# Other characters below 256 are mapped outside Latin-1, so that encoding them fails.
+# Other characters below 256 map to a character outside Latin-1, so that encoding fails.
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
 
 

@@ -20,12 +20,7 @@ _SPACE = "▁"
 
 
 class SentencePieceBackend(Backend):
-    """A SentencePiece model without dummy prefix and without stripping.
-
-    Raises:
-        RuntimeError: if the library rejects the model.
-        ValueError: if a piece is not UTF-8, or contains U+0000.
-    """
+    """A SentencePiece model. Parts of a text are encoded without dummy prefix and stripping."""
 
     name = "sentencepiece"
 
@@ -70,7 +65,7 @@ class SentencePieceBackend(Backend):
         return SentencePieceBackend.from_bytes, (self._data,)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """Return all ids with their types from the file; `▁` becomes a space."""
+        """Return all ids with their types from the file. The character `▁` becomes a space."""
         for i, piece in enumerate(self._proto.pieces):
             kind, display = TokenType(piece.type), piece.piece
             content = display.replace(_SPACE, " ").encode()

@@ -1,4 +1,4 @@
-"""Read byte ranks from JSON: `tekken.json`, and Megatron's `vocab.json`."""
+"""Read byte ranks from JSON files: `tekken.json`, and Megatron's `vocab.json`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _number(names: str) -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
-    """Return the special tokens; a token that is not in the list is named by its number."""
+    """Return the special tokens. If a reserved id is not in the list, its name is its number."""
     entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
@@ -86,8 +86,8 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[b
     return ranks
 
 
-# A Megatron vocabulary is a list of byte tokens, without pattern and special tokens. The values of
-# `--tiktoken-pattern`, and the special tokens (which come first), are from
+# A Megatron vocabulary is a list of byte tokens, without a pattern and special tokens. Source of
+# the patterns (`--tiktoken-pattern`) and of the special tokens, which have the first ids:
 # megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -104,7 +104,7 @@ def is_megatron(head: bytes) -> bool:
 
 
 def load_megatron(path: Path, pattern: str | None) -> RankBackend:
-    """Load a `vocab.json`, and put Megatron's special tokens before its tokens."""
+    """Load a `vocab.json`. Megatron's special tokens get the first ids."""
     if pattern is None:
         raise TokenizerError(
             f"{path} is a Megatron vocabulary without a split pattern",

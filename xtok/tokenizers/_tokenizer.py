@@ -1,4 +1,4 @@
-"""`Tokenizer`: exact bytes of all tokens, exact spelling of any bytes, and the library's ids."""
+"""`Tokenizer`: exact bytes of all tokens, exact spellings of any bytes, and the library's ids."""
 
 from __future__ import annotations
 
@@ -43,27 +43,26 @@ from xtok.tokenizers.table import (
 
 
 class Encoding(NamedTuple):
-    """The ids of a text, int32 `[T]`, and their spans in the text.
+    """The ids of a text of T tokens, and their spans in the text.
 
-    In the text as UTF-8, token i covers the bytes `bounds[i]` to `bounds[i + 1]`; `bounds` is int64
-    `[T + 1]`. `num_changed` is the number of bytes of the text that the library changed before
-    encoding.
+    Token i covers the bytes from `bounds[i]` to `bounds[i + 1]` of the text in UTF-8.
     """
 
-    ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-    num_changed: int
+    ids: NDArray[np.int32]  # [T]
+    bounds: NDArray[np.int64]  # [T + 1]
+    num_changed: int  # number of bytes that the library changed before it encoded the text
 
 
 class Tokenizer:
     """A tokenizer with exact token bytes and an exact spelling of any bytes.
 
-    `vocabulary` contains the token table and its source. `undecodable` contains the text ids
-    without bytes. `location` is the folder, file or repo, and `name` the argument of
-    `load_tokenizer`. `notes` are the notes about loading. `text_changes` lists the components that
-    change a text before tokenization, and describes the changes. `drops_text` is True if the
-    library silently drops text that has no token. `keeps_text` is True if the ids cover the whole
-    text, except for changes by the normalizer.
+    - `vocabulary`: the token table and its source.
+    - `undecodable`: the text ids that have no bytes.
+    - `location`: the folder, file or repo. `name` is the argument of `load_tokenizer`.
+    - `notes`: notes about loading.
+    - `text_changes`: the components that change a text before tokenization, and their changes.
+    - `drops_text`: whether the library silently drops text that has no token.
+    - `keeps_text`: whether the ids cover the whole text, except for changes by the normalizer.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Tokenizer:
         return f"Tokenizer({vocab.model_id!r}, {vocab.backend}, {vocab.vocab_size} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
-        """Return the tokenizer with a different width of the logits.
+        """Return the tokenizer for logits of a different width.
 
         Raises:
             TokenizerError: if the width excludes more than a few ids.
@@ -133,18 +132,17 @@ class Tokenizer:
         return Tokenizer(*fields, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Load the same folder with a second library; return the library's name and the tokenizer.
+        """Load the same folder with a second reader. Return the reader's name and the tokenizer.
 
-        If Transformers loaded the folder, the second library reads only the tokenizer file.
-        Otherwise, the second library is Transformers (AutoTokenizer). Returns None if no second
-        library can read the folder.
+        If Transformers loaded the folder, the second reader uses only the tokenizer file.
+        Otherwise, it is AutoTokenizer. The result is None if there is no second reader.
         """
         if (other := self._backend.other) is None:
             return None
         return other[0], Tokenizer(other[1](), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
-        """Return the table in a token form of `Decoded`, with ignored ids as UNUSED."""
+        """Return the table in a form of `Decoded`. Ignored ids are UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
         decoded = Decoded(self._backend.entries(), form=form, ignore=ignore)
@@ -153,8 +151,8 @@ class Tokenizer:
     def segment(self, token: bytes | str) -> list[int]:
         """Return ids that spell these bytes exactly in the middle of a text, without normalization.
 
-        The method tries four ways until the tokens spell the same bytes: the library's encoder, the
-        model's merges applied to bytes, byte tokens, and greedy longest match.
+        The method tries four ways in this order: the library's encoder, the model's merges applied
+        to bytes, byte tokens, and greedy longest match.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
         [110, 195, 169]
@@ -174,7 +172,7 @@ class Tokenizer:
         return ids
 
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Spell many byte strings. The result is None for strings that cannot be spelled."""
+        """Spell many byte strings. The result is None for a string that cannot be spelled."""
         result: list[list[int] | None] = [None] * len(pieces)
         ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
             self._by_library,
@@ -194,11 +192,9 @@ class Tokenizer:
         return result
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text like the model's own library.
+        """Encode a text like the model's own library, but add no tokens around the text.
 
-        The normalizer, the prefix and control tokens in the text have the same effect as in the
-        library, but no tokens are added around the text. If the library does not recognize control
-        tokens in a text, xtok does.
+        Control tokens in the text are recognized, even if the library does not recognize them.
 
         >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
         [0, 1, 2, 3]
@@ -258,8 +254,7 @@ class Tokenizer:
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode parts of a longer text with the library, which may change the text.
 
-        Control tokens are treated as plain text. Raises a `TokenizerError` for an unpaired
-        surrogate.
+        The names of control tokens are plain text. An unpaired surrogate is a `TokenizerError`.
         """
         _require_utf8(texts)
         with no_panic(self._model_id):
@@ -284,8 +279,8 @@ class Tokenizer:
     def declared(self) -> Roles:
         """The declared bos, eos, pad, unk, cls, sep and mask, as role → {id: source}.
 
-        The tokenizer's own eos precedes other eos ids from `generation_config.json`. A role that is
-        declared as null has no ids. An undeclared role is missing.
+        The tokenizer's eos comes before the eos ids in `generation_config.json`. A role that is
+        declared as null has no ids. Undeclared roles are missing.
         """
         roles = dict(self._backend.declared_roles())
         if eos := eos_ids(self._files) if self._files else []:
@@ -295,24 +290,21 @@ class Tokenizer:
 
     @functools.cached_property
     def library(self) -> Any:
-        """The tokenizer that Transformers loads from the same folder, or None if loading fails."""
+        """The tokenizer that Transformers loads from the folder, or None if loading fails."""
         with suppress(TokenizerError):
             return self._backend.library()
         return None
 
     @functools.cached_property
     def bos_id(self) -> int | None:
-        """The id of the declared bos if the library adds it before a text, otherwise None."""
+        """The declared bos id, or None if the library does not add it before a text."""
         with no_panic(self._model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
 
     @functools.cached_property
     def definition_sha256(self) -> str:
-        """Digest of the data that affects ids: tokens, merges, flags, normalizer, split pattern.
-
-        The digest does not depend on the order of JSON keys.
-        """
+        """Digest of the data that affects ids: tokens, merges, flags, normalizer, split pattern."""
         roles = {role: list(ids) for role, ids in self.declared.items()}
         facts = [self.vocabulary.backend, self.table.sha256(), roles]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -322,7 +314,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The special tokens for chat templates, as a dict with keys such as `bos_token`."""
+        """The special tokens for chat templates, by keys such as `bos_token`."""
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
@@ -394,7 +386,7 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the ids that the tokenizer emits for bytes with several ids, if not canonical."""
+        """Return the emitted ids of bytes that have several ids, if these ids are not canonical."""
         canonical = self.table.canonical_ids()
         if len(self.table.text_ids) == len(canonical):
             return ()
@@ -423,10 +415,9 @@ def _require_utf8(texts: Sequence[str]) -> None:
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Locate the tokens in a text that the library changed, and count the changed bytes.
+    """Return the start of each token in a text that the library changed, and the changed bytes.
 
-    The first result contains the position of each token's first byte. Tokens with overlapping spans
-    form a group.
+    Tokens with overlapping spans form a group, which `_stretch` locates.
     """
     if not tokens:
         return [len(data)], len(data)
@@ -450,7 +441,7 @@ def _bounds(
 def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return starts and ends of the spans, extended over text that the library omits."""
+    """Return the starts and ends of the spans, after adding text that the library left out."""
     starts, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):
@@ -463,8 +454,7 @@ def _widen(
         before = starts[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
             starts[i] = before
-        # After an added space, it can omit the whole token. The span is then empty and follows the
-        # text.
+        # After an added space, the span can be empty and follow the token's text.
         before = starts[i] - len(text)
         if text and starts[i] == ends[i] and before >= last and data.startswith(text, before):
             starts[i] = before
@@ -474,7 +464,7 @@ def _widen(
 def _stretch(
     tokens: list[bytes], span_starts: NDArray[np.int64], data: bytes, start: int, end: int
 ) -> tuple[list[int], int]:
-    """Locate the tokens of a group in `data[start:end]`; also count the changed bytes.
+    """Locate the tokens of a group in `data[start:end]`, and count the changed bytes.
 
     If the tokens do not spell these bytes, the library's spans determine the positions.
     """
@@ -488,7 +478,7 @@ def _stretch(
     if spelled in (stretch, b" " + stretch):
         offsets = accumulate(map(len, tokens), initial=end - len(spelled))
         return starts + [max(offset, start) for offset in offsets][:-1], num_changed
-    # A control token can absorb adjacent whitespace.
+    # A control token can absorb the white space next to it.
     if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
         num_changed += end - start
     firsts, indices = np.unique(span_starts.clip(start, end), return_index=True)
@@ -508,8 +498,7 @@ def _width(
 ) -> tuple[int, str]:
     """Return the model's width, and its source: an option, the config or the tokenizer.
 
-    The width may exclude a few ids of the tokenizer, but not many: the model has no logit for these
-    ids.
+    The width can exclude a few ids of the tokenizer, for which the model has no logits.
     """
     largest, num_tokens = max(ids, default=-1), len(ids)
     width, source, origin = vocab_size, "option", "as specified"

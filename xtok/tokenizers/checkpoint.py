@@ -31,11 +31,11 @@ class Checkpoint(ModelFiles):
         return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_weights(self) -> bool | None:
-        """Whether the model has safetensors weights, without a download; None if unknown."""
+        """Whether the model has safetensors weights, or None if unknown. Downloads no weights."""
         return True if self.find(INDEX) is not None else self.has(_FILE)
 
     def tensor_files(self) -> dict[str, str]:
-        """Return a dict from each tensor's name to its file name, without downloading shards."""
+        """Return the file name of each tensor by the tensor's name. Downloads no shards."""
         if self.find(INDEX) is not None:
             shards = self.json(INDEX).get("weight_map")
             if not isinstance(shards, dict) or not shards:
@@ -50,15 +50,15 @@ class Checkpoint(ModelFiles):
         return dict.fromkeys(read_header(path), _FILE)
 
     def shard(self, name: str) -> Path:
-        """Return the local path of a file with weights. Downloads it if necessary."""
+        """Return the local path of a file with weights, after a download if necessary."""
         path = self.find(name, required=True)
         if path is None:
-            raise EmbeddingError(f"{self} lacks {name}, which its {INDEX} lists", hint=_FETCH_HINT)
+            raise EmbeddingError(f"{self} has no {name}, which its {INDEX} lists", hint=_FETCH_HINT)
         return path
 
 
 def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | None:
-    """Return the `Checkpoint` in a tokenizer's folder or repo, or None for a single file."""
+    """Return the checkpoint in a tokenizer's folder or repo, or None for a single file."""
     location = tokenizer.location
     if location is None or (isinstance(location, Path) and not location.is_dir()):
         return None
@@ -74,7 +74,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> torch.Tensor:
-    """Return a floating-point tensor from a safetensors file, in its own dtype."""
+    """Return a floating-point tensor from a safetensors file without changing the dtype."""
     import torch
 
     with _open(path) as file:
@@ -90,7 +90,7 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for PyTorch; raise an `EmbeddingError` if the file is damaged."""
+    """Open a safetensors file for PyTorch. A damaged file is an `EmbeddingError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -98,5 +98,5 @@ def _open(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise EmbeddingError(
-            f"{path} is not a whole safetensors file: {error}", hint=_FETCH_HINT
+            f"{path} is not a complete safetensors file: {error}", hint=_FETCH_HINT
         ) from error

@@ -17,9 +17,9 @@ class TokenClass(IntEnum):
     """The class of a token, in the order of reports.
 
     Spaces around a token are ignored. Letters take precedence over punctuation and emoji, so
-    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. A
-    token with Han characters and kana is KANA. PARTIAL_UTF8 tokens contain parts of characters, so
-    they are not valid UTF-8.
+    `.append` is Latin. Digits are decimal digits of any script. `x2` and `1.` are DIGITS_MIXED. A
+    token with Han characters and kana is KANA. A PARTIAL_UTF8 token contains part of a character,
+    so it is not valid UTF-8.
     """
 
     DIGITS_1 = "1 digit"
@@ -51,21 +51,21 @@ class TokenClass(IntEnum):
     label: str  # name of the class in reports
 
     def __new__(cls, label: str) -> TokenClass:
-        """Number the classes from 0, in the order of their definition."""
+        """Number the classes from 0 in the order of definition."""
         member = int.__new__(cls, len(cls.__members__))
         member._value_, member.label = len(cls.__members__), label
         return member
 
 
 def class_label(name: str) -> str:
-    """Return the label of a class from its lower-case name, which results contain."""
+    """Return the label of a class from its lower-case name in results."""
     return TokenClass[name.upper()].label
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class with this name or label, or all classes with digits for `digits`.
+    """Return the class with this name or label. The name `digits` means all classes of digits.
 
-    Case is ignored. Raises an `XtokError` for an unknown class.
+    Case is ignored. An unknown class is an `XtokError`.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -79,7 +79,7 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     return members
 
 
-# Each class of characters has a bit, and a token combines the bits of its characters.
+# Each class of characters is a bit. A token combines the bits of its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
 _JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors
@@ -112,7 +112,7 @@ def script_of(letter: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
-    """Return the `TokenClass` of each id, uint8 `[V]`. Do not modify the cached array."""
+    """Return the `TokenClass` of each id, `[V]`, uint8. Do not modify the cached array."""
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
     classes[table.is_control] = TokenClass.CONTROL
     classes[table.text_ids] = TokenClass.PARTIAL_UTF8
@@ -139,7 +139,7 @@ def _text_classes(texts: list[str]) -> NDArray[np.uint8]:
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
     has_digit = (in_text & _DIGIT) != 0
 
-    # The first matching rule applies. The last rules are the classes of single characters.
+    # The first rule that matches applies. The last rules are the classes of single characters.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
@@ -173,7 +173,7 @@ def _bit(char: str) -> int:
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:
-    """Return the number of ASCII digits of each id that is a number, otherwise 0; int64 `[V]`.
+    """Return the number of ASCII digits of each id, `[V]`, int64; 0 if the id is not a number.
 
     Spaces around the number are ignored.
     """

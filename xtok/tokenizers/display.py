@@ -1,6 +1,6 @@
 """Format tokens and other text in a short form that is safe to print.
 
-`escape` keeps every byte and can be reversed. `printable` is for text that is not a token.
+`unescape` reverses `escape`. `printable` is for text that is not a token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOISE = 1e-9
 """Rounding error of a share that is a sum of floating-point numbers."""
 
 SHOWN = 80
-"""Maximum number of characters to print, because some vocabularies have tokens of a megabyte."""
+"""Maximum number of characters to print. Some vocabularies have tokens of a megabyte."""
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _BYTES_OF_ESCAPES = {b"\\": b"\\", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
@@ -47,7 +47,7 @@ def _escape(char: str) -> str:
 
 
 def text_bytes(text: str) -> bytes:
-    r"""Encode a text as UTF-8; the surrogates `\udc80` to `\udcff` become single bytes.
+    r"""Encode a text as UTF-8. The surrogates `\udc80` to `\udcff` become single bytes.
 
     Other unpaired surrogates become U+FFFD.
     """
@@ -83,12 +83,12 @@ def quoted(token: str | None, token_id: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return printable text unchanged, and escape other text."""
+    """Escape a text, unless all its characters are printable."""
     return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
 
 
 def listed(items: Iterable[object], most: int = 3) -> str:
-    """Join the first items of a list, for use in a sentence.
+    """Join the first items of a list for a sentence.
 
     >>> listed("abc"), listed("abcd")
     ('a, b, c', 'a, b, c, …')
@@ -98,7 +98,7 @@ def listed(items: Iterable[object], most: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Format a share in percent. Only exact values are printed as 0 % or 100 %.
+    """Format a share in percent. The results 0 % and 100 % are exact.
 
     >>> percent(0.25), percent(0.9999), percent(0.0001), percent(1)
     ('25.0%', '>99.9%', '<0.1%', '100.0%')
@@ -112,7 +112,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with a noun in the right form, such as `2 maps`.
+    """Return a number with a noun, such as `2 maps`.
 
     >>> plural(1, "document"), plural(1200, "document")
     ('1 document', '1,200 documents')
@@ -131,12 +131,12 @@ def safe_json(text: str) -> str:
 
 
 def to_json(result: object) -> str:
-    """Convert a result and its dataclasses to JSON, with escaped tokens."""
+    """Convert a result to JSON, with dataclasses as objects and with escaped tokens."""
     return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def visible(token: str) -> str:
-    """Escape a token: make spaces visible, and add `◌` before combining characters."""
+    """Make spaces in an escaped token visible, and put `◌` before a combining character."""
     from rich.cells import cell_len  # 9 ms, and only tables and pages need it
 
     first = token[:1]
@@ -145,6 +145,6 @@ def visible(token: str) -> str:
 
 
 def format_weight(value: float, digits: int = 4) -> str:
-    """Format a weight so that a small positive weight is not printed as 0."""
+    """Format a weight. A small positive weight is never printed as 0."""
     least = 10.0**-digits
     return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"

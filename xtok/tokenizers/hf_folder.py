@@ -1,15 +1,15 @@
 """Read Hugging Face folders and repos with the same results as AutoTokenizer.
 
-Importing Transformers takes seconds (on two busy cores, a map of two folders takes 2.5 s without it
-and 5 s with it). Therefore, the `tokenizers` library alone reads `tokenizer.json` if all of these
-conditions hold:
+Importing Transformers is slow: building a map from two folders takes 5 s with it and 2.5 s without
+it, on two busy cores. Therefore, only the `tokenizers` library reads `tokenizer.json` if all of
+these conditions hold:
 
-- For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer uses
-  `tokenizer.json` unchanged. Or AutoTokenizer uses only the vocabulary and merges, and the class
-  would build the same remaining parts, as their fingerprint shows.
+- AutoTokenizer uses `tokenizer.json` unchanged for this `model_type` and tokenizer class. Or it
+  uses only the vocabulary and merges, and a fingerprint shows that the class would build the same
+  other parts.
 - No key in `tokenizer_config.json` affects tokens or encoding.
-- The added and special tokens in `tokenizer_config.json` and `tokenizer.json` are equal, including
-  the tokens' flags.
+- `tokenizer_config.json` and `tokenizer.json` have the same added and special tokens, with the same
+  flags.
 - No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
 Otherwise, Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 def load_folder(
     files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load a folder or repo like `AutoTokenizer`. `path` is its vocabulary file.
-
-    Raises:
-        TokenizerError: if loading fails, returns a slow tokenizer, or requires code that is not
-            trusted.
-    """
+    """Load a folder or repo like `AutoTokenizer`. `path` is its vocabulary file."""
     plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
     backend = HuggingFaceBackend(plain or by_transformers(), str(files))
@@ -79,7 +74,7 @@ def _notes(
 
 
 def hint_without_fast(files: ModelFiles) -> str | None:
-    """Return the hint for a class without a fast tokenizer, or None for other classes."""
+    """Return the hint for a class that has no fast tokenizer, or None for other classes."""
     config = files.json("config.json")
     name = files.json("tokenizer_config.json").get("tokenizer_class")
     name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
@@ -95,7 +90,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
     files.json("tokenizer_config.json")  # raises if it is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
-    # AutoTokenizer uses the general class for these types, unless mistral-common is installed.
+    # Without mistral-common, AutoTokenizer uses the general class for these types.
     loader: Any = PreTrainedTokenizerFast if _is_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
@@ -106,7 +101,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
-        # Transformers replaces unknown tokens by unk_token, which would cause an endless recursion.
+        # Transformers replaces unknown tokens by unk_token, which would recurse endlessly here.
         if getattr(tokenizer, "unk_token", None) == "" and "" not in tokenizer.get_vocab():
             raise ValueError("unk_token is an empty string")
     except PermissionError:  # the caller reports the problem
@@ -115,14 +110,14 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
         if "trust_remote_code" in str(error):
             raise TokenizerError(
                 f"{files} requires custom tokenizer code",
-                hint="review the code, then allow it with {option}; or pass the path of its "
-                "tokenizer.json, if it exists",
+                hint="review the code, then allow it with {option}; or pass the path of the "
+                "tokenizer.json, if the model has one",
                 parameter="trust_remote_code",
             ) from error
         raise TokenizerError(
             f"AutoTokenizer cannot load {files}: {error}",
             hint=f"check its {file} and tokenizer_config.json, or download them again"
-            + "; or give the path of that file" * file.endswith(".model"),
+            + f"; or give the path of its {file}" * file.endswith(".model"),
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
@@ -134,7 +129,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
 
 def _is_mistral_common(files: ModelFiles) -> bool:
-    """Whether AutoTokenizer returns mistral-common's tokenizer, which does not list its tokens."""
+    """Whether AutoTokenizer returns mistral-common's tokenizer, which cannot list its tokens."""
     model_type = str(files.json("config.json").get("model_type"))
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
@@ -167,7 +162,7 @@ def load_json(path: Path) -> HuggingFaceBackend:
 
 
 class PlainTokenizer:
-    """The part of `PreTrainedTokenizerFast` that xtok uses, implemented without Transformers."""
+    """The part of `PreTrainedTokenizerFast` that xtok uses, without Transformers."""
 
     chat_template: Mapping[str, str] = {}
     special_tokens_map: Mapping[str, str] = {}
@@ -179,7 +174,7 @@ class PlainTokenizer:
         self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
-        """Encode whole texts without adding special tokens."""
+        """Encode whole texts without special tokens."""
         encodings = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         return {
             "input_ids": [encoding.ids for encoding in encodings],
@@ -191,7 +186,7 @@ class Built(NamedTuple):
     """A tokenizer class that builds all parts of a BPE tokenizer except vocabulary and merges."""
 
     fingerprint: str
-    roles: Mapping[str, str]  # its default special tokens
+    roles: Mapping[str, str]  # default special tokens of the class
 
 
 _END = "<|endoftext|>"
@@ -215,9 +210,10 @@ BUILT = {
 }
 """Classes that read only the vocabulary and merges of `tokenizer.json`."""
 
-# For each model type ("" without a config.json): the classes for which AutoTokenizer uses
-# tokenizer.json unchanged, and the class in `BUILT`. Versions before 5.8 differ, and some of them
-# lose DeepSeek's spaces (https://github.com/huggingface/transformers/issues/45488).
+# For each model type ("" without a config.json), `READ_DIRECTLY` contains the classes for which
+# AutoTokenizer uses tokenizer.json unchanged, and `BUILDERS` the class in `BUILT`. Versions before
+# 5.8 differ, and some of them lose DeepSeek's spaces
+# (https://github.com/huggingface/transformers/issues/45488).
 _SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
@@ -244,7 +240,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _KEYS = {
     *("added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"),
     *_EXTRA,
-    # Keys about decoding, lengths and ids around a text, and options of slow tokenizers.
+    # Keys for decoding, for lengths, for ids around a text, and for slow tokenizers.
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
     *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
@@ -318,7 +314,7 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
 
 
 def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
-    old = ("special_tokens_map.json", "added_tokens.json")  # for configs without tokens
+    old = ("special_tokens_map.json", "added_tokens.json")  # used if the config has no tokens
     return (
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and all(isinstance(config.get(key) or [], list | dict) for key in _EXTRA)
@@ -328,7 +324,7 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
 
 
 def _is_token(key: str, value: Any) -> bool:
-    """Whether a config entry is a special token (a role, or a model-specific name)."""
+    """Whether a config entry is a special token, with a role or a model-specific name."""
     return key in _ROLES or (key.endswith("_token") and isinstance(value, str))
 
 
@@ -337,7 +333,7 @@ def _content(token: Any) -> str:
 
 
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
-    """Mark tokens with a role as special; return whether the tokens are as in the config."""
+    """Mark tokens with a role as special. Return whether the tokens are the same in the config."""
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     for token in added.values():
@@ -366,7 +362,7 @@ def _builds(
     roles: Mapping[str, str],
     rust: RustTokenizer,
 ) -> bool:
-    """Whether a tokenizer class would build the same tokenizer as `tokenizer.json` contains."""
+    """Whether a tokenizer class would build the tokenizer that `tokenizer.json` contains."""
     if name not in BUILT:
         return model_type not in _DEEPSEEK_TYPES or type(rust.decoder).__name__ == "ByteLevel"
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
@@ -382,7 +378,7 @@ def _builds(
 
 
 def fingerprint(rust: RustTokenizer) -> str:
-    """Return the sha256 of everything that affects encoding, without the vocabulary."""
+    """Return the sha256 of all parts that affect encoding, except the vocabulary."""
     normalizer, splits, decoder = (
         list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
     )

@@ -19,19 +19,18 @@ class ModelFiles:
     """The files of a folder (a `Path`) or a hub repo (a `str`), downloaded on demand.
 
     All files come from the same commit, even if the branch moves. The hub's environment variables
-    apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Several processes can download
-    the same file at the same time, because huggingface_hub locks each blob.
+    apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`.
     """
 
     error: type[XtokError] = TokenizerError
-    """Class of the error that is raised if the repo is unavailable."""
+    """Class of the error for an unavailable repo."""
 
     def __init__(
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
         self.commit: str | None = None  # commit of the first file
-        self.unknown: list[str] = []  # files that the cache lacks but the hub may have
+        self.unknown: list[str] = []  # files that are not in the cache, but may be on the hub
 
     def __str__(self) -> str:
         return str(self.model)
@@ -40,8 +39,8 @@ class ModelFiles:
         """Return the path of a file, or None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is unavailable or the hub does not respond. With `required`, a
-                file that is missing from the cache is also an error if the hub is not used.
+            XtokError: if the repo is unavailable or the hub does not respond. If the hub is not
+                used and `required` is set, also if the cache has no such file.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -62,7 +61,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Whether the model has a file or folder, without downloading it; None if unknown."""
+        """Whether the model has a file or folder, or None if unknown. Does not download it."""
         if isinstance(self.model, Path):
             return (self.model / name).exists()
         from huggingface_hub import get_paths_info, try_to_load_from_cache
@@ -77,7 +76,7 @@ class ModelFiles:
             return None if cached is None else False  # the cache also records missing files
 
     def folder(self) -> Path:
-        """Return the local folder; if necessary, download it without other frameworks' weights."""
+        """Return the local folder. Downloads a repo without the weights of other frameworks."""
         if isinstance(self.model, Path):
             return self.model
         from huggingface_hub import snapshot_download
@@ -86,7 +85,7 @@ class ModelFiles:
             return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
 
     def within(self, folder: str) -> list[Path]:
-        """Return the files of a subfolder by name, empty if the folder is missing or unknown."""
+        """Return the files of a subfolder, sorted by name. A missing folder has no files."""
         if not self.has(folder):
             return []
         if isinstance(self.model, Path) or self.is_local:
@@ -101,7 +100,7 @@ class ModelFiles:
         return [path for path in paths if path is not None]
 
     def first(self, names: Sequence[str]) -> Path | None:
-        """Return the first file that exists; in a folder, the names can be patterns."""
+        """Return the first file that exists. In a local folder, the names can be patterns."""
         for name in names:
             if isinstance(self.model, Path):
                 paths = sorted(filter(Path.is_file, self.model.glob(name)))
@@ -117,16 +116,12 @@ class ModelFiles:
         return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file, empty if the file does not exist.
-
-        Raises:
-            XtokError: if the file is not a JSON object.
-        """
+        """Return the JSON object in a file, or an empty dict if the file does not exist."""
         path = self.find(name)
         if path is None:
             return {}
         try:
-            # Like Transformers, reject a byte order mark, and accept Infinity (Mamba 2).
+            # Like Transformers, this rejects a byte order mark, and accepts Infinity (Mamba 2).
             content = parse_json(path.read_bytes().decode(), allow_nan=True)
         except ValueError as error:
             content = json_problem(error)
@@ -170,7 +165,7 @@ class ModelFiles:
             with quiet_hub():
                 yield
         except kinds as cause:
-            # Subclasses first: LocalEntryNotFoundError is also an EntryNotFoundError, and
+            # Test subclasses first: LocalEntryNotFoundError is also an EntryNotFoundError, and
             # GatedRepoError is also a RepositoryNotFoundError.
             if isinstance(cause, errors.LocalEntryNotFoundError):
                 is_online, is_tokenizer = self._is_online(), issubclass(self.error, TokenizerError)
@@ -215,7 +210,7 @@ def quiet_hub() -> Iterator[None]:
 def is_reachable(minute: int) -> bool:
     """Whether the hub responds to a request. The hub's own library would retry for 20 seconds.
 
-    The result is cached for one minute, so that many files cost one request.
+    The result is cached for a minute, so that many files need only one request.
     """
     from huggingface_hub import constants, get_session
 

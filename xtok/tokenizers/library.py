@@ -12,7 +12,7 @@ from xtok.tokenizers.display import escape, listed, quoted
 if TYPE_CHECKING:
     from xtok.tokenizers._tokenizer import Tokenizer
 
-_SHOWN = 6  # number of ids to print, starting before the first difference
+_SHOWN = 6  # number of ids to print, starting one id before the first difference
 
 
 def library_differences(
@@ -20,9 +20,9 @@ def library_differences(
 ) -> list[str]:
     """Compare with AutoTokenizer, and return one line for each role or text that differs.
 
-    The result is empty if Transformers cannot load the tokenizer. A row of ids may begin with the
-    declared bos and end with the declared eos. If a text already begins with a bos, the row needs
-    no second bos.
+    The result is empty if Transformers cannot load the tokenizer. A row of ids can start with the
+    declared bos and end with a declared eos. If a text starts with a bos, the row needs no second
+    bos.
 
     >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
     []
@@ -30,8 +30,8 @@ def library_differences(
     Args:
         tokenizer: a loaded tokenizer.
         texts: whole texts.
-        rows: the ids of each text, possibly truncated. Default: the ids from `encode`, and the ids
-            that the library adds before and after a text.
+        rows: the ids of each text, which can be truncated. The default is the ids from `encode`,
+            with the ids that the library adds before and after a text.
 
     Raises:
         ValueError: if the number of rows differs from the number of texts.
@@ -75,7 +75,7 @@ def _ids(
 
 
 def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list[int]]:
-    """Return the lists of ids that a row may contain before the ids of the text."""
+    """Return the lists of ids that can precede the ids of the text in a row."""
     if not before:
         return [[], bos]
     return [before, []] if bare[: len(before)] == before else [before]

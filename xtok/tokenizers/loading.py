@@ -46,7 +46,7 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer of any kind; the files determine which library reads them.
+    """Load a tokenizer of any kind. The files determine which library reads them.
 
     >>> xtok.load_tokenizer("bytes", vocab_size=300)
     Tokenizer('bytes', bytes, 300 ids)
@@ -54,15 +54,15 @@ def load_tokenizer(
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
             tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`; or a loaded fast Hugging
-            Face tokenizer. The contents determine the kind of a file, and a prefix overrides it:
-            `hf:`, `spm:`, `tiktoken:`, `tekken:`. `REPO@REVISION` pins a branch, tag or commit.
-            `FILE@REGEX` sets the split pattern of a tiktoken file. If `model` is a `Tokenizer`, it
-            is returned unchanged.
-        vocab_size: width of the model's logits. Default: the width in the model's config, otherwise
-            the tokenizer's largest id + 1.
+            Face tokenizer. xtok detects the kind of a file from its contents, unless a prefix
+            (`hf:`, `spm:`, `tiktoken:`, `tekken:`) sets the kind. `REPO@REVISION` pins a branch,
+            tag or commit. `FILE@REGEX` sets the split pattern of a tiktoken file. A `Tokenizer` is
+            returned unchanged.
+        vocab_size: width of the model's logits. The default is the width in the model's config,
+            otherwise the tokenizer's largest id + 1.
         offline: use only the local cache, like `HF_HUB_OFFLINE=1`.
-        trust_remote_code: allow custom tokenizer code from the repo. If such code runs, the
-            tokenizer's `notes` mention it.
+        trust_remote_code: allow custom tokenizer code from the repo. The tokenizer's `notes` report
+            that the code has run.
 
     Raises:
         TokenizerError: if the tokenizer is missing or unreadable, or its tokens have no exact
@@ -94,7 +94,7 @@ def load_tokenizer(
 def _load(
     name: ModelName, offline: bool, trust_remote_code: bool
 ) -> tuple[Backend, ModelFiles | None, str | Path | None]:
-    """Return the backend, the files of its folder or repo (if any), and `Tokenizer.location`."""
+    """Return the backend, the files of a folder or repo, and `Tokenizer.location`."""
     kind, location, suffix, path = name
     if kind in _BUILT_IN:
         return _BUILT_IN[kind](location), None, None
@@ -123,7 +123,7 @@ def load_pair(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Load two models as a `Pair`, which caches all facts about them.
+    """Load two models as a `Pair`, which caches all facts about both models.
 
     >>> xtok.load_pair("bytes", "bytes").shape
     (256, 256)
@@ -135,8 +135,8 @@ def load_pair(
         trust_remote_code: as in `load_tokenizer`.
 
     Raises:
-        TokenizerError: if a tokenizer is missing, unreadable, or not exact in bytes.
-        TypeError: if only one model is given, or a pair and a model.
+        TokenizerError: as in `load_tokenizer`.
+        TypeError: if the arguments are neither two models nor a pair.
     """
     if isinstance(student_model, Pair) and teacher_model is None:
         return student_model
@@ -154,8 +154,8 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        vocab_size: width of the model's logits. Default: the width in the `config.json` of the
-            tokenizer's folder, otherwise the largest id + 1.
+        vocab_size: width of the model's logits. The default is the width in the `config.json` of
+            the tokenizer's folder, otherwise the largest id + 1.
 
     Raises:
         TokenizerError: if the tokenizer is slow, or its tokens are not byte strings.
@@ -196,7 +196,7 @@ def _ranks(path: Path, kind: str, head: bytes, pattern: str | None) -> RankBacke
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
-    """Read tiktoken and tekken files directly, and all other files like AutoTokenizer."""
+    """Read tiktoken and tekken files directly, and other files like AutoTokenizer."""
     path = files.first((TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
@@ -258,7 +258,7 @@ def _check_without_config(path: Path, files: ModelFiles) -> None:
     if path.name in _WORD_FILES:
         raise TokenizerError(
             f"{files} has {path.name}, but no config.json that names the tokenizer's class",
-            hint="download the model's config.json or tokenizer_config.json into it",
+            hint="download the model's config.json or tokenizer_config.json into the folder",
         )
     folder = files.model
     if not isinstance(folder, Path):

@@ -1,4 +1,4 @@
-"""Parse model names `KIND:LOCATION@SUFFIX`, which are a repo, a folder or a file."""
+"""Parse model names `KIND:LOCATION@SUFFIX`. The location is a repo, a folder or a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelName(NamedTuple):
 
     @property
     def is_json(self) -> bool:
-        """Whether the path is an existing `tokenizer.json`, which stands for its folder."""
+        """Whether the path is an existing `tokenizer.json`, which means its folder."""
         return self.path.name == TOKENIZER_JSON and self.path.is_file()
 
     @property
@@ -73,7 +73,7 @@ def model_id(model: str | PathLike[str]) -> str:
 
 
 def absolute(model: str) -> str:
-    """Make the path in a model name absolute; return names without a path unchanged."""
+    """Make the path in a model name absolute. A name without a path is returned unchanged."""
     kind, _, suffix, path = parse_name(model)
     if kind in BUILT_IN or not path.exists():
         return model
@@ -116,7 +116,7 @@ def _path(location: str) -> Path:
 def is_path(location: str, *, sure: bool = False) -> bool:
     """Whether a model's name is a path.
 
-    A name that is not a valid repo id is a path. Unless `sure` is set, a name is also a path if its
+    A name that is not a valid repo id is a path. If `sure` is not set, a name is also a path if its
     first folder exists.
     """
     first, slash, _ = location.partition("/")

@@ -1,4 +1,4 @@
-"""Notes about a pair's tokenizers."""
+"""Write notes about a pair's tokenizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:
-    """Return notes about the widths of both vocabularies, and about tokenizers that change text."""
+    """Return notes about the widths of both vocabularies, and about changes to text."""
     notes = []
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
@@ -30,7 +30,7 @@ def tokenizer_notes(pair: Pair) -> list[str]:
 
 
 def case_notes(pair: Pair) -> list[str]:
-    """Return a note if one vocabulary has upper-case letters and the other does not."""
+    """Return a note if only one vocabulary has upper-case letters."""
     results = ("their rows in a map are empty", "no row of a map contains them")
     notes = []
     for sides, result in zip((pair, pair.reversed), results, strict=True):
@@ -46,7 +46,7 @@ def case_notes(pair: Pair) -> list[str]:
 def undecodable_tokens(
     pair: Pair, ignored: tuple[Collection[int], Collection[int]] = ((), ())
 ) -> list[str]:
-    """Return a sentence for each of the two tokenizers that has text ids without bytes."""
+    """Return a sentence for each tokenizer that has text ids without bytes."""
     failures = []
     for side, tokenizer, left_out in zip(SIDES, pair.tokenizers, ignored, strict=True):
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]
@@ -63,6 +63,6 @@ def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:
 
 
 def examples_of(ids: Sequence[int], table: TokenTable | None, noun: str = "token") -> str:
-    """Format the number of ids, with the first ids as examples."""
+    """Format the number of ids, and the first ids as examples."""
     names = (str(i) if table is None else f"{i} {table.quoted(i)}" for i in ids)
     return f"{plural(len(ids), noun)}: {listed(names)}"

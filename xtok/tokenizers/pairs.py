@@ -1,4 +1,4 @@
-"""`Pair`: the vocabularies of a student and a teacher, and all facts derived from them."""
+"""`Pair`: the vocabularies of a student and a teacher, and all facts that depend on both."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 
-_TOKENS_AT_ONCE = 16_384  # number of tokens per call to a tokenizer, so that a progress bar moves
+_TOKENS_AT_ONCE = 16_384  # tokens per call to a tokenizer, so that the progress bar moves
 
 
 class Pieces(NamedTuple):
-    """The spellings of a list of tokens, concatenated into one array of ids."""
+    """The spellings of several tokens in one array of ids."""
 
     ids: NDArray[np.int32]  # [total], ids in the spelling tokenizer
     counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 if it cannot be spelled
@@ -36,9 +36,9 @@ class Pieces(NamedTuple):
 class Pair:
     """The vocabularies of a student and a teacher, with their tokenizers if available.
 
-    Each fact is computed at first use and cached. The widths of the vocabularies are the widths of
-    the models' logits. `xtok.load_pair` creates a pair from two models, and
-    `maps.map_arguments.bind_map` creates a pair from a map.
+    Each fact is computed at its first use and cached. The vocabularies are as wide as the models'
+    logits. `xtok.load_pair` creates a pair from two models, and `maps.map_arguments.bind_map`
+    creates a pair from a map.
     """
 
     student: Vocabulary
@@ -51,14 +51,14 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """The student's and the teacher's tokenizer; a `ValueError` if the pair has none."""
+        """The student's and the teacher's tokenizer. Without tokenizers, a `ValueError`."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """The student's and the teacher's token table; an `XtokError` if a map has no tokens."""
+        """The student's and the teacher's token table. Without tokens in a map, an `XtokError`."""
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
@@ -88,22 +88,21 @@ class Pair:
 
     @functools.cached_property
     def equal_bytes(self) -> NDArray[np.int64]:
-        """The teacher id with the same bytes as each student id, or −1, int64 `[V_student]`."""
+        """The teacher id with the same bytes as each student id, or −1, `[V_student]`, int64."""
         return match_bytes(*self.tables)
 
     @functools.cached_property
     def equal_roles(self) -> dict[int, int]:
-        """A dict from student ids to the teacher's control tokens with the same role or name."""
+        """Student id → id of the teacher's control token with the same role or name."""
         if self.is_same:
             return {i: i for i in self.tables[0].control_names}
         return match_roles(*self.tables)
 
     @functools.cached_property
     def partners(self) -> NDArray[np.int64]:
-        """The teacher id with the same bytes or role as each student id, or −1; int64.
+        """The teacher id that has each student id's bytes or role, or −1, `[V_student]`, int64.
 
-        The shape is `[V_student]`. Several student ids can have the same partner; in `shared`, they
-        cannot.
+        Several student ids can have the same partner here, but not in `shared`.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -111,11 +110,11 @@ class Pair:
 
     @functools.cached_property
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Partners of student ids and of teacher ids, one to one, or −1. Both arrays are int64.
+        """One-to-one partners of student ids and of teacher ids, or −1.
 
-        The arrays have the shapes `[V_student]` and `[V_teacher]`. First, tokens with equal bytes
-        that both tokenizers emit become partners, then tokens with equal roles, in the order of
-        ids.
+        The arrays are `[V_student]` and `[V_teacher]`, int64. Tokens with equal bytes become
+        partners first, if both tokenizers emit them. Tokens with equal roles follow, in the order
+        of ids.
         """
         ours, theirs = self.equal_bytes, self.reversed.equal_bytes
         to_teacher, to_student = _mutual(ours, theirs), _mutual(theirs, ours)
@@ -127,15 +126,14 @@ class Pair:
 
     @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:
-        """A dict from student ids without an equal teacher token to near-equivalent teacher ids."""
+        """Student id without an equal teacher token → near-equivalent teacher id."""
         return match_relaxed(*self.tables)
 
     @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
-        """Student ids with upper-case letters, if the teacher's vocabulary is lower-case only.
+        """Student ids with upper-case letters that a lower-case teacher cannot spell, int64.
 
-        The teacher's tokenizer cannot spell these tokens. The array is int64, and empty for
-        teachers with upper-case letters.
+        The array is empty if the teacher's vocabulary has upper-case letters.
         """
         rows, columns = self.tables
         if columns.has_upper_case:
@@ -146,7 +144,7 @@ class Pair:
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
         """Spell student tokens with the teacher's tokenizer, as in the middle of a text.
 
-        `student_ids` are distinct ids of text tokens, int64 `[n]`. Spellings are cached.
+        `student_ids` are distinct ids of text tokens, `[n]`, int64. Spellings are cached.
 
         >>> import numpy as np
         >>> xtok.load_pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
@@ -171,17 +169,17 @@ class Pair:
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether student and teacher have the same vocabulary, possibly with different widths."""
+        """Whether both vocabularies have the same tokens. The widths can differ."""
         return same_tokens(*self.tables)
 
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> Pair:
-        """Return a copy of the pair with tokens in another form and with ignored ids as UNUSED.
+        """Return a copy with tokens in another form. Ignored ids are UNUSED.
 
         Raises:
-            XtokError: if the form is `raw` and the pair was made from a map, because maps contain
-                no display strings.
+            XtokError: if the form is `raw` and the pair comes from a map, which contains no display
+                strings.
         """
         key = form, *map(frozenset, ignored)
         if key == ("bytes", frozenset(), frozenset()):
@@ -200,7 +198,7 @@ def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side. Raises an `XtokError` if the map contains no tokens."""
+    """Return the tokens of a side. It is an `XtokError` if the map contains no tokens."""
     if vocabulary.table is None:
         raise XtokError(
             f"the map contains no tokens of {vocabulary.model_id}, because another tool wrote it",

@@ -10,9 +10,9 @@ import numpy as np
 
 from xtok.tokenizers.table import TokenTable, TokenType
 
-# Names of special tokens in published tokenizer_config.json files or code, by role. Roles are
-# matched in this order: turn_end before eos, because some tokens have both roles; eos before bos,
-# because models predict the end of a text (GPT-2 has one token for both).
+# Names of special tokens by role, from published tokenizer_config.json files and code. Roles are
+# matched in this order. turn_end precedes eos, because some tokens have both roles. eos precedes
+# bos, because models predict the end of a text, and GPT-2 has one token for both.
 _NAMES_OF_ROLES: dict[str, str] = {
     "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
     "turn_end": "<|im_end|> <end_of_turn> <|end|> <|eot_id|> <|eot|> <|END_OF_TURN_TOKEN|>",
@@ -57,14 +57,14 @@ _RESERVED = re.compile(
     r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
-# Roles with interchangeable tokens, so that several student tokens can share a teacher token.
+# In these roles, several student tokens can share a teacher token.
 _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 
 
 def find_roles(
     table: TokenTable, declared: Mapping[str, Iterable[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the ids of each role: declared ids, and known names for undeclared roles.
+    """Return the ids of each role. Undeclared roles are found by the tokens' names.
 
     Only control tokens have roles. A role that is declared without ids is omitted.
     """
@@ -82,15 +82,15 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
     Within a role, tokens with equal names are paired first, then the other tokens in the order of
-    ids, one to one. For the roles bos, eos, pad and unk, all remaining student tokens are paired
-    with the first teacher id of the role. If the teacher has no end-of-turn token, the teacher's
-    eos is used instead. Tokens without a role are paired by name.
+    ids. For bos, eos, pad and unk, all remaining student tokens are paired with the first teacher
+    id of the role. If the teacher has no end-of-turn token, its eos token is used. Tokens without a
+    role are paired by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
         pairs |= _match_role(role, student, teacher, pairs)
     if "turn_end" not in teacher.roles and "eos" in teacher.roles:
-        # A model without an end-of-turn token ends its turn with the end of text.
+        # A model without an end-of-turn token ends a turn with its eos token.
         for s in student.roles.get("turn_end", ()):
             pairs.setdefault(s, teacher.roles["eos"][0])
     without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
@@ -108,7 +108,7 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
-    """Pair the student's and the teacher's ids of one role, without the pairs in `earlier`."""
+    """Pair the ids of one role that have no partner in `earlier`."""
     candidates, used_ids = _role_ids(role, teacher), set(earlier.values())
     rest = [s for s in _role_ids(role, student) if s not in earlier]
     free = [t for t in candidates if t not in used_ids]
@@ -124,7 +124,7 @@ def _match_role(
 
 
 def _role_ids(role: str, table: TokenTable) -> list[int]:
-    # Byte-level tokenizers often declare their eos as unk, but never emit it for text.
+    # Byte-level tokenizers often declare the eos token as unk, but never emit it for text.
     ids = table.roles.get(role, ())
     return [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
 
@@ -132,9 +132,9 @@ def _role_ids(role: str, table: TokenTable) -> list[int]:
 def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -> dict[int, int]:
     """Map each student CONTROL id to the teacher CONTROL id with the most similar name.
 
-    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of character pairs in
-    the simplified names. If several teacher ids are equally similar, the lowest id is used.
-    `threshold` > 0 is the minimum similarity.
+    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|), where A and B are the sets of
+    character pairs in the simplified names. Among equally similar ids, the lowest id is used. The
+    minimum similarity is `threshold` > 0.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     if not (rows and columns):
@@ -166,7 +166,7 @@ def _bigrams(name: str) -> frozenset[str]:
 
 
 def slot_candidates(teacher: TokenTable) -> list[int]:
-    """Return the teacher ids that have no meaning, best candidate for a scale slot first."""
+    """Return teacher ids without text for a scale slot, the best candidate first."""
     roles = teacher.roles
     ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
     control = teacher.ids_of_type(TokenType.CONTROL).tolist()

@@ -1,4 +1,4 @@
-"""Represent a vocabulary as exact bytes: token types, and a token table."""
+"""Represent a vocabulary as a table of exact bytes and token types."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SIDES = "student", "teacher"
 """Rows and columns of a map."""
 
 MAX_WIDTH = 2**24
-"""Maximum width of a vocabulary, 64 times the largest published width. Ids fit int32."""
+"""Maximum width of a vocabulary. It is 64 times the largest published width."""
 
 MAX_NAME = 1 << 10
 """Maximum length of a special token's name in bytes. Published names are shorter than 100."""
 
 
 class TokenType(IntEnum):
-    """Type of a token id, with SentencePiece's names and numbers."""
+    """Type of a token id. Names and numbers are from SentencePiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -48,8 +48,8 @@ class TokenType(IntEnum):
 class TokenEntry(NamedTuple):
     """One token id of a tokenizer.
 
-    `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
-    string for this token in the tokenizer's files, if it differs from `content`.
+    `content` contains the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is
+    the token's string in the tokenizer's files, if it differs from `content`.
     """
 
     id: int
@@ -62,12 +62,12 @@ class TokenEntry(NamedTuple):
 class TokenTable:
     """The exact bytes of all token ids in a vocabulary of width V."""
 
-    data: NDArray[np.uint8]  # [total], the concatenated bytes of all tokens
-    offsets: NDArray[np.int64]  # [V + 1]; token i is data[offsets[i]:offsets[i + 1]]
-    types: NDArray[np.uint8]  # [V]; CONTROL, UNKNOWN and UNUSED ids have no bytes
+    data: NDArray[np.uint8]  # [total], bytes of all tokens
+    offsets: NDArray[np.int64]  # [V + 1], start of each token in `data`, and the end
+    types: NDArray[np.uint8]  # [V], types; CONTROL, UNKNOWN and UNUSED ids have no bytes
     control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
     roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the declared id first
-    # The ids that the tokenizer emits for bytes with several ids, if they differ from the default
+    # If several ids have the same bytes: the id that the tokenizer emits, unless it is the default
     # of `canonical_ids`.
     preferred_ids: tuple[int, ...] = ()
 
@@ -85,12 +85,12 @@ class TokenTable:
 
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of bytes per token, int64 `[V]`."""
+        """Number of bytes per token, `[V]`, int64."""
         return np.diff(self.offsets)
 
     @property
     def has_upper_case(self) -> bool:
-        """Whether letters A to Z occur in more than 1 % of the tokens, not just in names."""
+        """Whether more than 1 % of the tokens contain letters from A to Z."""
         is_upper = (self.data >= ord("A")) & (self.data <= ord("Z"))
         owners = np.repeat(np.arange(len(self)), self.lengths)
         return len(np.unique(owners[is_upper])) > len(self.text_ids) / 100
@@ -102,7 +102,7 @@ class TokenTable:
 
     @functools.cached_property
     def is_control(self) -> NDArray[np.bool_]:
-        """Mask of CONTROL and UNKNOWN ids, bool `[V]`."""
+        """Mask of CONTROL and UNKNOWN ids, `[V]`, bool."""
         return np.isin(self.types, [TokenType.CONTROL, TokenType.UNKNOWN])
 
     def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
@@ -120,18 +120,18 @@ class TokenTable:
 
     @functools.cached_property
     def named_tokens(self) -> list[bytes]:
-        """The bytes of each id, or a control token's name, as in rendered conversations."""
+        """The bytes of each id, or the name of a control token, as in rendered conversations."""
         names = self.control_names
         return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield the entries that `Decoded` takes: one for each id that is not UNUSED."""
+        """Yield an entry for `Decoded` for each id that is not UNUSED."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
                 yield TokenEntry(i, TokenType(kind), token)
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return a copy with the roles and preferred ids of another table, without UNUSED ids."""
+        """Return a copy with the roles and preferred ids of another table, except UNUSED ids."""
         is_used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if is_used[i]) for role, ids in table.roles.items()}
         return replace(
@@ -143,8 +143,8 @@ class TokenTable:
     def canonical_ids(self) -> dict[bytes, int]:
         """Return one id for each byte string. Do not modify the cached dict.
 
-        If several ids have the same bytes, this is the id that the tokenizer emits, otherwise the
-        lowest id that is not of type BYTE, otherwise the lowest id.
+        If several ids have the same bytes, the first of these exists: the id that the tokenizer
+        emits, the lowest id of a type other than BYTE, the lowest id.
         """
         return self._canonical_ids
 
@@ -160,15 +160,15 @@ class TokenTable:
 
     @functools.cached_property
     def emitted_ids(self) -> NDArray[np.int64]:
-        """The text tokens that the tokenizer emits for their own bytes, int64, ascending."""
+        """One id for each byte string, as in `canonical_ids`, int64, ascending."""
         return np.sort(np.fromiter(self._canonical_ids.values(), np.int64))
 
     def ids_of(self, token: str | bytes) -> list[int]:
-        r"""Return all ids of a token, ascending, because several ids can have the same bytes.
+        r"""Return all ids of a token, ascending. Several ids can have the same bytes.
 
         Args:
-            token: the token's text (plain, or escaped with `\xe4` for a byte), the name of a
-                control token, or the token's exact bytes.
+            token: the token's exact bytes, its text (plain, or escaped with `\xe4` for a byte), or
+                the name of a control token.
 
         >>> table = xtok.load_tokenizer("bytes").table
         >>> table.ids_of("a"), table.ids_of(r"\xe4"), table.ids_of(b"\xe4"), table.ids_of("the")
@@ -191,7 +191,7 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the ids to add before and after a text's ids: bos and eos, unless present."""
+        """Return the bos and eos ids to add before and after a text's ids, if they are missing."""
         bos_ids, eos_ids = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
             [*bos_ids[:1]] if bos and not {*ids[:1]} & {*bos_ids} else [],
@@ -199,7 +199,7 @@ class TokenTable:
         )
 
     def name(self, token_id: int) -> str:
-        """Return a readable name of an id: its escaped bytes, control name or type."""
+        """Return a readable name of an id: the escaped bytes, the control name or the type."""
         if token := self[token_id]:
             return escape(token)
         name = self.control_names.get(token_id)
@@ -216,14 +216,14 @@ class TokenTable:
         return quoted(self.name(token_id)) if token_id < len(self) else "(none)"
 
     def at_width(self, width: int) -> TokenTable:
-        """Return a copy with another width: UNUSED ids are added or removed at the end."""
+        """Return a copy with another width. Adds UNUSED ids, or removes ids, at the end."""
         num_new, end = width - len(self), min(width, len(self))
         types = np.pad(self.types[:end], (0, max(0, num_new)), constant_values=TokenType.UNUSED)
         offsets = np.pad(self.offsets[: end + 1], (0, max(0, num_new)), mode="edge")
         return replace(self, types=types, offsets=offsets)
 
     def sha256(self) -> str:
-        """Return the digest of types, offsets, bytes and control names of the ids in use."""
+        """Return a digest of the types, offsets, bytes and control names of all used ids."""
         return self._sha256
 
     @functools.cached_property
@@ -251,14 +251,14 @@ def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
 class VocabularyFields:
     """The fields of a vocabulary that map files contain as JSON values."""
 
-    model_id: str  # repo id, or last component of a folder or file
-    revision: str | None = None  # commit of the repo, if known; otherwise the requested revision
+    model_id: str  # repo id, or last component of the path of a folder or file
+    revision: str | None = None  # commit of the repo; if unknown, the requested revision
     backend: str | None = None  # hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, width of the model's logits
     # option, config, model type, tokenizer, map, or ids (largest id of a map without a width)
     width_source: str
     tokenizer_vocab_size: int | None = None  # largest id of the tokenizer within V, plus 1
-    # `Tokenizer.definition_sha256` when the map was created; None if unknown.
+    # `Tokenizer.definition_sha256` when the map was created, or None if unknown.
     definition_sha256: str | None = None
 
 
@@ -266,19 +266,19 @@ class VocabularyFields:
 class Vocabulary(VocabularyFields):
     """The student's or the teacher's vocabulary: a token table and the model's name."""
 
-    table: TokenTable | None = None  # None if another program's map has no tokens
+    table: TokenTable | None = None  # None if a map of another program contains no tokens
 
     def __post_init__(self) -> None:
-        """Convert a width of NumPy, which JSON cannot contain."""
+        """Convert a NumPy width, which JSON cannot contain."""
         vars(self)["vocab_size"] = operator.index(self.vocab_size)
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the width is only a lower bound, as in some maps from other programs."""
+        """Whether the width is only a lower bound, as in some maps of other programs."""
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: Token) -> list[int]:
-        """Return the ids of a token, as in `TokenTable.ids_of`. For an id, return only this id.
+        """Return the ids of a token, as in `TokenTable.ids_of`, or an id itself.
 
         Raises:
             XtokError: if the token or id does not exist, or the map contains no tokens.
@@ -311,7 +311,7 @@ class Vocabulary(VocabularyFields):
         """Return the ids of one or more tokens, as in `ids_of`.
 
         Raises:
-            XtokError: as in `ids_of`; names all missing tokens.
+            XtokError: as in `ids_of`. The error names all missing tokens.
         """
         ids, error = self.find_ids(tokens)
         if error is not None:
@@ -341,11 +341,11 @@ _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
 class Decoded:
     """The entries of a tokenizer, before the width of the table is known.
 
-    The entries are stored as arrays, because 100,000 objects would slow down Python's garbage
-    collector by a tenth of a second.
+    The entry objects are not kept, because 100,000 objects slow down Python's garbage collector by
+    a tenth of a second.
 
     Args:
-        entries: the entries of all ids, in any order. No id may occur twice.
+        entries: the entries of all ids, in any order.
         form: `bytes`, `text` (the bytes decoded as UTF-8, with U+FFFD for invalid bytes) or `raw`
             (the display string).
         ignore: ids to treat as UNUSED.
@@ -387,12 +387,12 @@ class Decoded:
         self.undecodable = tuple(sorted(undecodable))
 
     def outside(self, width: int) -> dict[int, bytes]:
-        """Return the bytes or names of the ids that are not below `width`."""
+        """Return the bytes or names of the ids from `width` on."""
         outside = sorted(i for i in self.ids if i >= width)
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
     def table(self, width: int) -> TokenTable:
-        """Return a table of `width` ids; ids that the tokenizer does not have are UNUSED."""
+        """Return a table of `width` ids. Ids that are not in the tokenizer are UNUSED."""
         tokens, ids = [*self._tokens.values()], np.fromiter(self.ids, np.int64, len(self.ids))
         order = np.argsort(ids)[: np.count_nonzero(ids < width)]
         types = np.full(width, TokenType.UNUSED, np.uint8)
@@ -416,7 +416,7 @@ def _control_name(token_id: int, content: bytes) -> str:
 
 
 def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
-    """Whether two tables have the same bytes and control tokens; widths and types can differ."""
+    """Whether two tables have the same bytes and control tokens. Widths and types can differ."""
     if table is None or other is None or table is other:
         return table is other
     # Types can differ, because Transformers changes some UNKNOWN tokens to CONTROL.
@@ -431,20 +431,20 @@ def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
 
 
 def differing_ids(table: TokenTable, other: TokenTable) -> list[int]:
-    """Return the ids with different bytes or control names in two tables, ascending."""
+    """Return the ids whose bytes or control names differ between two tables, ascending."""
     pairs = enumerate(zip_longest(table.tokens(), other.tokens(), fillvalue=b""))
     names = table.control_names, other.control_names
     return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
-    """Return the teacher id with the same bytes as each student id, or −1, int64 `[V_student]`."""
+    """Return the teacher id with the same bytes as each student id, or −1, `[V_student]`, int64."""
     find_id = teacher.canonical_ids().get
     return np.fromiter(map(find_id, student.tokens(), repeat(-1)), np.int64, len(student))
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return the UTF-8 offset of each character, and the end, int64 `[n + 1]`.
+    """Return the UTF-8 offset of each character, and the end, `[n + 1]`, int64.
 
     >>> byte_offsets("né").tolist()
     [0, 1, 3]
@@ -468,7 +468,7 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # invalid bytes, decoded with `surr
 
 
 def utf8_runs(data: bytes) -> list[str]:
-    r"""Split bytes into alternating runs of text and invalid bytes; the first and last are text.
+    r"""Split bytes into alternating runs of text and invalid bytes, starting and ending with text.
 
     >>> utf8_runs(b"n\xc3\xa9\xe6\x9d")
     ['né', '\udce6\udc9d', '']
