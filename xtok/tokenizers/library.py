@@ -81,9 +81,9 @@ def _beginnings(before: list[int], bare: list[int], bos: list[int]) -> list[list
     return [before, []] if bare[: len(before)] == before else [before]
 
 
-def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
+def ids_apart(own_ids: Sequence[int], library_ids: Sequence[int]) -> str:
     """Format two rows of ids around their first difference."""
-    first = max(0, num_common(ours, theirs) - 1)
-    excerpts = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
+    first = max(0, num_common(own_ids, library_ids) - 1)
+    excerpts = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (own_ids, library_ids))
     place = f" from token {first}" if first else ""
     return f"{next(excerpts)}{place}, expected AutoTokenizer's {next(excerpts)}"

@@ -116,8 +116,8 @@ class Pair:
         partners first, if both tokenizers emit them. Tokens with equal roles follow, in the order
         of ids.
         """
-        ours, theirs = self.equal_bytes, self.reversed.equal_bytes
-        to_teacher, to_student = _mutual(ours, theirs), _mutual(theirs, ours)
+        to_teacher, to_student = self.equal_bytes, self.reversed.equal_bytes
+        to_teacher, to_student = _mutual(to_teacher, to_student), _mutual(to_student, to_teacher)
         reversed_roles = ((s, t) for t, s in self.reversed.equal_roles.items())
         for s, t in (*self.equal_roles.items(), *reversed_roles):
             if to_teacher[s] < 0 and to_student[t] < 0:

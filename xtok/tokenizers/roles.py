@@ -139,14 +139,14 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     if not (rows and columns):
         return {}
-    ours, theirs = (
+    student_bigrams, teacher_bigrams = (
         [_bigrams(table.control_names[i]) for i in ids]
         for table, ids in ((student, rows), (teacher, columns))
     )
-    bigrams = sorted(set().union(*ours, *theirs))
+    bigrams = sorted(set().union(*student_bigrams, *teacher_bigrams))
     a, b = (
         np.array([[bigram in name for bigram in bigrams] for name in names], np.float32)
-        for names in (ours, theirs)
+        for names in (student_bigrams, teacher_bigrams)
     )
     sizes, pairs = b.sum(axis=1), dict[int, int]()
     blocks = 1 + len(a) * len(b) // 2**20  # blocks with 4 MiB of scores
