@@ -264,20 +264,20 @@ ERRORS: Errors = {
         ),
     ],
     "the checkpoint is damaged: download it again": [
-        (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …"),
+        (lambda: layer(b"x"), "model/model.safetensors is not a complete safetensors file: …"),
         (
             lambda: layer((3).to_bytes(8, "little") + b"[1]"),
-            "model/model.safetensors is not a whole safetensors file: …",
+            "model/model.safetensors is not a complete safetensors file: …",
         ),
         (
             lambda: layer(MATRIX, {"model.embed_tokens.weight": "model.safetensors"}),
-            "model/model.safetensors is not a whole safetensors file: …",
+            "model/model.safetensors is not a complete safetensors file: …",
         ),
         (lambda: layer(MATRIX, []), "the model.safetensors.index.json of model is damaged"),
         (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged"),
         (
             lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
-            "model lacks none.safetensors, which its model.safetensors.index.json lists",
+            "model has no none.safetensors, which its model.safetensors.index.json lists",
         ),
     ],
 }

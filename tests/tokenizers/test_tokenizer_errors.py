@@ -227,7 +227,7 @@ ERRORS: Errors = {
         ),
     ],
     "check its tokenizer.model and tokenizer_config.json, or download them again; or give "
-    "the path of that file": [
+    "the path of its tokenizer.model": [
         (
             lambda: load_tokenizer(class_of("tokenizer.model", "AlbertTokenizer")),
             "AutoTokenizer cannot load other: …",
@@ -241,14 +241,14 @@ ERRORS: Errors = {
             "the configs of other name special tokens without an id: <|other|>",
         ),
     ],
-    "fix or delete it": [
+    "fix or delete the file": [
         (
             lambda: load_tokenizer(folder("generation_config", '{"eos_token_id": true}')),
             "model/generation_config.json: eos_token_id is True, expected token ids",
         ),
     ],
-    "review the code, then allow it with trust_remote_code=; or pass the path of its "
-    "tokenizer.json, if it exists": [
+    "review the code, then allow it with trust_remote_code=; or pass the path of the "
+    "tokenizer.json, if the model has one": [
         (
             lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
             "model requires custom tokenizer code",
@@ -260,7 +260,7 @@ ERRORS: Errors = {
             "words has several tokenizers, but no config.json: a.model, tekken.json",
         ),
     ],
-    "download the model's config.json or tokenizer_config.json into it": [
+    "download the model's config.json or tokenizer_config.json into the folder": [
         (
             lambda: load_tokenizer(Path(file("words/vocab.txt", "a b")).parent),
             "words has vocab.txt, but no config.json that names the tokenizer's class",
