@@ -54,6 +54,7 @@ class ParquetTable:
         return self._arrow.OSFile(os.fsencode(self._path))  # pyarrow encodes a str as UTF-8
 
     def _cast_type(self, kind: Any) -> Any:
+        """Replace the variants of strings, bytes and lists in a type by the usual types."""
         arrow, types = self._arrow, self._arrow.types
         if types.is_dictionary(kind):
             return self._cast_type(kind.value_type)
@@ -211,6 +212,7 @@ def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
 
 
 def _without_null_fields(rows: list[Any], values: Any) -> list[Any]:
+    """Remove the null fields of structs at all levels."""
     types = need("pyarrow.types", "the file")
 
     def convert(value: Any, kind: Any) -> Any:

@@ -92,6 +92,7 @@ class Retokenizer:
         return self.teacher.keeps_text or b"".join(table[i] for i in ids) == text.encode()
 
     def _spell(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
+        """Spell parts with the teacher's library, or exactly if the library would lose text."""
         by_part: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
         texts = [] if self._exact else sorted(part for part in parts if isinstance(part, str))
         by_library = zip(texts, self.teacher.library_ids(texts), strict=True)

@@ -109,8 +109,8 @@ def _message_notes(
 ) -> Iterator[str]:
     """Yield notes about omitted leaves of one message, or raise an error.
 
-    A note is sufficient if the lost text contains a tag, or if the template writes the leaf as long
-    as the message is the last message. `omitted` records the second case for each kind of leaf.
+    There is only a note if the lost text contains a tag, or if the template writes the leaf while
+    the message is the last message. `omitted` records the second case for each kind of leaf.
     """
     messages = check.inputs["messages"]
     message, is_last = messages[index], index + 1 == len(messages)
@@ -136,6 +136,7 @@ def _message_notes(
 
 
 def _item_notes(check: _LeafCheck, name: str, index: int) -> Iterator[str]:
+    """Yield notes about the keys of a tool or document that the template omits."""
     leaves = [*_leaves(check.inputs[name][index], (name, index))]
     by_key: dict[str, list[_Leaf]] = defaultdict(list)
     for leaf in leaves:
@@ -149,6 +150,7 @@ def _item_notes(check: _LeafCheck, name: str, index: int) -> Iterator[str]:
 
 
 def _unread_key_notes(check: _LeafCheck, messages: Sequence[Message]) -> Iterator[str]:
+    """Yield notes about message keys that neither xtok nor the template uses."""
     keys = [
         key
         for index, message in enumerate(messages)

@@ -38,7 +38,7 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation that was parsed from ids. `render` converts it back to the same text."""
+    """A conversation that was parsed from ids. `render` converts it back to the text of the ids."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -406,6 +406,7 @@ def _decode_json(text: str, start: int, limit: int) -> tuple[Any, int]:
 
 
 def _build_conversation(steps: _Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """Return the messages and tools of a split, and whether a generation prompt follows."""
     system: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []

@@ -280,6 +280,7 @@ class Targets:
         return [b for b in blocks if turns[bisect(turns, (b[0], True)) - 1][1]]
 
     def _find_targets(self) -> Iterator[tuple[int, int]]:
+        """Yield the target ranges in characters, from generation blocks or from answers."""
         if self._blocks is None:
             later = [run for i in self._answers for run in self._spans.turn_runs(i)[1]]
             texts = self._answers_without({run.message for run in later}) if later else {}
@@ -347,6 +348,7 @@ class Targets:
         return None
 
     def _notes(self) -> Iterator[str]:
+        """Yield notes about missing and incomplete targets, and about the date."""
         yield from self._role_notes()
         if any(self._begins_in_prompt(*stretch) for stretch in self._target_chars):
             yield BEGINS_IN_PROMPT

@@ -401,6 +401,7 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
 
 
 def _normalizations(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
+    """Yield the changes of the normalizer, except changes that the decoder undoes."""
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
     } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}

@@ -58,7 +58,8 @@ class Tokenizer:
 
     - `vocabulary`: the token table and its source.
     - `undecodable`: the text ids that have no bytes.
-    - `location`: the folder, file or repo. `name` is the argument of `load_tokenizer`.
+    - `location`: the folder, file or repo.
+    - `name`: the argument of `load_tokenizer`.
     - `notes`: notes about loading.
     - `text_changes`: the components that change a text before tokenization, and their changes.
     - `drops_text`: whether the library silently drops text that has no token.
@@ -254,7 +255,8 @@ class Tokenizer:
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode parts of a longer text with the library, which may change the text.
 
-        The names of control tokens are plain text. An unpaired surrogate is a `TokenizerError`.
+        The names of control tokens are plain text. Raises a `TokenizerError` for an unpaired
+        surrogate.
         """
         _require_utf8(texts)
         with no_panic(self._model_id):
@@ -352,6 +354,7 @@ class Tokenizer:
         return [None if text is None else next(rows) for text in texts]
 
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        """Spell invalid UTF-8 with byte tokens, and the text in between with the library."""
         runs_by_piece = list(map(utf8_runs, pieces))
         texts = sorted({text for runs in runs_by_piece for text in runs[::2]})
         ids_by_text = dict(zip(texts, self.library_ids(texts), strict=True))
@@ -386,7 +389,7 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """Return the emitted ids of bytes that have several ids, if these ids are not canonical."""
+        """For bytes with several ids, return the id that the tokenizer emits, unless canonical."""
         canonical = self.table.canonical_ids()
         if len(self.table.text_ids) == len(canonical):
             return ()
@@ -415,7 +418,7 @@ def _require_utf8(texts: Sequence[str]) -> None:
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Return the start of each token in a text that the library changed, and the changed bytes.
+    """Locate the tokens in a text that the library changed, and count the changed bytes.
 
     Tokens with overlapping spans form a group, which `_stretch` locates.
     """
@@ -441,7 +444,7 @@ def _bounds(
 def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts and ends of the spans, after adding text that the library left out."""
+    """Extend the spans over text that the library left out. Return the starts and the ends."""
     starts, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):

@@ -90,7 +90,7 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for PyTorch. A damaged file is an `EmbeddingError`."""
+    """Open a safetensors file for PyTorch. Raises an `EmbeddingError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -65,7 +65,7 @@ def class_label(name: str) -> str:
 def classes_named(name: str) -> tuple[TokenClass, ...]:
     """Return the class with this name or label. The name `digits` means all classes of digits.
 
-    Case is ignored. An unknown class is an `XtokError`.
+    Case is ignored. Raises an `XtokError` for an unknown class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -153,6 +153,7 @@ def _text_classes(texts: list[str]) -> NDArray[np.uint8]:
 
 
 def _bit(char: str) -> int:
+    """Return the bit of a character's class."""
     category = unicodedata.category(char)
     if category == "Nd":
         return _DIGIT
@@ -173,7 +174,7 @@ def _bit(char: str) -> int:
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:
-    """Return the number of ASCII digits of each id, `[V]`, int64; 0 if the id is not a number.
+    """Return the number of ASCII digits of each id that is a number, otherwise 0, `[V]`, int64.
 
     Spaces around the number are ignored.
     """

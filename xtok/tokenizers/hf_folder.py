@@ -86,6 +86,7 @@ def hint_without_fast(files: ModelFiles) -> str | None:
 
 
 def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> Any:
+    """Load a folder with Transformers, and convert errors to a `TokenizerError`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     files.json("tokenizer_config.json")  # raises if it is not a JSON object
@@ -268,6 +269,7 @@ def without_library(files: ModelFiles) -> PlainTokenizer | None:
 
 
 def _read_plain(files: ModelFiles) -> PlainTokenizer | None:
+    """Read `tokenizer.json` if the conditions in the module's docstring hold."""
     path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
     model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
     name = _class(config, model)

@@ -39,8 +39,8 @@ class ModelFiles:
         """Return the path of a file, or None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is unavailable or the hub does not respond. If the hub is not
-                used and `required` is set, also if the cache has no such file.
+            XtokError: if the repo is unavailable or the hub does not respond. With `required`, also
+                if the hub is not used and the cache has no such file.
         """
         if isinstance(self.model, Path):
             path = self.model / name

@@ -60,6 +60,7 @@ def _or_none(token_id: int | None) -> str:
 def _ids(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None
 ) -> Iterator[str]:
+    """Yield a line for each text that AutoTokenizer encodes differently."""
     library = tokenizer.library
     bos, eos = ([*tokenizer.declared.get(role, ())] for role in ("bos", "eos"))
     for index, (text, inner) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True)):

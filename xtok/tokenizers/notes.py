@@ -1,4 +1,4 @@
-"""Write notes about a pair's tokenizers."""
+"""Notes about a pair's tokenizers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def undecodable_tokens(
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]
         if undecodable:
             ids = examples_of(undecodable, tokenizer.table, "id")
-            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes for {ids}")
+            failures.append(f"the {side} {tokenizer.vocabulary.model_id} has no bytes for {ids}")
     return failures
 
 

@@ -51,14 +51,14 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """The student's and the teacher's tokenizer. Without tokenizers, a `ValueError`."""
+        """The student's and the teacher's tokenizer. Raises a `ValueError` if there is none."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """The student's and the teacher's token table. Without tokens in a map, an `XtokError`."""
+        """Both token tables. Raises an `XtokError` if the pair's map contains no tokens."""
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
@@ -100,9 +100,10 @@ class Pair:
 
     @functools.cached_property
     def partners(self) -> NDArray[np.int64]:
-        """The teacher id that has each student id's bytes or role, or −1, `[V_student]`, int64.
+        """The teacher id with the same bytes or role as each student id, or −1.
 
-        Several student ids can have the same partner here, but not in `shared`.
+        The array is `[V_student]`, int64. Several student ids can have the same partner here, but
+        not in `shared`.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -198,7 +199,7 @@ def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side. It is an `XtokError` if the map contains no tokens."""
+    """Return the tokens of a side. Raises an `XtokError` if the map contains no tokens."""
     if vocabulary.table is None:
         raise XtokError(
             f"the map contains no tokens of {vocabulary.model_id}, because another tool wrote it",

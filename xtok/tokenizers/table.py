@@ -143,8 +143,8 @@ class TokenTable:
     def canonical_ids(self) -> dict[bytes, int]:
         """Return one id for each byte string. Do not modify the cached dict.
 
-        If several ids have the same bytes, the first of these exists: the id that the tokenizer
-        emits, the lowest id of a type other than BYTE, the lowest id.
+        If several ids have the same bytes, the dict contains the id in `preferred_ids`, otherwise
+        the lowest id that is not of type BYTE, otherwise the lowest id.
         """
         return self._canonical_ids
 

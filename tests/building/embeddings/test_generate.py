@@ -679,7 +679,7 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_
         model_folders / "teacher",
     )
     result = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
-    fails(result, f"student student: no bytes for 1 id: {empty} ")
+    fails(result, f"the student student has no bytes for 1 id: {empty} ")
     assert os.listdir(tmp_path) == ["student"]
     assert generate(xtok.load_pair(*sides)).row_kind[empty] == RowKind.EMPTY
 
