@@ -82,11 +82,7 @@ class Config:
 
 
 def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Any:
-    """Validate and return the value of an option. A number becomes an `int` or `float`.
-
-    Raises:
-        ValueError: if the value is invalid or out of range.
-    """
+    """Validate and return the value of an option. A number becomes an `int` or `float`."""
     if value is None and NoneType in get_args(kind):
         return value
     kind = without_none(kind)

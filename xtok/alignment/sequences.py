@@ -112,9 +112,6 @@ class Sequences:
         ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences, as NumPy arrays,
             torch tensors or lists.
         mask: the mask of a padded batch, 0 at padding. If None, pad tokens are padding.
-
-    Raises:
-        ValueError: if the shape or type is wrong, or an id is invalid.
     """
 
     def __init__(self, symbols: SymbolTable, ids: Any, mask: Any = None) -> None:

@@ -12,31 +12,22 @@ Path = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
-    """A range of characters in a text that comes from one string in a message.
-
-    `path` locates the string in the message, for example `("content", 0, "text")`. `message` is -1
-    for strings in tools and documents. `offset` is the position in the string at which the range
-    starts, or -1 for derived text such as JSON.
-    """
+    """A range of characters in a text that comes from one string in a message."""
 
     start: int
     end: int
-    message: int
-    path: Path
-    offset: int
+    message: int  # index of the message, or −1 for tools and documents
+    path: Path  # path of the string in the message, such as ("content", 0, "text")
+    offset: int  # offset of `start` in the string, or −1 for derived text such as JSON
 
 
 class Mark(NamedTuple):
-    """A position at which a part of the template's output starts or ends.
-
-    The kinds `enter` and `leave` surround the output of a loop's body for one message. Loops are
-    numbered from 1. The other kinds surround generation prompts and generation blocks.
-    """
+    """A position at which a part of the template's output starts or ends."""
 
     position: int
-    kind: str
-    loop: int = 0
-    message: int = -1
+    kind: str  # enter and leave: output of a loop's body; prompt, prompted; generation, generated
+    loop: int = 0  # number of the loop, from 1
+    message: int = -1  # index of the loop's current message
 
 
 class TrackedText(str):

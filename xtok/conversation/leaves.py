@@ -55,11 +55,7 @@ def unread_note(key: str, owner: str) -> str:
 
 
 def answer_indices(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of the assistant's messages, except messages with weight 0.
-
-    Raises:
-        XtokError: if a weight is neither 0 nor 1.
-    """
+    """Return the indices of the assistant's messages, except messages with weight 0."""
     turns = (i for i, message in enumerate(messages) if message["role"] == "assistant")
     return [i for i in turns if _is_trained_on(messages[i], i)]
 
@@ -289,9 +285,9 @@ class _LeafCheck:
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
         """Check all leaves that have no tracked characters, with only two renderings.
 
-        The first rendering uses a unique value for each leaf, and searches for it in the text. The
-        second rendering changes all remaining leaves. If the text stays the same, the template uses
-        none of them. Otherwise, `lost_part` checks them one by one.
+        The first rendering searches the text for a unique value of each leaf. The second rendering
+        changes all leaves that were not found. If the text stays the same, the template uses none
+        of them.
         """
         untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(untraced) < 2:

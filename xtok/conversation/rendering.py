@@ -544,11 +544,7 @@ def _make_call(message: Message, arguments: str | None = None) -> list[dict[str,
 def find_template(
     tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
 ) -> str | PromptFormat:
-    """Return the Jinja source or the prompt format. The default is the tokenizer's template.
-
-    Raises:
-        XtokError: if the template is missing, or the file cannot be read.
-    """
+    """Return the Jinja source or the prompt format. The default is the tokenizer's template."""
     templates, hint = tokenizer.chat_templates, TEMPLATE_HINT
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):

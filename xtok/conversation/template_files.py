@@ -23,9 +23,6 @@ def template_source(template: str | Path) -> str:
 
     A string that contains `{` is source, unless a file with this name exists. In a JSON file such
     as `tokenizer_config.json`, the template is the value of `chat_template`.
-
-    Raises:
-        XtokError: if the file cannot be read, or if the text is not Jinja.
     """
     text, path, is_file = str(template), Path(template).expanduser(), False
     name = f"the chat template {template}"

@@ -74,13 +74,8 @@ def render_template(
 ) -> Rendering:
     """Render messages like `apply_chat_template` of Transformers.
 
-    Args:
-        template: Jinja source.
-        messages: messages from `message_dicts`.
-        tools: JSON schemas. An empty list becomes None.
-        add_generation_prompt: whether the text ends with the generation prompt.
-        variables: other template variables, such as `bos_token`.
-        source: name of the template in errors.
+    `template` is Jinja source. `messages` are from `message_dicts`. `source` is the name of the
+    template in errors.
     """
     variables = dict(variables or {})
     documents = variables.pop("documents", None)
@@ -147,9 +142,6 @@ def message_dicts(messages: Any) -> list[dict[str, Any]]:
     """Convert messages to dicts, and remove null and NaN values, like Transformers.
 
     Null values at deeper levels, such as in the arguments of a call, are kept.
-
-    Raises:
-        XtokError: if a message has no role or is nested too deeply.
     """
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):

@@ -24,15 +24,7 @@ _TEXTS_AT_ONCE = 4096
 
 
 class HuggingFaceBackend(Backend):
-    """A fast Hugging Face tokenizer.
-
-    Args:
-        tokenizer: a `PreTrainedTokenizerFast`.
-        model: the name of the model in errors.
-
-    Raises:
-        TokenizerError: if the tokens are not byte strings.
-    """
+    """A fast Hugging Face tokenizer (`PreTrainedTokenizerFast`). Errors contain `model`."""
 
     name, recognizes_names = "hf", True
     load_library: Callable[[], Any] | None = None

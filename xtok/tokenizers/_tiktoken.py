@@ -201,13 +201,11 @@ class RankBackend(Backend):
     Args:
         name: the kind of the file.
         ranks: token → id. Tokens with lower ids are merged first.
-        pattern: the regular expression that splits text before merging.
-        added: additional tokens, which have no rank.
+        pattern: the regular expression that splits text before merging. If it cannot split text, a
+            `ValueError` is raised.
+        added: tokens without a rank.
         roles: role → names of added tokens.
-        text: name → id, for added tokens that are recognized in any text.
-
-    Raises:
-        ValueError: if the pattern cannot split text.
+        text: name → id of added tokens that are recognized in any text.
     """
 
     files: ModelFiles | None = None  # the files of the folder
@@ -272,9 +270,8 @@ class RankBackend(Backend):
     def _encode(self, text: str) -> list[int]:
         """Encode a text. If the library fails, encode each half of the text.
 
-        For example, the library fails on a million spaces in a row, because it limits the
-        backtracking steps of a regular expression to a million. The tokens next to a split can
-        differ from the tokens of the whole text.
+        The library fails on a million spaces in a row, because it limits the backtracking steps of
+        a regular expression. The tokens next to the split can differ.
         """
         ids = _attempt(self._encoding, text)
         if ids is not None:

@@ -208,9 +208,9 @@ def quiet_hub() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def is_reachable(minute: int) -> bool:
-    """Whether the hub responds to a request. The hub's own library would retry for 20 seconds.
+    """Whether the hub responds to a request. The result is cached for a minute.
 
-    The result is cached for a minute, so that many files need only one request.
+    The hub's own library would retry for 20 seconds.
     """
     from huggingface_hub import constants, get_session
 

@@ -46,16 +46,12 @@ class TokenType(IntEnum):
 
 
 class TokenEntry(NamedTuple):
-    """One token id of a tokenizer.
-
-    `content` contains the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is
-    the token's string in the tokenizer's files, if it differs from `content`.
-    """
+    """One token id of a tokenizer."""
 
     id: int
     type: TokenType
-    content: bytes
-    display: bytes = b""
+    content: bytes  # the token's bytes, or the name of a CONTROL or UNKNOWN token
+    display: bytes = b""  # the token's string in the tokenizer's files, if it differs
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,9 +345,6 @@ class Decoded:
         form: `bytes`, `text` (the bytes decoded as UTF-8, with U+FFFD for invalid bytes) or `raw`
             (the display string).
         ignore: ids to treat as UNUSED.
-
-    Raises:
-        TokenizerError: if an id is repeated or negative, or a name is too long.
     """
 
     def __init__(
