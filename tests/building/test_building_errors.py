@@ -104,14 +104,14 @@ ERRORS: Errors = {
     "must have a name that ends in .txt": [
         (
             lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
-            "a.jsonl, line 2: no field 'text', but: body, n",
+            "a.jsonl, line 2: the row has no field 'text', only: body, n",
         ),
         (
             lambda: read_text("a.jsonl", '{"text": 3}'),
             "a.jsonl, line 1: the field 'text' is a number, not a string",
         ),
         (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …"),
-        (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object"),
+        (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: the row is not a JSON object"),
     ],
     "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'": [
         (

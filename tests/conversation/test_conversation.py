@@ -386,7 +386,7 @@ RAISES = each(
     [
         ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
         (["x"], "chatml", "message 0 has no role"),
-        (TOOLS, RAISES, "small-byte-level raises at message 2 (tool): no"),
+        (TOOLS, RAISES, "small-byte-level raises an error at message 2 (tool): no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0 (user): "),
         (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # the text of this error is private
         (CHAT, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),

@@ -67,7 +67,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
-            "a.parquet, row 0: no messages, only: text, id",
+            "a.parquet, row 0: the row has no messages, only: text, id",
         ),
         (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: the list of messages is empty"),
         (
@@ -136,7 +136,7 @@ ERRORS: Errors = {
     "change the messages, or use another template with template=": [
         (
             lambda: chat([QUESTION], each("{{ raise_exception('no') }}")),
-            "the chat template of small-byte-level raises at message 0 (user): no",
+            "the chat template of small-byte-level raises an error at message 0 (user): no",
         ),
         (
             lambda: render(
@@ -144,7 +144,7 @@ ERRORS: Errors = {
                 [{"role": "system", "content": "s"}],
                 template="mistral",
             ),
-            "the format mistral of small.model raises: there is no user message that the "
+            "the format mistral of small.model raises an error: there is no user message that the "
             "system text could be in",
         ),
     ],

@@ -118,7 +118,7 @@ def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
     ("name", "content", "problem"),
     [
         ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
-        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: no messages, only"),
+        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: the row has no messages, only"),
         ("a.jsonl", lines(CHAT, []), "line 2: the list of messages is empty"),
         ("a.jsonl", lines(CHAT, 3), "line 2: the value of 'messages'"),
         ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),

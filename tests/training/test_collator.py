@@ -248,9 +248,12 @@ def test_error_names_the_invalid_sample(
         (3, "sample 1: int is neither"),
         (
             {"prompt": "x", "completion": "y"},
-            "sample 1: neither text nor messages, only: prompt",
+            "sample 1: the row has neither text nor messages, only: prompt",
         ),
-        ({"text": None, "messages": None}, "sample 1: neither text nor messages, only: nothing"),
+        (
+            {"text": None, "messages": None},
+            "sample 1: the row has neither text nor messages, only: nothing",
+        ),
         ({"text": 3}, "sample 1: the field 'text' is int"),
         ({"text": ["x"]}, "sample 1: the field 'text' is list"),
     ):

@@ -90,7 +90,7 @@ def read_row(row: Any, location: object) -> str | ChatRecord:
         problem = f"{type(row).__name__} is neither a text nor a conversation"
     elif fields and is_missing(fields.get("messages")):
         keys = [key for key, value in fields.items() if not is_missing(value)]
-        problem = f"neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
+        problem = f"the row has neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
         return chat_record(arrays or list(row), location)
@@ -107,7 +107,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
     """Parse a conversation with the fields in `read_conversations`."""
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
-        raise _error(location, f"no messages, only: {listed(fields, 8) or 'nothing'}")
+        raise _error(location, f"the row has no messages, only: {listed(fields, 8) or 'nothing'}")
     messages, tools, documents, system, variables = (
         _read_field(fields, name, location) for name in _FIELDS
     )

@@ -131,8 +131,8 @@ def _pair_answers(
             texts = [_answer_bytes(message.get(key)) for message in answers]
             if is_spoken(key) and texts[0] != texts[1]:
                 raise XtokError(
-                    f"{location}: the {key} of message {i} of {names[0]} and of message {j} of "
-                    f"{names[1]} differ from byte {num_common(*texts)}, expected equal answers",
+                    f"{location}: the {key} of message {i} in {names[0]} differs from message {j} "
+                    f"in {names[1]} at byte {num_common(*texts)}, expected equal answers",
                     hint=_SAME_HINT,
                 )
         yield j, i

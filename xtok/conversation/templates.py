@@ -106,7 +106,7 @@ def render_template(
         index = context.message
         location = f" at message {index} ({messages[index]['role']})" if index >= 0 else ""
         raise ChatTemplateError(
-            f"{source} raises{location}: {str(error) or type(error).__name__}",
+            f"{source} raises an error{location}: {str(error) or type(error).__name__}",
             hint="change the messages, or use another template with {option}",
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)

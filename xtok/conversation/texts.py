@@ -183,9 +183,9 @@ _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object"}
 
 def _find_problem(value: Any, field: str) -> str:
     if not isinstance(value, dict):
-        return "not a JSON object"
+        return "the row is not a JSON object"
     if field not in value:
-        return f"no field {field!r}, but: {listed(value, 8) or 'none'}"
+        return f"the row has no field {field!r}, only: {listed(value, 8) or 'nothing'}"
     if not isinstance(value[field], str | None):
         kind = _JSON_TYPES.get(type(value[field]), "a number")
         return f"the field {field!r} is {kind}, not a string"

@@ -60,7 +60,7 @@ def _notes(
     if has_run:
         revision = files.commit or files.revision
         suffix = f" at {revision}" if revision else ""
-        yield f"ran the tokenizer code of {files}{suffix}, with your permission"
+        yield f"xtok ran the tokenizer code of {files}{suffix}, with your permission"
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
         yield (
             f"{files} uses the split pattern in its tokenizer.json, which Transformers reports as "
