@@ -228,8 +228,8 @@ ERRORS: Errors = {
             lambda: collated(
                 messages=TURNS, teacher_messages=[QUESTION, {**ANSWER, "content": "yä"}]
             ),
-            "sample 0: the content of message 1 of messages and of message 1 of "
-            "teacher_messages differ from byte 1, expected equal answers",
+            "sample 0: the content of message 1 in messages differs from message 1 in "
+            "teacher_messages at byte 1, expected equal answers",
         ),
         (
             lambda: collated(messages=TURNS, teacher_messages=[QUESTION]),
