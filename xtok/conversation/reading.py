@@ -259,7 +259,7 @@ def _rendering_pieces(
 
 
 def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
-    """Return a text's symbols, and a function from an offset in the text to one in the symbols.
+    """Return a text's symbols, and a function that converts a text offset to a symbol offset.
 
     The function returns -1 inside a control token.
     """
