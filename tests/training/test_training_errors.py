@@ -149,8 +149,8 @@ ERRORS: Errors = {
     "choose a new folder, or delete this folder first": [
         (
             lambda: transplanted(output=Path(file("new/a.txt")).parent),
-            "the output folder new contains a.txt, which xtok did not write or which has changed "
-            "since",
+            "the output folder new contains a.txt, which xtok did not write, or which has changed "
+            "since then",
         ),
     ],
     "give a path in a folder": [

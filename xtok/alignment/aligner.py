@@ -34,8 +34,9 @@ PYTHON_TOKENS = 600
 class AlignmentBatch:
     """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
-    A chunk is the text between two neighboring bytes at which a token ends on both sides. The field
-    names call a chunk a pair. The fields are NumPy arrays, or torch tensors if the ids are tensors.
+    A chunk is the text between two neighboring byte positions at which a token ends on both sides.
+    The field names call a chunk a pair. The fields are NumPy arrays, or torch tensors if the ids
+    are tensors.
     """
 
     pair_valid: Array  # [B, max_pairs], bool, whether the chunk exists
@@ -83,7 +84,7 @@ class FlatAlignment:
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Return each token's chunk for both sides, numbered across documents.
+        """Return the chunk of each token on both sides. Chunk numbers continue across documents.
 
         Tokens outside chunks get the total number of chunks.
         """

@@ -71,7 +71,8 @@ class TokenSpans(NamedTuple):
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align each document up to the first symbol that differs. `align_rest` continues there.
 
-    `exact[student id]` is the teacher id with the same symbols, or −1. It aligns most tokens.
+    `exact[student id]` is the teacher id with the same symbols, or −1. This array aligns most
+    tokens.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -137,7 +138,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
     unknown token, both sides continue at a sequence of symbols that occurs once on each side.
 
     If a tokenizer drops text (`is_lossy`), nothing is aligned after a difference, because equal
-    sequences can be far apart. Control tokens at the start, such as <bos>, can differ.
+    sequences can be far apart. Different control tokens at the start, such as <bos>, are skipped.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -391,8 +392,8 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
 def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
     """Compute the best last step for the first i student tokens and the first j teacher tokens.
 
-    Each i needs `width * max_comb_len**2` table lookups. Symbols are compared only if a match would
-    improve the score.
+    Each student token needs `width * max_comb_len**2` table lookups. Symbols are compared only if a
+    match would improve the score.
 
     Returns:
         the steps, `[n + 1, width]`, int32, and the first j of the band in each row i, `[n + 1]`,

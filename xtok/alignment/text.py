@@ -36,8 +36,8 @@ def align(
         text: a text. Bytes that are not UTF-8 are tokenized byte by byte, as in the middle of a
             longer text.
         chat: a list of messages, a row with `messages`, or the path of a file with one
-            conversation, as in `render_file`. The student's and the teacher's chat templates render
-            it.
+            conversation, as in `render_file`. It is rendered with the student's and with the
+            teacher's chat template.
         templates: chat templates that replace the templates of the tokenizers.
         max_comb_len: as in `TokenAligner`.
         note: called with each note about the conversation.

@@ -85,7 +85,7 @@ class Spans:
     def _content_chars(
         self, index: int, content: object, turn: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return a content's range in the text, and the range of the content that was written."""
+        """Return the content's range in the text, and the range of the content that was written."""
         if runs := self._content_runs(index):
             chars = runs[0].start, runs[-1].end
             is_text = isinstance(content, str) and runs[0].offset >= 0
@@ -128,7 +128,10 @@ class Spans:
             yield from self._target(tail[0].start, tail, turn[1])
 
     def turn_runs(self, index: int) -> tuple[list[Run], list[Run]]:
-        """Return the message's runs in its turn, without the role, and the later messages' runs."""
+        """Return the runs in a message's turn: the message's own runs, and later messages' runs.
+
+        The first list does not contain the runs of the message's role.
+        """
         turn = self.whole(index) or (0, 0)
         start, end = (bisect_left(self._runs, (position,)) for position in turn)
         turn_runs = self._runs[start:end]
@@ -213,8 +216,8 @@ class Spans:
     def whole(self, index: int) -> tuple[int, int] | None:
         """Return a message's turn, or the range of its characters if it has no turn.
 
-        Messages outside the template's loop have no turn. If only such a message is written before
-        the first turn, its range is all text before the first turn.
+        Messages outside the template's loop have no turn. If such a message is the only message
+        before the first turn, its range is all text before that turn.
         """
         runs = self._message_runs.get(index)
         if self._turns[index] is not None or not runs:
@@ -247,7 +250,7 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
-    """Count the pieces of a header that correspond to another role's header; all if none do."""
+    """Count the pieces of a header that correspond to another role's header, or all if none do."""
     role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])

@@ -27,7 +27,7 @@ METADATA_KEYS = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys that describe a row or a message. Templates can omit their values without a note."""
+"""Keys that describe a row or a message. A template can omit these keys without a note."""
 WEIGHT_KEYS = ("weight", "loss_mask", "train")
 """Keys that include a message in training (value 1) or exclude it from training (value 0)."""
 _SPOKEN = re.compile(
@@ -276,7 +276,7 @@ class _LeafCheck:
         return self._renderer.render(messages, tools=tools, variables=variables)
 
     def up_to(self, index: int) -> _LeafCheck | None:
-        """Return a check in which message `index` is the last, or None if rendering fails."""
+        """Return a check of the messages up to `index`, or None if they cannot be rendered."""
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
             return _LeafCheck(self._renderer, until, self._render(until))

@@ -18,8 +18,8 @@ from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
 DOCUMENT_BYTES = 1 << 16
-"""Size of a document in plain text. A document ends with the line that reaches this size. A longer
-line is split between two characters."""
+"""Size of a document in plain text, in bytes. A document ends with the line that reaches this size.
+A longer line is split between two characters."""
 
 MAX_CHARACTERS = 1 << 20
 """Maximum number of characters of a document in JSON, JSON Lines or Parquet. Longer documents are
