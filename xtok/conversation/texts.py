@@ -121,7 +121,7 @@ def read_samples(
     """Yield samples for a `DistillationCollator`, each with its location for errors.
 
     In plain text, a sample is a paragraph, and blank lines separate paragraphs. In other files, a
-    sample is a row. In Parquet files, all columns except `columns` have the value True.
+    sample is a row. If `columns` is given, the other columns of a Parquet file have the value True.
     """
     for path in find_texts(patterns):
         with reading(path):
