@@ -68,7 +68,7 @@ class Config:
 
     @classmethod
     def or_default(cls, config: Self | None) -> Self:
-        """Return the config, or the defaults if it is None."""
+        """Return the config, or the defaults for None."""
         if config is not None and not isinstance(config, cls):
             raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
         return cls() if config is None else config

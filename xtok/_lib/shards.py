@@ -36,7 +36,7 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 class Shard(NamedTuple):
     """A part of a file: the lines that begin in a range of bytes, or Parquet row groups.
 
-    If `stop` is None, the part ends with the file.
+    Without `stop`, the part ends with the file.
     """
 
     path: Path

@@ -61,7 +61,7 @@ class PaddedAlignment(AlignmentBatch):
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
-    """An alignment for losses, in which a position has the chunk of the token that it predicts."""
+    """An alignment for losses: each position has the chunk of the token that it predicts."""
 
     has_start: Array  # [B, max_pairs], bool, whether both sides predict the chunk's first token
 
@@ -408,7 +408,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids, which are aligned if `alignment` is None."""
+    """Describe the alignment of two rows of ids. Without `alignment`, align them first."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(

@@ -119,10 +119,10 @@ def readings(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Iterator[ReadBack]:
-    """Yield the conversations that render to these ids, as in `read_back`, whole ones first.
+    """Yield the conversations that render to these ids. Complete conversations come first.
 
     An empty thought belongs to the answer or, if `enable_thinking` is False, to the generation
-    prompt. There is at most one whole conversation for each value.
+    prompt. For each value of `enable_thinking`, there is at most one complete conversation.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     renderers = [renderer]

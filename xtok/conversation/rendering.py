@@ -19,8 +19,8 @@ In four cases, xtok compares the text with a second rendering:
 
 - A number such as 5 has no run. If the number 6 gives the same text, the template drops the number
   (`_LeafCheck.depends_on`).
-- A header ends like the generation prompt of a short conversation (`_prompt_after`). If there is no
-  generation prompt, it is compared with the header of another role (`written_header`).
+- A header ends like the generation prompt of a short conversation (`_prompt_after`). Without a
+  generation prompt, the header is compared with the header of another role (`written_header`).
 - If an answer's turn also contains a tool result, the answer ends at the first difference from a
   rendering without tool results (`_answers_without`).
 - A role such as `model` is the assistant if the role `assistant` gives the same text (`_prepare`).

@@ -34,8 +34,8 @@ class SideText(NamedTuple):
 def teacher_values(value: Any, num_teachers: int | None, name: str, location: object) -> list[Any]:
     """Return one value of a field for each teacher. None means the student's value.
 
-    A single value applies to all teachers. If `num_teachers` is None, the field declares the number
-    of teachers.
+    A single value applies to all teachers. Without `num_teachers`, the field declares the number of
+    teachers.
     """
     is_text = name == "teacher_context"
     value = value if is_text else _parse_value(value, name, location)

@@ -34,7 +34,7 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """The tokenizer `null` or `null:SIZE`, whose ids represent no text, to test training code.
+    """The tokenizer `null` or `null:SIZE`, to test training code. Its ids represent no text.
 
     It encodes lists of ids, such as "5 17 3". The largest id is the eos token.
     """

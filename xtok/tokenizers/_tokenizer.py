@@ -136,7 +136,7 @@ class Tokenizer:
         """Load the same folder with a second reader. Return the reader's name and the tokenizer.
 
         If Transformers loaded the folder, the second reader uses only the tokenizer file.
-        Otherwise, it is AutoTokenizer. The result is None if there is no second reader.
+        Otherwise, it is AutoTokenizer. Returns None if no second reader exists.
         """
         if (other := self._backend.other) is None:
             return None
@@ -173,7 +173,7 @@ class Tokenizer:
         return ids
 
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Spell many byte strings. The result is None for a string that cannot be spelled."""
+        """Spell many byte strings. A string that cannot be spelled gets None."""
         result: list[list[int] | None] = [None] * len(pieces)
         ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
             self._by_library,

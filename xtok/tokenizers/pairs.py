@@ -51,7 +51,7 @@ class Pair:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """The student's and the teacher's tokenizer. Raises a `ValueError` if there is none."""
+        """Both tokenizers. Raises a `ValueError` if the pair has no tokenizers."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
             raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer

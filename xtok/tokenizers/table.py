@@ -424,7 +424,7 @@ def same_tokens(table: TokenTable | None, other: TokenTable | None) -> bool:
 
 
 def differing_ids(table: TokenTable, other: TokenTable) -> list[int]:
-    """Return the ids whose bytes or control names differ between two tables, ascending."""
+    """Return the ids with different bytes or control names in two tables, ascending."""
     pairs = enumerate(zip_longest(table.tokens(), other.tokens(), fillvalue=b""))
     names = table.control_names, other.control_names
     return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]

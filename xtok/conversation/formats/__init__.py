@@ -39,7 +39,7 @@ class PromptFormat:
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the padding id for this format, or raise an error if there is none."""
+        """Return the padding id for this format. Raises an `XtokError` if there is no such id."""
         ids = {name: i for i, name in table.control_names.items()}
         candidates = [ids[name] for name in self.pad_tokens if name in ids]
         candidates += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
