@@ -51,7 +51,8 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
         "",
         "6 student tokens (small-byte-level), 4 teacher tokens (small-digits)",
         "4 chunks, 4 of them correct, 3 with one token on each side",
-        "100.00% of the student tokens in correct chunks; in no chunk: 0 student, 0 teacher tokens",
+        "100.00% of the student tokens are in correct chunks; 0 student tokens and 0 teacher "
+        "tokens are in no chunk",
     ]
 
 

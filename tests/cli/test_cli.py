@@ -73,7 +73,7 @@ def test_build_prints_the_path_and_notes(cli: Cli, small: Path, tmp_path: Path) 
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
     notes = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
     chosen = "--no-scale-trick --weights synthetic --target both --no-exact-match"
-    assert notes.startswith(f"note: --for p-kl chose {chosen}\n")
+    assert notes.startswith(f"note: --for p-kl sets {chosen}\n")
     assert " rows counted" in notes
 
 

@@ -36,8 +36,8 @@ def test_project_prints_the_path_and_a_report(
     result = cli(*command, "out.parquet")
     assert (result.returncode, result.stdout) == (0, "out.parquet\n"), result.stderr
     assert "note: 6 documents; 224 of 227 student tokens have a target (98.7%), " in result.stderr
-    assert "not counting 6 that begin a text; mean rest: 14.0%\n" in result.stderr
-    assert "note: bits per byte of this text, by the teacher: 1.571\n" in result.stderr
+    assert "not counting 6 first tokens of texts; mean rest: 14.0%\n" in result.stderr
+    assert "note: the teacher needs 1.571 bits per byte for this text\n" in result.stderr
     about = pyarrow.parquet.read_schema(tmp_path / "out.parquet").metadata
     expected = {b"k": b"8", b"format_version": b"1", b"temperature": b"1.0", b"convention": b"T"}
     assert (expected | {b"tokenizer": b"small-digits"}).items() <= about.items()

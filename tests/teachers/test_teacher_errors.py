@@ -143,7 +143,7 @@ ERRORS: Errors = {
             "1.511, expected at most 1",
         ),
     ],
-    "store the prediction of token i, from the tokens before it, in row i": [
+    "in row i, store the prediction of token i from the tokens before it": [
         (
             lambda: cache_of(topk_ids=[[97], [98], []], topk_logprobs=[[-1.0], [-0.5], []]),
             "a.parquet, row 0, position 0: the first token has a prediction, but row 0 must "

@@ -230,7 +230,7 @@ def _preset_notes(
     presets = [f for config in configs if hasattr(config, "for_loss") for f in fields(config)]
     changed = [f.name for f in presets if f.name not in typed_names and values[f.name] != f.default]
     flags = [options[name].as_typed(values[name]) for name in changed]
-    return [f"--for {values['for_loss']} chose {' '.join(flags)}"] if flags else []
+    return [f"--for {values['for_loss']} sets {' '.join(flags)}"] if flags else []
 
 
 def _effect_notes(

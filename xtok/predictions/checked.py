@@ -32,7 +32,7 @@ RELATIVE_ROUNDING = 2.0**-8
 PREDICTS_FIRST = "row 0 must be empty: row i predicts token i, not token i + 1"
 
 TRUE_HINT = "store natural log-probabilities at temperature 1"
-_SHIFTED_HINT = "store the prediction of token i, from the tokens before it, in row i"
+_SHIFTED_HINT = "in row i, store the prediction of token i from the tokens before it"
 
 # Minimum evidence for rejecting a cache, in nats. A correct cache is rejected in at most 4 of 10⁸
 # cases: the probability that a wrong distribution fits better by 17 nats is at most exp(-17).

@@ -144,8 +144,8 @@ def _exclude_unscored(
     if len(unscored):
         index = rows.original_index(unscored[0])
         raise ValueError(
-            f"{name}: {values[unscored[0]]} at {index}, but only a first token and "
-            "tokens outside response_mask may lack a log-probability"
+            f"{name}: {values[unscored[0]]} at {index}, expected a log-probability; "
+            "only the first token and tokens outside response_mask can be unscored"
         )
 
 
@@ -165,7 +165,7 @@ def _predictions(
     values = _logprobs("candidates", credit.logprobs, teacher, ndim=2)
     token_ids = teacher.values("candidates", credit.ids, np.int64, ndim=2)
     if token_ids.shape != values.shape:
-        problem = f"ids have shape {token_ids.shape}, log-probabilities {values.shape}"
+        problem = f"ids have shape {token_ids.shape}, but log-probabilities {values.shape}"
         raise ValueError(f"candidates: {problem}")
     known, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ is impossible, not unknown
     unknown = np.full(len(own), np.nan, np.float32)

@@ -79,12 +79,12 @@ class Projected:
         rest = "unknown" if self.mean_rest is None else percent(self.mean_rest)
         lines = [
             f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
-            f"target ({share}), not counting {self.first_tokens:,} that begin a text; mean rest: "
-            f"{rest}"
+            f"target ({share}), not counting {self.first_tokens:,} first tokens of texts; mean "
+            f"rest: {rest}"
         ]
         if (bits := self.teacher_bits_per_byte) is not None:
             least = "at least " * self.teacher_is_bound
-            lines.append(f"bits per byte of this text, by the teacher: {least}{bits:.3f}")
+            lines.append(f"the teacher needs {least}{bits:.3f} bits per byte for this text")
         return lines
 
 

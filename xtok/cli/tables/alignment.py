@@ -64,9 +64,9 @@ def _statistics(alignment: TextAlignment) -> list[str]:
         f"{plural(len(alignment.teacher_tokens), 'teacher token')} ({alignment.teacher})",
         f"{plural(chunks, 'chunk')}, {alignment.num_correct:,} of them correct, "
         f"{alignment.num_one_to_one:,} with one token on each side",
-        f"{percent(correct / max(1, total), 2)} of the student tokens in correct chunks; in no "
-        f"chunk: {alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher "
-        "tokens",
+        f"{percent(correct / max(1, total), 2)} of the student tokens are in correct chunks; "
+        f"{plural(alignment.student_unaligned, 'student token')} and "
+        f"{plural(alignment.teacher_unaligned, 'teacher token')} are in no chunk",
     ]
 
 

@@ -161,11 +161,11 @@ def _rules(config: Compression) -> list[tuple[object, str]]:
     return [
         ({*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is not an integer"),
         ({*map(type, flags)} == {bool}, "a flag is not a boolean"),
-        (1 < d <= MAX_WIDTH, f"d is {d}"),
-        (0 <= exact_k <= k <= d, f"k and exact_k are {k} and {exact_k}"),
-        ({*terms} <= {*range(_MAX_POWER + 1), *_TERMS}, f"polynomial_terms are {terms}"),
-        (dtypes <= {*_FLOATS}, f"types are {dtypes}"),
-        (all(0 < bits < 64 and n > 0 for _, bits, n in bins), f"bins are {bins}"),
+        (1 < d <= MAX_WIDTH, f"d is {d}, expected 2 to {MAX_WIDTH:,}"),
+        (0 <= exact_k <= k <= d, f"k is {k} and exact_k is {exact_k}, expected exact_k <= k <= d"),
+        ({*terms} <= {*range(_MAX_POWER + 1), *_TERMS}, f"unknown polynomial_terms: {terms}"),
+        (dtypes <= {*_FLOATS}, f"a type is unknown: {dtypes}"),
+        (all(0 < bits < 64 and n > 0 for _, bits, n in bins), f"invalid residual_bins: {bins}"),
         (sum(bin_.num_elements for bin_ in bins) <= k - exact_k, "more residuals than candidates"),
         (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
     ]

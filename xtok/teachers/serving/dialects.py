@@ -250,8 +250,8 @@ def generate_request(body: bytes) -> ScoringRequest:
     shortest = min(map(len, sequences), default=0)
     if request.logprob_start_len >= max(1, shortest):
         raise BadRequest(
-            f"logprob_start_len: {request.logprob_start_len}, expected less than {shortest}, the "
-            "length of the sequence"
+            f"logprob_start_len: {request.logprob_start_len}, expected less than the length "
+            f"of the sequence, {shortest}"
         )
     top_k = _checked_top_k(request.top_logprobs_num, "top_logprobs_num")
     chosen = _chosen_ids(request, sequences)
