@@ -1,4 +1,4 @@
-"""Find the chunks of documents: text with equal bytes between shared token boundaries."""
+"""Find chunks: text between shared token boundaries that has equal bytes on both sides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTEXT = 16  # number of bytes to print before and after a difference
 
 
 class Difference(NamedTuple):
-    """The first place where the two sides have different bytes, after some common text."""
+    """The first difference between the bytes of the two sides, with some preceding text."""
 
     group: str  # name of the document's file
     student: str
@@ -29,29 +29,27 @@ class Difference(NamedTuple):
 
 
 class AlignedTexts(NamedTuple):
-    """Documents as ids of both tokenizers, with the correct chunks, as in `xtok align`.
+    """The ids of documents from both tokenizers, and the correct chunks (see `xtok align`).
 
-    If the student's and the teacher's ids do not spell the same bytes, the differing text belongs
-    to no chunk.
+    Text belongs to no chunk if the two sides have different bytes for it.
     """
 
     student: FlatIds
     teacher: FlatIds
-    # int64 [4, chunks]: first token and end in the student's ids, then in the teacher's
+    # int64 [4, chunks]: start and end in the student's ids, start and end in the teacher's ids
     spans: NDArray[np.int64]
     documents: NDArray[np.int64]  # [chunks], ascending
     differs: NDArray[np.bool_]  # [documents], whether any tokens are outside chunks
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """Pair keys (int64) of the student token and teacher token at each chunk's start."""
+        """The pair of tokens at the start of each chunk, int64, as in `pair_keys`."""
         return pair_keys(self.student.ids[self.spans[0]], self.teacher.ids[self.spans[2]])
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:
         """Return the number of bytes outside chunks in each document, int64 `[documents]`.
 
-        If the two sides of a document differ, the number is at least 1, even if only the other side
-        has bytes outside chunks.
+        The number is at least 1 if the two sides of the document differ.
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
@@ -64,7 +62,7 @@ class AlignedTexts(NamedTuple):
         """Return the first difference between the two sides in the documents of one file."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
-        # Per side: its ids, and the starts and ends of the ranges between chunks
+        # For each side: the ids, and the starts and ends of the ranges between chunks
         sides = []
         for texts, bounds in ((self.student, spans[:2]), (self.teacher, spans[2:])):
             start, end = texts.bounds[document : document + 2]
@@ -94,7 +92,7 @@ class TextAligner:
         self.aligner = TokenAligner(pair)
 
     def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
-        """Align documents, and exclude chunks with tokens without bytes, such as unknown tokens."""
+        """Align documents. Exclude chunks that contain a token without bytes."""
         alignment = self.aligner.align_sequences(student, teacher)
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)

@@ -1,6 +1,7 @@
-"""Count token pairs and chunks as integers.
+"""Count pairs of tokens, and chunks.
 
-Integer counts do not depend on the order of the text. A pair is an int64, as in `pair_keys`.
+Counts are integers, so they do not depend on the order of the texts. A pair is stored as an int64
+(see `pair_keys`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from xtok.maps.edges import Edges, pair_keys, pair_order, row_starts
 if TYPE_CHECKING:
     from xtok.building.counting.aligned import AlignedTexts
 
-UNIT = 720_720  # count of one chunk, which its pairs share; divisible by all numbers up to 16
+UNIT = 720_720  # count of one chunk, divided among its pairs; divisible by all numbers up to 16
 
 # Maximum number of tokens of a chunk on each side. Longer chunks are skipped and reported.
 LONGEST_CHUNK = 64
@@ -43,7 +44,7 @@ def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
 class MapRows(NamedTuple):
     """Rows of a map as arrays for kernels. Row s has the entries `bounds[s]` to `bounds[s + 1]`.
 
-    `bounds` is int64, `columns` is int32 (ascending in each row), and `weights` is float64.
+    The columns of each row are ascending.
     """
 
     bounds: NDArray[np.int64]
@@ -52,7 +53,7 @@ class MapRows(NamedTuple):
 
     @staticmethod
     def of(edges: Edges, num_rows: int) -> MapRows:
-        """Convert edges to rows. The edges can have any order, but no pair may occur twice."""
+        """Convert edges, in any order but without duplicates, to rows."""
         edges = edges.take(pair_order(edges)[0])
         bounds = offsets_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
@@ -62,18 +63,17 @@ _NO_ROWS = MapRows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 
 
 class PairCounts:
-    """Counts of pairs, stored in sorted runs.
+    """Counts of pairs, stored in sorted arrays, the *runs*.
 
-    A *run* is a sorted array of pairs. Each run is at least twice as long as the next run, so a
-    pair is merged only a few times. Sorting the pairs of a text takes less than 1 % of the time for
-    encoding the text.
+    Each run is at least twice as long as the next run, so each pair is merged only a few times.
+    Sorting takes less than 1 % of the time for encoding.
     """
 
     def __init__(self) -> None:
         self._runs: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
-        """Add to the counts of pairs. If `amounts` has one element, it is added to every pair."""
+        """Add to the counts of pairs. A single amount is added to every pair."""
         if len(amounts) == 1:
             distinct, counts = np.unique(keys, return_counts=True)
             run = distinct, counts * amounts
@@ -99,9 +99,9 @@ def sum_pairs(parts: Sequence[Pairs]) -> Pairs:
 
 
 class DistinctChunks(NamedTuple):
-    """Distinct chunks, and the number of occurrences of each."""
+    """Distinct chunks and their counts."""
 
-    ids: NDArray[np.int32]  # ids of all chunks, concatenated; each with the student's tokens first
+    ids: NDArray[np.int32]  # ids of all chunks, concatenated; student ids first in each chunk
     bounds: NDArray[np.int64]  # [chunks + 1], start of each chunk in `ids`
     widths: NDArray[np.int64]  # [chunks], number of student tokens
     counts: NDArray[np.int64]
@@ -123,10 +123,10 @@ class DistinctChunks(NamedTuple):
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
         """Return the pairs of tokens within chunks, in ascending order, with their counts.
 
-        The count of a chunk is divided among the pairs in the chunk. Without `predicted`, all pairs
-        get equal parts. With `predicted`, the parts are proportional to the weights in this map:
-        the E step of IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993, section
-        4.2). The likelihood of that model equals P-KL's average over a chunk's rows.
+        The count of a chunk is divided equally among its teacher tokens. Each part is divided among
+        the student tokens, equally or in proportion to their weights in `predicted`. With weights,
+        this is the E step of IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993,
+        section 4.2), which averages the rows of a chunk, as P-KL does.
         """
         pairs = PairCounts()
         for start in range(0, len(self.counts), _CHUNKS_AT_ONCE):
@@ -165,8 +165,8 @@ class ChunkCounts:
     ) -> NDArray[np.int64]:
         """Add to the counts of chunks, and return the indices of the chunks, int64.
 
-        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. If `amounts` has one element, this
-        number is added to every chunk.
+        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. A single amount is added to every
+        chunk.
         """
         indices = np.empty(spans.shape[1], np.int64)
         self._make_room(len(indices), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))
@@ -176,7 +176,7 @@ class ChunkCounts:
         return indices
 
     def _make_room(self, num_chunks: int, num_ids: int) -> None:
-        """Move all data to larger arrays if there may not be enough room."""
+        """Move all data to larger arrays if the new chunks may not fit."""
         num_chunks += self._size
         num_ids += int(self._chunks.bounds[self._size])
         if 4 * num_chunks > 3 * len(self._table) or num_ids > len(self._chunks.ids):
@@ -186,27 +186,27 @@ class ChunkCounts:
             self.add_chunks(before)
 
     def add_chunks(self, chunks: DistinctChunks) -> None:
-        """Add the counts of other chunks."""
+        """Add chunks with their counts."""
         starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
         spans = np.stack([starts, middles, middles, chunks.bounds[1:]])
         self.add(spans, chunks.ids, chunks.ids, chunks.counts)
 
     def chunks(self) -> DistinctChunks:
-        """Return the counts."""
+        """Return all chunks with their counts."""
         size, (ids, bounds, widths, counts) = self._size, self._chunks
         ids, bounds = ids[: bounds[size]].copy(), bounds[: size + 1].copy()
         return DistinctChunks(ids, bounds, widths[:size].copy(), counts[:size].copy())
 
 
 class Counts(NamedTuple):
-    """Counts of pairs at shared token boundaries and of chunks; the unit is `count_unit`."""
+    """Counts of pairs at shared token boundaries, and of chunks."""
 
     keys: NDArray[np.int64]  # pairs in ascending order
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64]  # multiples of `count_unit`
     chunks: DistinctChunks
 
     def pairs(self, predicted: MapRows | None = None) -> Pairs:
-        """Return all pairs, in ascending order, with counts, as in `DistinctChunks.pairs`."""
+        """Return all pairs in ascending order, and their counts; see `DistinctChunks.pairs`."""
         return sum_pairs([(self.keys, self.counts), self.chunks.pairs(predicted)])
 
 
@@ -218,10 +218,7 @@ class Tally:
         self._pairs, self._chunks = PairCounts(), ChunkCounts()
 
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | slice = slice(None)) -> int:
-        """Count the chosen chunks and the pairs at their starts; return how many were skipped.
-
-        `chosen` is bool `[chunks]`.
-        """
+        """Count the chosen chunks and their first pairs; return the number of skipped chunks."""
         if self.target != "chunk":
             self._pairs.add(aligned.keys[chosen], np.full(1, count_unit(self.target), np.int64))
         if self.target == "start":

@@ -23,7 +23,7 @@ _AHEAD = 4  # number of batches that are encoded at the same time
 
 
 class TextEncoder:
-    """Encodes documents with several tokenizers on all cores. A context manager."""
+    """Context manager that encodes documents with several tokenizers on all cores."""
 
     def __init__(self, *tokenizers: Tokenizer) -> None:
         self.tokenizers = tokenizers
@@ -41,10 +41,10 @@ class TextEncoder:
     def read(
         self, batches: Iterable[TextBatch], total: int, advance: Callable[[int, int], object]
     ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
-        """Encode batches ahead of the caller; yield each batch with the ids from each tokenizer.
+        """Yield each batch with the ids from each tokenizer; encode the next batches meanwhile.
 
-        `advance` is called for each batch with two numbers: the size of the batch in the files in
-        bytes, and the number of the first tokenizer's tokens.
+        `advance` is called for each batch with the number of bytes read from the files, and the
+        number of the first tokenizer's tokens.
         """
         consumed, batches = 0, iter(batches)
         waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()

@@ -1,9 +1,9 @@
 """Numba kernels that locate and count chunks, and compute their losses.
 
-`ids` (int32) contains the ids of all documents, encoded with one tokenizer. `bounds` (int64
-`[documents + 1]`) contains the limits of the documents in `ids`. The kernels are serial, release
-the GIL, and do not check their arguments. In the kernels of distinct chunks, `a` is the index of a
-student token in the chunks' ids, `b` of a teacher token, and `c` the number of a chunk.
+`ids` (int32) contains the ids of all documents from one tokenizer. `bounds` (int64
+`[documents + 1]`) contains the start of each document in `ids`. The kernels are serial, release the
+GIL, and do not check their arguments. In the kernels of distinct chunks, `c` is the number of a
+chunk. `a` and `b` are the indices of a student token and a teacher token in the chunks' ids.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from xtok._lib.kernels import inner_kernel, kernel
 def chunk_spans(  # type: ignore[no-untyped-def]
     ids, bounds, chunk_ids, num_chunks, lengths, starts, ends, is_chunk
 ):
-    """Find the first token and the end of each chunk in one tokenizer's ids, in one pass.
+    """Find the start and the end of each chunk in one tokenizer's ids.
 
-    `chunk_ids`, int32 `[tokens]`, contains the number of each token's chunk, counted from 0 in each
-    document, or −1 outside chunks. `num_chunks` is int64 `[documents]`, and `lengths`, int64 `[V]`,
-    is the number of bytes per token. The outputs are `starts` and `ends`, int64 `[chunks]`, and
-    `is_chunk`, bool `[chunks]`, which is set to False for chunks that contain a token without
-    bytes.
+    `chunk_ids`, int32 `[tokens]`, contains the number of each token's chunk within its document, or
+    −1 outside chunks. `num_chunks` is int64 `[documents]`, and `lengths`, int64 `[V]`, is the
+    number of bytes per token. The outputs are `starts` and `ends`, int64 `[chunks]`, and
+    `is_chunk`, bool `[chunks]`, which becomes False for chunks with a gap or a token without bytes.
     """
     chunk = np.int64(-1)  # number of chunks in the previous documents
     for d in range(len(num_chunks)):
@@ -58,13 +57,13 @@ def entry_weight(rows, row, column):  # type: ignore[no-untyped-def]
 def add_chunks(  # type: ignore[no-untyped-def]
     spans, amounts, s_ids, t_ids, chunks, table, size, indices
 ):
-    """Add amounts to chunks in an open-addressed table, and return the new number of chunks.
+    """Add amounts to the counts of chunks, and return the new number of distinct chunks.
 
-    Most of the time is spent on waiting for memory. `spans` consists of four int64 arrays: the
-    start and the end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per
-    chunk, or a single int64 for all chunks. `chunks` are the `size` distinct chunks so far, in
-    arrays with enough room for new chunks. `table`, int64 `[2**n]`, is the hash table: indices of
-    distinct chunks, or −1 in free places. The output `indices` contains the index of each chunk.
+    Memory latency takes most of the time. `spans` consists of four int64 arrays: the start and the
+    end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per chunk, or a
+    single int64 for all chunks. `chunks` contains `size` distinct chunks, and has room for more.
+    `table`, int64 `[2**n]`, is an open-addressed hash table of chunk indices, with −1 in free
+    places. The output `indices` contains the index of each chunk.
     """
     s_starts, s_ends, t_starts, t_ends = spans
     ids, bounds, widths, counts = chunks
@@ -122,10 +121,10 @@ def _copy(ids, index, others, start, end):  # type: ignore[no-untyped-def]
 def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-def]
     """List the pairs of tokens within distinct chunks, with an amount for each pair.
 
-    The amounts of a chunk add up to `unit` times the chunk's count. Every teacher token gets an
-    equal part. This part is divided among the student tokens in proportion to their weights for the
-    teacher token (rounded), or equally if `rows` is empty. `chunks` are `DistinctChunks`, and
-    `rows` are `MapRows`.
+    The amounts of a chunk add up to `unit` times its count, except for rounding. Every teacher
+    token gets an equal part. This part is divided among the student tokens by their weights in
+    `rows`, or equally if all these weights are 0. `chunks` is a `DistinctChunks`, and `rows` a
+    `MapRows`.
     """
     ids, bounds, widths, counts = chunks
     index = np.int64(0)
@@ -152,8 +151,8 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
 def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-untyped-def]
     """Compute the cross-entropy of each distinct chunk, averaged as in P-KL, float64 `[chunks]`.
 
-    The prediction for a chunk is the mean of the rows of the student tokens in the chunk. The loss
-    is the mean of `-ln((1 - epsilon) * prediction + uniform)` over the teacher tokens in the chunk.
+    The prediction for a chunk is the mean of its student tokens' rows. The loss is the mean of
+    `-ln((1 - epsilon) * prediction + uniform)` over its teacher tokens.
     """
     ids, bounds, widths, _ = chunks
     for c in range(len(widths)):

@@ -1,4 +1,4 @@
-"""`PairText`: read the text of a pair once, and store all counts."""
+"""`PairText`: the counts of a text for a pair of tokenizers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.pairs import Pair
 
-HELD_OUT = 16  # 1 / share of documents that are held out to choose alpha
+HELD_OUT = 16  # one in 16 documents is held out to choose alpha
 
 
 @dataclass
 class TextTotals:
-    """Totals of a text, and of the part that both tokenizers spell with the same bytes."""
+    """Totals of a text."""
 
     documents: int = 0
     held_out: int = 0  # documents held out to choose alpha
-    differing: int = 0  # documents for which the two sides have different bytes
+    differing: int = 0  # documents in which the two sides have different bytes
     num_bytes: int = 0
-    lost_bytes: int = 0  # bytes outside chunks, where the two sides differ; not counted
+    lost_bytes: int = 0  # bytes that are not counted, because the two sides differ
     student_tokens: int = 0
     teacher_tokens: int = 0
     starts: int = 0  # shared token boundaries
@@ -56,16 +56,16 @@ class TextTotals:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Text that is not counted, because the two sides have different bytes for it."""
+    """Text that is not counted, because the two sides have different bytes."""
 
     num_bytes: int
     share: float  # share of the text
-    documents: int  # number of documents that contain it
+    documents: int  # number of documents that contain such text
     first: Difference
 
     @property
     def reason(self) -> str:
-        """The note, but without the number of bytes."""
+        """The note, but without the leading number of bytes."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
@@ -82,11 +82,11 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class CountPlan:
-    """Optional counts. Totals, tokens and pairs at shared boundaries are always counted."""
+    """Choice of the counts. Totals and tokens are always counted."""
 
     target: Target = "start"  # pairs to count, as in `BuildConfig`
-    hold_out: bool = False  # count one sixteenth of the documents separately, chosen by a hash
-    per_document: bool = False  # chunks of each document, in the memory of the text
+    hold_out: bool = False  # count one in `HELD_OUT` documents separately, chosen by a hash
+    per_document: bool = False  # count each document's chunks; needs as much memory as the text
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class PerDocument:
         return np.bincount(pair_chunks, self._chunk_counts(in_group), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum the pairs' `values` over the shared token boundaries of each document."""
+        """Add up a value of each pair over the shared token boundaries of each document."""
         return self.over_chunks(values[self._pairs[1]])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -139,10 +139,9 @@ class PerDocument:
         return np.bincount(self.chunk_indices, amounts, len(self.chunks.widths)).astype(np.int64)
 
     def hindsight(self, in_group: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
-        """Return the best possible map for the chosen documents, cut to `top_k`.
+        """Return a nearly optimal map for the chosen documents, cut to `top_k`.
 
-        The map is counted on the documents that `in_group`, bool `[documents]`, selects. For the
-        loss over chunks, one EM step comes close to the optimum.
+        The map is counted on the documents in `in_group`, bool `[documents]`, with one EM step.
         """
         chunks = self.chunks.recount(self._chunk_counts(in_group))
         first = heaviest(pair_edges(*chunks.pairs()), top_k)
@@ -151,7 +150,7 @@ class PerDocument:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairText:
-    """A text with all its counts for a pair of tokenizers."""
+    """The counts of a text for a pair of tokenizers."""
 
     sources: tuple[SourceFile, ...]  # the input files
     totals: TextTotals
@@ -173,11 +172,10 @@ class PairText:
         """Read and count text in one pass.
 
         Args:
-            pair: a pair with tokenizers, or a single tokenizer. With a single tokenizer, only
-                tokens are counted.
+            pair: a pair with one or two tokenizers. With one tokenizer, only tokens are counted.
             texts: paths or globs, as in `build`.
             plan: the optional counts.
-            field: the field or column with the text.
+            field: the field or column that contains the text.
             progress: called with the size of the files in bytes.
         """
         tokenizers = pair_tokenizers(pair)
@@ -195,14 +193,14 @@ class PairText:
 
     @property
     def left_out(self) -> LeftOut | None:
-        """The text that is not counted because the two sides differ; None if all is counted."""
+        """The text that is not counted; None if all text is counted."""
         totals, first = self.totals, self.first_difference
         share = totals.lost_bytes / max(1, totals.num_bytes)
         return first and LeftOut(totals.lost_bytes, share, totals.differing, first)
 
     @property
     def notes(self) -> list[str]:
-        """Notes about the quality of the counts: little text, or text that was left out."""
+        """Notes about too little text, and about text that is not counted."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*short_text_notes(self.totals.num_bytes), *left_out]
 
@@ -219,12 +217,12 @@ class PairText:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs at shared token boundaries (ascending), and their counts for the target `start`."""
+        """Pairs at shared token boundaries (ascending) and their counts for the target `start`."""
         return sum_pairs([(part.keys, part.counts) for part in (self.counts, self.held_out)])
 
 
 def pair_tokenizers(pair: Pair) -> list[Tokenizer]:
-    """Return the two tokenizers of a pair, or a single tokenizer."""
+    """Return the one or two tokenizers of a pair."""
     sides = pair.student_tokenizer, pair.teacher_tokenizer
     return [tokenizer for tokenizer in sides if tokenizer is not None]
 
@@ -241,7 +239,7 @@ class TextCounter:
         self._documents = DocumentCounter() if plan.per_document else None
 
     def add(self, batch: TextBatch, sides: Sequence[FlatIds]) -> None:
-        """Count documents, which are given as the ids of each tokenizer."""
+        """Count a batch of documents; `sides` contains the ids from each tokenizer."""
         for count, texts in zip(self.tokens, sides, strict=True):
             count += np.bincount(texts.ids, minlength=len(count))
         if self._aligner is None:
@@ -296,7 +294,7 @@ class DocumentCounter:
         self._entries = [np.zeros((3, 0), np.int32)]
 
     def add(self, aligned: AlignedTexts, group: str) -> None:
-        """Add aligned documents that come from one file."""
+        """Add aligned documents of one file."""
         chunk_indices = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
         entries, counts = np.unique(aligned.documents * size + chunk_indices, return_counts=True)

@@ -13,7 +13,7 @@ from xtok.maps.edges import Edges, heaviest, pair_keys, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
 
-EPSILON = 1e-3  # share of the uniform distribution in a cross-entropy, so that it is finite
+EPSILON = 1e-3  # share of the uniform distribution in predictions; keeps cross-entropies finite
 
 
 def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
@@ -21,7 +21,7 @@ def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
 
     The result is the posterior mean of each row under a Dirichlet prior (MacKay and Peto, Natural
     Language Engineering 1(3), 1995). The prior's mean is the row in `base`, and its strength is
-    `alpha` pseudo-counts. A row without counts is equal to the row in `base`.
+    `alpha` pseudo-counts.
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
     return sum_duplicates(Edges.concatenate([counts, weighted])).normalized()
@@ -30,9 +30,9 @@ def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
 def choose_alpha(
     pairs: Pairs, held_out: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
 ) -> float:
-    """Return the alpha whose map, cut to `top_k`, best predicts the held-out counts.
+    """Return the alpha with which the smoothed map best predicts the held-out counts.
 
-    Among equal results, the smallest alpha is used. If either counts are missing, alpha is 4.
+    If several values are equally good, the smallest is returned. Without counts, the result is 4.
     """
     if not (len(held_out[0]) and len(pairs[0])):
         return 4.0
@@ -53,7 +53,7 @@ def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weights of pairs `student_id << 32 | teacher_id`; 0 for pairs without an edge."""
+    """Return the weight of each pair (see `pair_keys`), or 0 for pairs without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
     edge_keys = pair_keys(edges.student_ids, edges.teacher_ids)
@@ -72,7 +72,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
-    """Return the sum of the chosen counts divided by the sum of all counts; 0 for an empty text."""
+    """Return the share of the selected counts in all counts, or 0 without counts."""
     return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 
@@ -81,6 +81,9 @@ def entropy_kept(
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],
 ) -> float:
-    """Return the smaller event entropy of the two sides divided by the smaller token entropy."""
+    """Return the entropy of events divided by the entropy of tokens.
+
+    Each entropy is the smaller value of the two sides.
+    """
     total = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / total if total > 0 else 1.0

@@ -1,9 +1,9 @@
-"""Generate synthetic text from two vocabularies, and count pairs of tokens on it.
+"""Generate synthetic text from two vocabularies, and count pairs of tokens on this text.
 
 Byte-pair encoding orders tokens by frequency (Sennrich et al., ACL 2016). In synthetic text, the
 kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and the tokens of
-each kind follow Zipf's law. A continuation of a word is drawn from the places in the vocabulary
-where the preceding letters also occur.
+each kind follow Zipf's law. A word usually continues with the end of a token that contains the
+word's last letters.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TextKind(IntEnum):
 
 
 # Transition probabilities between kinds, in languages with spaces (English, French, German, Python)
-# and without spaces (Chinese, Japanese). `scripts/benchmark.py synthetic` prints them (within
-# 0.03).
+# and without spaces (Chinese, Japanese). `scripts/benchmark.py synthetic` prints the same values
+# within 0.03.
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -68,30 +68,31 @@ _UNSPACED = np.array(
     ]
 )
 
-# Chosen by hand: this share, `_SINGLE_SHARE`, `_LOOK_UP`, `_SERVES`, and the numbers in
-# `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights` and `_STANDARDS`. No script
-# measures the effect of a single number. `scripts/benchmark.py chunks` measures the resulting maps.
+# These values were chosen by hand: this share, `_SINGLE_SHARE`, `_LOOK_UP`, `_SERVES`, and the
+# numbers in `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights` and `_STANDARDS`.
+# `scripts/benchmark.py chunks` measures the resulting maps. No script measures single values.
 _SHARE_UNSPACED = 0.33  # share of texts in scripts without spaces
 
-# Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. This is a
-# little flatter than the fit of `scripts/benchmark.py synthetic`, so that rare tokens are counted
-# often enough.
+# Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. The
+# weights are slightly flatter than the fit of `scripts/benchmark.py synthetic`, so that rare tokens
+# are counted often enough.
 _ZIPF = {
     TextKind.WORD: (1.0, 0.9),
     TextKind.CONTINUATION: (5.0, 0.8),
     TextKind.UNSPACED: (10.0, 0.7),
     TextKind.SYMBOL: (10.0, 0.95),
 }
-_SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}  # single ASCII characters
+# Share of single ASCII characters in their kind
+_SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}
 
-_CONTEXT = 6  # maximum number of last bytes for a look-up; the minimum is 2
+_CONTEXT = 6  # a look-up compares the last 2 to 6 bytes
 _LOOK_UP, _SERVES = 0.7, 0.75  # probability of a look-up, and of using a matching context
 _TOKENS_PER_TEXT = 24
-_LONGEST_TOKEN = 1024  # longer tokens would fill the texts (Claude 2's longest: 1,024)
+_LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2's longest has 1,024 bytes
 PREFIXES_PER_ROW = 32
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_PER_DOCUMENT = 25  # joined texts, because encoding few documents is faster
+_PER_DOCUMENT = 25  # texts that are joined, because encoding few documents is faster
 
 NUM_TEXTS = 50_000
 # If the sides share less than half of all tokens, more chunks have several tokens, so counts vary
@@ -101,7 +102,7 @@ MANY_TEXTS = 150_000
 # Pseudo-count of a token's first piece, or of all its pieces together
 FIRST_PIECE = 1 / 3
 
-# Pseudo-count of the pairs from `prefixes`, per row
+# Pseudo-count of all pairs from `prefixes` in a row
 FALLBACK = 0.02
 
 Integers = NDArray[np.int64]
@@ -117,12 +118,11 @@ def synthetic_edges(
 ) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on synthetic text.
 
-    Pseudo-counts are added for the student's text tokens and teacher tokens with the same
-    beginning. For the targets `start` and `both`, the first piece of each student token's spelling
-    gets a pseudo-count; for `chunk` and `both`, all pieces in both directions. By default,
-    `num_texts` is twice the number of ids, at most `NUM_TEXTS` or `MANY_TEXTS`. The edges have
-    float64 weights, and several edges can connect the same pair. The second result contains the
-    student ids without a spelling.
+    The pairs from `prefixes` get pseudo-counts. For the targets `start` and `both`, the first piece
+    of each student token also gets a pseudo-count. For `chunk` and `both`, all pieces get
+    pseudo-counts, in both directions. By default, `num_texts` is twice the number of ids, but at
+    most `NUM_TEXTS` or `MANY_TEXTS`. The edges have float64 weights, and can contain a pair several
+    times. The second result contains the student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -175,19 +175,16 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 
 
 def _pieces(pair: Pair) -> Edges:
-    """Spell each student token in teacher tokens with equal weights.
-
-    If a teacher token has the same bytes, this token is the only piece.
-    """
+    """Return edges with equal weights from each student token to its pieces."""
     pieces, counts = partners_or_pieces(pair, pair.equal_bytes, pair.tables[0].text_ids)
     student_ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     return Edges(student_ids, pieces, FIRST_PIECE / counts[student_ids])
 
 
 def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
-    """Pair tokens if one token is a prefix of the other; the weights follow Zipf's law.
+    """Return edges between tokens if one is a prefix of the other; weights follow Zipf's law.
 
-    Prefixes of the row's token come first, in order of length.
+    Each row keeps `PREFIXES_PER_ROW` edges; edges to the shortest prefixes of its token come first.
     """
     tokens = sorted(rows.keys() | columns.keys())
     # [tokens], row and column of each token, or −1
@@ -220,7 +217,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
 
 
 def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
-    """For each of the sorted tokens, return the index of its longest proper prefix, or −1."""
+    """Return the index of each sorted token's longest proper prefix, or −1."""
     longest: list[int] = []
     open_ids: list[int] = []  # indices of the current token's prefixes
     for index, token in enumerate(tokens):
@@ -232,11 +229,11 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
 
 
 class _EvenNumbers:
-    """Quasi-random numbers in [0, 1). They are more even than random numbers: fewer texts suffice.
+    """Quasi-random numbers in [0, 1). Fewer texts suffice than with random numbers.
 
-    Each kind of decision has a sequence of multiples of the golden ratio, modulo 1. The numbers are
-    assigned in the order of the integers on which the decision depends, its *causes* (array-RQMC:
-    L'Ecuyer, Lécot and Tuffin, Operations Research 56(4), 2008).
+    Each kind of decision uses the multiples of the golden ratio, modulo 1. The numbers are assigned
+    in the order of the *causes*, the integers on which the decision depends (array-RQMC: L'Ecuyer,
+    Lécot and Tuffin, Operations Research 56(4), 2008).
     """
 
     def __init__(self) -> None:
@@ -263,7 +260,7 @@ class _EvenNumbers:
 
 
 class SyntheticSource:
-    """Source of synthetic text: tokens by kind with their weights, and continuations of words."""
+    """Source of synthetic text: weighted tokens of each kind, and continuations of words."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.draw = _EvenNumbers()
@@ -296,7 +293,7 @@ class SyntheticSource:
         self._index(pool_of)
 
     def _index(self, pool_of: Integers) -> None:
-        """Sort the starts of letters in tokens by the preceding bytes, last byte first."""
+        """Sort the positions of letters in tokens by the preceding bytes, last byte first."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
@@ -316,7 +313,7 @@ class SyntheticSource:
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
     def texts(self, num_texts: int) -> list[str]:
-        """Draw this number of texts."""
+        """Draw `num_texts` texts."""
         starts, stops = self._spans(num_texts)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
@@ -330,7 +327,7 @@ class SyntheticSource:
         ]
 
     def _spans(self, num_texts: int) -> tuple[Integers, Integers]:
-        """Draw texts of 24 tokens, as starts and ends in the joined tokens, `[number, 24]`."""
+        """Draw texts of 24 tokens; return the tokens' starts and ends in `data`, `[texts, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", num_texts) < _SHARE_UNSPACED
         script = self._draw_scripts(num_texts)
         # Cumulative transition probabilities after each kind, in texts with and without spaces
@@ -375,10 +372,10 @@ class SyntheticSource:
     def _draw_tokens(
         self, kind: Integers, script: Integers, last: Integers
     ) -> tuple[Integers, Integers]:
-        """Draw a token of the given kind for each text; return its start and end in the data.
+        """Draw a token of the given kind for each text; return the token's start and end in `data`.
 
-        A token of the kind `UNSPACED` has the script of its text; in Japanese texts, kana or
-        Chinese characters. `last` is the start of each text's previous token in the data.
+        A token of the kind `UNSPACED` has the script of its text. Japanese texts mix kana and
+        Chinese characters. `last` is the start of each text's previous token in `data`.
         """
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
@@ -388,7 +385,7 @@ class SyntheticSource:
             ids, cumulated = self.pools[pool]
             rows = np.flatnonzero(pools == pool)
             goal = self.draw(pool, last[rows]) * cumulated[-1]
-            order = np.argsort(goal)  # for the processor's cache
+            order = np.argsort(goal)  # sorted look-ups use the processor's cache better
             rows, goal = rows[order], goal[order]
             tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
             start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
@@ -397,8 +394,8 @@ class SyntheticSource:
     def _continue_words(
         self, rows: Integers, tail: Integers, tail_length: Integers, start: Integers, stop: Integers
     ) -> None:
-        """Replace drawn tokens in place with text that follows the same letters in other tokens."""
-        rows = rows[np.argsort(tail[rows], kind="stable")]  # for the processor's cache
+        """Replace drawn tokens, in place, by text that follows the same letters in other tokens."""
+        rows = rows[np.argsort(tail[rows], kind="stable")]  # sorted, for the processor's cache
         for length in range(_CONTEXT, 1, -1):
             bits = 8 * (_CONTEXT - length)
             context = tail[rows] >> bits
@@ -415,9 +412,9 @@ class SyntheticSource:
             rows = rows[~serves]
 
 
-# Scripts that are drawn together. Unlike the classes of `tokenizers.classes`, they are defined by
-# fixed code points, because maps must not change with a new version of Unicode. Their tokens have
-# the numbers from 6 as their kinds.
+# Scripts of unspaced tokens, numbered after the kinds. Unlike the classes of `tokenizers.classes`,
+# scripts are defined by fixed code points, because maps must not change with a new version of
+# Unicode.
 _JAPANESE, _KANA, _HAN, _OTHERS = range(len(TextKind), len(TextKind) + 4)
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
@@ -463,7 +460,7 @@ def _script(token: bytes) -> int:
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weight tokens by rank, but single ASCII characters (with arbitrary ranks) by frequency."""
+    """Weight tokens by rank, and single ASCII characters by their frequency in other tokens."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1
@@ -504,7 +501,7 @@ def _space_weights() -> dict[str, float]:
     return weights | runs
 
 
-# National standards list the common characters as rows of a 94 × 94 table: the first levels of GB
+# Rows of the common characters in the 94 × 94 tables of national standards: the first levels of GB
 # 2312 and JIS X 0208, and the Korean syllables of KS X 1001. Kana are added below.
 _STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
 _KANA_SHARE = 0.1
