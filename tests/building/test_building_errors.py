@@ -170,8 +170,8 @@ ERRORS: Errors = {
             "the ignored teacher id 256 does not exist, because bytes has width 256",
         ),
     ],
-    "pass sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
-    "layer, own for the two models' own layers, or spelling for none": [
+    "pass sentence:MODEL (a sentence-transformers model), input:MODEL (the input embeddings of a "
+    "model), 'own' (the input embeddings of both models) or 'spelling'": [
         (
             lambda: generate("small/small-digits"),
             "the embedding model small/small-digits does not specify which embeddings to use",
