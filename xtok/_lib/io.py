@@ -35,8 +35,7 @@ def check_output(
 ) -> Path:
     """Check that a file can be written, and return its path. Call this before any long work.
 
-    The file's folder can be missing. Errors refer to the file as `noun`. The hint suggests the
-    first suffix, and also a folder if `or_folder` is set.
+    The file's folder can be missing. Errors refer to the file as `noun`.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"

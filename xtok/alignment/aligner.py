@@ -138,8 +138,8 @@ def _symbols(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the symbols of control tokens on both sides. Counterparts have the same symbol.
 
-    The first bos tokens of both sides have the same symbol. The first eos tokens also have the same
-    symbol, even if an eos token that ends turns has a different counterpart.
+    The first bos tokens of both sides also have the same symbol. So do the first eos tokens, even
+    if an eos token that ends turns has a different counterpart.
     """
     teacher_symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
     if len(teacher_symbols) > FIRST_UNKNOWN - CONTROL:
@@ -303,7 +303,7 @@ class TokenAligner:
         )
 
     def align_document(self, student_ids: IdsLike, teacher_ids: IdsLike) -> FlatAlignment:
-        """Align one document. Raises the same exceptions as `align`."""
+        """Align one document."""
         return self.align_ids(
             student_ids, [0, len(student_ids)], teacher_ids, [0, len(teacher_ids)]
         )

@@ -80,9 +80,6 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[TextB
 
     A conversation becomes one document with the text of all messages. Unpaired surrogates become
     U+FFFD. Long documents are split (see `MAX_CHARACTERS`).
-
-    Raises:
-        XtokError: if the text is not UTF-8, or a row is not an object with a string in the field.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
     consumed_before = 0

@@ -12,8 +12,7 @@ these conditions hold:
   flags.
 - No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
-Otherwise, Transformers loads the folder. `tests/tokenizers/test_hf_folder.py` compares the tables
-in this module with the installed version of Transformers.
+Otherwise, Transformers loads the folder.
 """
 
 from __future__ import annotations
@@ -214,7 +213,8 @@ BUILT = {
 # For each model type ("" without a config.json), `READ_DIRECTLY` contains the classes for which
 # AutoTokenizer uses tokenizer.json unchanged, and `BUILDERS` the class in `BUILT`. Versions before
 # 5.8 differ, and some of them lose DeepSeek's spaces
-# (https://github.com/huggingface/transformers/issues/45488).
+# (https://github.com/huggingface/transformers/issues/45488). `tests/tokenizers/test_hf_folder.py`
+# compares these tables with the installed version of Transformers.
 _SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})

@@ -38,9 +38,7 @@ class ModelFiles:
     def find(self, name: str, *, required: bool = False) -> Path | None:
         """Return the path of a file, or None if the model has no such file.
 
-        Raises:
-            XtokError: if the repo is unavailable or the hub does not respond. With `required`, also
-                if the hub is not used and the cache has no such file.
+        With `required`, a file that is missing from the cache is an error while xtok is offline.
         """
         if isinstance(self.model, Path):
             path = self.model / name

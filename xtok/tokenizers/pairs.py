@@ -178,9 +178,7 @@ class Pair:
     ) -> Pair:
         """Return a copy with tokens in another form. Ignored ids are UNUSED.
 
-        Raises:
-            XtokError: if the form is `raw` and the pair comes from a map, which contains no display
-                strings.
+        A pair from a map has no form `raw`, because maps contain no display strings.
         """
         key = form, *map(frozenset, ignored)
         if key == ("bytes", frozenset(), frozenset()):

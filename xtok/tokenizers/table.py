@@ -304,11 +304,7 @@ class Vocabulary(VocabularyFields):
         return ids
 
     def all_ids_of(self, tokens: Token | Iterable[Token]) -> list[int]:
-        """Return the ids of one or more tokens, as in `ids_of`.
-
-        Raises:
-            XtokError: as in `ids_of`. The error names all missing tokens.
-        """
+        """Return the ids of one or more tokens, as in `ids_of`. Errors name all missing tokens."""
         ids, error = self.find_ids(tokens)
         if error is not None:
             raise error

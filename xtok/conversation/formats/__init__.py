@@ -39,7 +39,11 @@ class PromptFormat:
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the padding id for this format. Raises an `XtokError` if there is no such id."""
+        """Return the padding id for this format.
+
+        Raises:
+            XtokError: if the vocabulary has no padding token.
+        """
         ids = {name: i for i, name in table.control_names.items()}
         candidates = [ids[name] for name in self.pad_tokens if name in ids]
         candidates += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
@@ -51,7 +55,11 @@ class PromptFormat:
         return candidates[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
-        """Check that the format supports the messages and the vocabulary."""
+        """Check that the format supports the messages and the vocabulary.
+
+        Raises:
+            XtokError: if a message is not supported, or a required token is missing.
+        """
         table = tokenizer.table
         ids, names = table.canonical_ids(), set(table.control_names.values())
         added = set(table.ids_of_type(TokenType.USER_DEFINED).tolist())
