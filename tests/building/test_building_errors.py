@@ -198,7 +198,7 @@ ERRORS: Errors = {
     "use a folder that also contains the model's tokenizer": [
         (
             lambda: generate(f"input:{model_of(MATRIX)}"),
-            "model has no tokenizer.json to segment tokens with",
+            "model has no tokenizer.json, which is needed to segment tokens",
         ),
     ],
     "use a checkpoint and a tokenizer that belong together": [

@@ -567,7 +567,7 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     result = cli("generate", "-s", small / "small.model", "-t", model_folders / "teacher", env=env)
     name = "small_to_teacher_generate_top10_spelling.safetensors"
     assert (result.returncode, result.stdout) == (0, f"{name}\n"), result.stderr
-    assert "compared by spelling: the student small.model has no" in result.stderr
+    assert "compared by spelling, because the student small.model has no" in result.stderr
     assert "| torch\n" not in result.stderr
     assert os.listdir(tmp_path) == [name]
     projection = ProjectionMap.load(tmp_path / name)
@@ -579,7 +579,9 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     [note] = (
         generate(xtok.load_pair(model_folders / "student", small / "small-digits")).reports[0].notes
     )
-    assert note.startswith("compared by spelling: the teacher small-digits has no")
+    assert note.startswith(
+        "tokens were compared by spelling, because the teacher small-digits has no"
+    )
 
 
 def test_uncached_weights_count_as_missing_if_offline(

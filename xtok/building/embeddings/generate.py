@@ -54,8 +54,8 @@ def generate(
     """Map each student token to the most similar teacher tokens.
 
     The rows of control and unused ids are empty. With embeddings, the rows of partial characters
-    are also empty. Weights follow NeMo-RL's rule: |cosine| ** (10 * largest), where `largest` is
-    the largest |cosine| in the row. The weights are then normalized.
+    are also empty. By default, weights are |cosine| ** (10 * largest), as in NeMo-RL, where
+    `largest` is the largest |cosine| in the row. Each row is normalized.
 
     >>> xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
@@ -64,7 +64,7 @@ def generate(
         pair: the student and the teacher, with their tokenizers.
         embedding_model: `own` (both models' input embeddings, fitted on shared tokens), `spelling`
             (byte n-grams), `sentence:MODEL` (a sentence-transformers model) or `input:MODEL` (the
-            mean input embedding of the token's pieces). Default: `own` if both models have
+            mean input embedding of a token's pieces). Default: `own` if both models have
             safetensors weights, otherwise `spelling`.
         config: the options.
         offline: use only the local cache of models.
@@ -83,11 +83,15 @@ def generate(
             hint="reduce {option}",
             parameter="top_k",
         )
-    note = f"compared by {embedding_model}"
+    note = f"tokens were compared by {embedding_model}"
     if embedding_model is None:
         cause = lacking_weights(pair, offline=offline)
         embedding_model = SPELLING if cause else OWN
-        note = f"compared by spelling: {cause}" if cause else "compared by own embeddings"
+        note = (
+            f"tokens were compared by spelling, because {cause}"
+            if cause
+            else "tokens were compared by own embeddings"
+        )
     options: dict[str, Any] = {**asdict(config), "embedding_model": {"kind": embedding_model}}
     if embedding_model == SPELLING:
         edges, counts, notes = _edges_by_spelling(pair, config, progress)
@@ -157,7 +161,7 @@ def _edges_by_spelling(
 
 
 def _power(base: Floats, exponent: Floats) -> Floats:
-    """Raise to exponents that are rounded to eighths, with equal results on all machines."""
+    """Raise to exponents rounded to eighths; the results are equal on all machines."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
     while eighths.any():
@@ -177,7 +181,7 @@ def _weights(
 def _above_threshold(
     weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
-    """Return normalized edges between indices for the entries above the threshold, and counts."""
+    """Return the normalized edges of all entries above the threshold, and counts."""
     is_kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
@@ -214,7 +218,9 @@ def _edges_by_embedding(
             require_finite(vectors, ids, table, source.model_id)
     else:
         if relaxed:
-            notes.append("canonicalization has no effect on own embeddings, which belong to ids")
+            notes.append(
+                "canonicalization has no effect on own embeddings: each id has its own embedding"
+            )
         x, y, counts = fitted_embeddings(
             pair, row_ids, column_ids, offline=offline, progress=progress
         )
@@ -253,10 +259,10 @@ def _textless_notes(table: TokenTable, side: str, num_texts: int) -> list[str]:
 def _most_similar(
     x: Vectors, y: Vectors, config: GenerateConfig, progress: Progress
 ) -> tuple[Floats, NDArray[np.int32], Floats]:
-    """Return the weights and indices of similar vectors, `[n, top_k]`, and row sums, `[n]`."""
+    """Return weights and indices of the most similar vectors, `[n, top_k]`, and sums of rows."""
     import torch
 
-    # The threshold applies to the share of the whole row, not only of the `top_k`.
+    # The threshold applies to an entry's share of its whole row, not of the `top_k` entries.
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         values, indices, sums = largest_cosines(

@@ -24,7 +24,7 @@ _NAMES = (
     "gpt_neox.embed_in.weight", "embed_in.weight", "backbone.embeddings.weight",
     "backbone.embedding.weight", "shared.weight",
 )  # fmt: skip
-_OUTPUT_NAME = "lm_head.weight"  # the same matrix if config.json ties the two
+_OUTPUT_NAME = "lm_head.weight"  # the same matrix, if config.json ties input and output layers
 
 
 def input_layer(model: Checkpoint) -> tuple[str, NDArray[np.float32]]:

@@ -14,8 +14,8 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
     """Merge a tile of similarities into the `k` largest values of each row.
 
     `tile` is float32 `[rows, columns]` without NaN. `first_id`, the id of its first column, is
-    larger than all earlier ids. `values`, float32 `[rows, k]`, are descending; ties are sorted by
-    `ids`.
+    larger than all ids so far. `values`, float32 `[rows, k]`, are descending; ties are in the order
+    of `ids`.
     """
     k = values.shape[1]
     for row in range(tile.shape[0]):
@@ -45,11 +45,11 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
 
 @kernel
 def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-untyped-def]
-    """Fill the empty rows with the `k` columns of largest cosine; `first` is the first row.
+    """Fill each empty row with the `k` columns of largest cosine.
 
     The dot product of a row and a column is the sum of the squared weights of their shared n-grams.
-    `indices`, int32 `[rows, k]`, are -1 in empty rows. Ties are sorted by index. `values`, float64
-    `[rows, k]`, are descending and padded with 0.
+    `first` is the number of the first row. `indices`, int32 `[rows, k]`, are -1 in empty rows.
+    `values`, float64 `[rows, k]`, are descending, with 0 as padding. Ties are sorted by index.
     """
     row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_order = shared
     k = values.shape[1]
@@ -63,7 +63,7 @@ def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-
             gram = row_grams[i]
             for j in range(starts[gram], starts[gram + 1]):
                 column = columns[j]
-                touched[num_touched] = column  # the next column overwrites it, unless it is new
+                touched[num_touched] = column  # overwritten by the next column if not new
                 num_touched += sums[column] == 0
                 sums[column] += squares[gram]
         for i in range(num_touched):

@@ -28,7 +28,7 @@ _RIDGE = 0.01  # ridge penalty, relative to the mean variance
 
 
 def lacking_weights(pair: Pair, *, offline: bool) -> str:
-    """Return a message about a model without safetensors weights, or "" if both have weights."""
+    """Return which model has no safetensors weights, or "" if both models have weights."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = checkpoint_of(tokenizer, offline)
@@ -46,9 +46,9 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
 def fitted_embeddings(
     pair: Pair, row_ids: Ids, column_ids: Ids, *, offline: bool, progress: Progress
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
-    """Return the vectors of both models in the teacher's space, and counts and error of the fit.
+    """Return the vectors of both models in the teacher's space, and statistics of the fit.
 
-    The fit is a ridge regression on the centred vectors of equal tokens (anchors). Every tenth
+    The fit is a ridge regression on the centred vectors of equal tokens, the *anchors*. Every tenth
     anchor is held out to measure the error.
     """
     import torch
@@ -64,8 +64,8 @@ def fitted_embeddings(
     y_mean = y[fit[1]].mean(axis=0, dtype=np.float64).astype(np.float32)
     x, y = x - x_mean, y - y_mean
     with one_thread_each() as pool, progress("fitting", len(fit[0])) as advance:
-        # Solve (XᵀX + penalty) · right = XᵀY for the anchors of the fit. `right` is [d_student,
-        # d_teacher], and converts all student vectors, in blocks.
+        # Solve (XᵀX + penalty) · right = XᵀY for the anchors of the fit. The matrix `right`,
+        # [d_student, d_teacher], then converts all student vectors, in blocks.
         xx = _product(x[fit[0]], x[fit[0]], pool)
         xy = _product(x[fit[0]], y[fit[1]], pool)
         penalty = _RIDGE * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]
 Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
-# Rows and columns of a tile on a CPU (4 MB). Every product has this shape and runs on one thread,
-# so the exact result does not depend on the chunk size or the number of threads.
+# Rows and columns of a tile on a CPU (4 MB). Every matrix product has this shape and runs on one
+# thread, so the chunk size and the number of threads do not change the result.
 TILE = (512, 2048)
 
 CUDA_TILE = (4096, 16384)
 
-# Number of student vectors to prepare at once. It limits the memory and does not affect the result.
+# Number of student vectors to prepare at once. This limits the memory, and does not change results.
 CHUNK_SIZE = 8192
 
 
@@ -37,20 +37,19 @@ def largest_cosines(
     advance: Callable[[int], object],
     weigh: Weigh | None = None,
 ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-    """Return each student vector's largest cosines, and the teacher indices, `[n, top_k]`.
+    """Return the largest cosines of each student vector, and the teacher indices, `[n, top_k]`.
 
-    Each row is sorted by descending value, then by index. The function `weigh` converts the cosines
-    of a row to weights; its second argument is the largest cosine of the row. The third result,
-    `[n]`, is the sum of all m weights of each row, or 0 without `weigh`.
+    Each row is sorted by descending value, then by index. The third result, `[n]`, is the sum of
+    all m weights of each row, or 0 without `weigh`.
 
     Args:
-        students: float32 `[n, d]`, finite, without zero vectors.
+        students: the student's vectors, float32 `[n, d]`, finite, without zero vectors.
         teachers: the teacher's vectors, `[m, d]`, with the same requirements.
-        config: the options. `top_k` is at most m. The transform `power` compares |cosine|.
-            Normalized vectors are rounded to `dtype`; sums are always float32.
+        config: the options. The transform `power` compares |cosine|. Normalized vectors are
+            rounded to `dtype`; sums are always float32.
         pool: a pool from `one_thread_each`.
-        advance: called with the number of student vectors that were compared.
-        weigh: the function for the weights.
+        advance: called with the number of compared student vectors.
+        weigh: a function from cosines, and the largest cosine of each row, to weights.
     """
     import torch
 
@@ -92,7 +91,7 @@ def largest_cosines(
 
 
 def _prepare(vectors: Vectors, multiple: int, device: str, dtype: str) -> torch.Tensor:
-    """Normalize vectors, round them to a dtype, and pad them with zero vectors to a multiple."""
+    """Normalize and round vectors, and append zero vectors up to a multiple of `multiple`."""
     import torch
 
     low: torch.dtype = getattr(torch, dtype)

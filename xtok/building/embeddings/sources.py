@@ -36,7 +36,7 @@ def open_source(
     force_recompute: bool,
     offline: bool,
 ) -> SentenceModel | InputLayer:
-    """Download the model of `sentence:MODEL` or `input:MODEL`, and return it without loading it."""
+    """Download and open the model of `sentence:MODEL` or `input:MODEL`."""
     kind, colon, location = embedding_model.partition(":")
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
@@ -92,7 +92,7 @@ class SentenceModel:
         path = self._cache / f"{digest.hexdigest()}.npy"
         cached = None if self._recompute else read_sealed(path, path.name)
         if cached is not None:
-            self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
+            self.notes.append(f"embeddings of {len(texts):,} tokens were read from the cache")
             return np.asarray(np.load(BytesIO(cached)))
         vectors = self._compute(texts, progress)
         if np.isfinite(vectors).all():
@@ -100,12 +100,12 @@ class SentenceModel:
             np.save(content, vectors)
             try:
                 write_sealed(path, [content.getbuffer()], path.name)
-            except OutputError as error:  # without a cache, still use the result of minutes of work
+            except OutputError as error:  # keep the vectors, which can take minutes to compute
                 self.notes.append(f"embeddings are not cached: {error.message}")
         return vectors
 
     def _compute(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed batches of texts with similar lengths, on one thread for reproducible rounding."""
+        """Embed texts in batches of similar lengths, on one thread for reproducible rounding."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)
         with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
@@ -137,7 +137,7 @@ class SentenceModel:
 
 
 class InputLayer:
-    """The input-embedding layer of a language model. It averages a text's tokens."""
+    """The input-embedding layer of a language model. Averages the embeddings of a text's tokens."""
 
     def __init__(self, model: Checkpoint) -> None:
         self._model = model
@@ -145,7 +145,7 @@ class InputLayer:
         tokenizer = model.find("tokenizer.json", required=True)
         if tokenizer is None:
             raise EmbeddingError(
-                f"{model} has no tokenizer.json to segment tokens with",
+                f"{model} has no tokenizer.json, which is needed to segment tokens",
                 hint="use a folder that also contains the model's tokenizer",
             )
         self.model_id, self.notes = model.model_id, list[str]()
@@ -192,7 +192,7 @@ def require_embedding_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> No
 def require_finite(
     vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
-    """Raise an `EmbeddingError` if embeddings contain NaN or infinity; names the tokens."""
+    """Raise an `EmbeddingError` that names the tokens with NaN or infinity in their embeddings."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
         raise EmbeddingError(

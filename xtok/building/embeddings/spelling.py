@@ -1,9 +1,9 @@
 """Compare spellings by the cosines of byte n-gram vectors, without a model.
 
 The n-grams of a token are its substrings of 1 to 4 bytes, with marks at both ends, and the whole
-token. A repeated n-gram counts as a different n-gram, so 8 spaces are most similar to 9 and 7
-spaces. With N tokens on both sides, the weight of an n-gram is 16 · log2((N + 1) / number of tokens
-that contain it) + 1. Weights are rounded, because integer sums are equal on all machines.
+token. Each repetition of an n-gram counts as a different n-gram, so 8 spaces are most similar to 9
+and 7 spaces. If n of all N tokens contain an n-gram, its weight is 16 · log2((N + 1) / n) + 1.
+Weights are rounded, because integer sums are equal on all machines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from xtok._lib.threads import available_cores
 from xtok.building.embeddings.kernels import add_up_and_keep_largest
 from xtok.maps.edges import ranks
 
-# N-grams that occur in more columns are ignored. With a limit of 3,000, the search for Llama 3 →
-# Qwen takes three times as long and finds the same first entries.
+# N-grams that occur in more columns than this are ignored. With a limit of 3,000, the search for
+# Llama 3 → Qwen takes three times as long, and finds the same first entry in each row.
 MOST_COLUMNS = 1000
 
 _LONGEST = 2048  # maximum number of bytes; keeps sums of squares below 2**31
@@ -40,10 +40,10 @@ def most_similar(
     progress: Progress,
     most_columns: int = MOST_COLUMNS,
 ) -> tuple[Floats, Ints]:
-    """Return the largest cosines of each row, and the indices of the columns, `[rows, top_k]`.
+    """Return the largest cosines of each row and their column indices, `[rows, top_k]`.
 
-    They are sorted by descending cosine, then by index, and padded with 0 and -1. If a row has no
-    similar columns, it is compared again with all n-grams.
+    Rows are sorted by descending cosine, then by index, and padded with 0 and -1. A row without
+    similar columns is compared again, with all n-grams.
     """
     values = np.zeros((len(rows), top_k))
     indices = np.full((len(rows), top_k), -1, np.int32)
@@ -130,8 +130,8 @@ def _fill(values: Floats, indices: Ints, shared: SharedGrams, progress: Progress
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     """Yield sorted, numbered n-grams with the indices of their tokens.
 
-    Whole tokens come first, then n-grams by length. To save memory, each length is split into parts
-    by the last symbol.
+    Whole tokens come first, then n-grams by length. Each length is split by last symbol, to save
+    memory.
     """
     known: dict[bytes, int] = {}
     token_numbers = np.array([known.setdefault(token, len(known)) for token in tokens], np.int64)
