@@ -26,9 +26,9 @@ from xtok.building.build import build
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import logits_of
 from xtok.training.losses import CombineConfig, cross_entropy
 from xtok.training.objective import Objective
+from xtok.training.running import logits_of
 
 TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}

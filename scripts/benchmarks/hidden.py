@@ -24,13 +24,14 @@ from benchmarks.harness import Row, memory_status, path_of, pieces, race
 from xtok import losses
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
-from xtok.training.heads import Head, find_heads, logits_of
+from xtok.training.heads import Head, find_heads
 from xtok.training.losses.chunks import number_chunks, wrap_logits
 from xtok.training.losses.config import ChunkFilter
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.objective import make_objective
+from xtok.training.running import logits_of
 
 # Heads of a student and a teacher: ids, and the width of hidden states, the student's that of
 # SmolLM2 135M, or both their own. The narrower they are, the more of a step's time is the loss.

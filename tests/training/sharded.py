@@ -16,10 +16,11 @@ import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
-from xtok.training.heads import find_heads, logits_of, unwrap
+from xtok.training.heads import find_heads
 from xtok.training.losses import CombineConfig, event_index, spelling_index
 from xtok.training.losses.registry import make_loss
 from xtok.training.objective import Objective
+from xtok.training.running import logits_of, unwrap
 
 TEXTS = [
     "There are 201 lighthouses.", "Fog, and high water at 6:12 tonight.",

@@ -28,9 +28,10 @@ from xtok.loss_names import LOSS_INFO, LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import prepare, shifted_targets
-from xtok.training.heads import find_heads, run
+from xtok.training.heads import find_heads
 from xtok.training.losses.registry import LOSSES
 from xtok.training.objective import make_objective
+from xtok.training.running import run
 
 TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 tonight."]
 

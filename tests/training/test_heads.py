@@ -17,10 +17,11 @@ from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
 from xtok.training.audit import audit
 from xtok.training.collator import prepare
-from xtok.training.heads import Head, find_head, find_heads, logits_of, why_whole_logits
+from xtok.training.heads import Head, find_head, find_heads, why_whole_logits
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import make_loss
 from xtok.training.objective import LossTerms, Objective
+from xtok.training.running import logits_of
 
 TEXTS = ["There are 201 lighthouses.", "Fog, and high water at 6:12 tonight."]
 SIZES: dict[str, Any] = {

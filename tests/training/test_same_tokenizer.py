@@ -12,8 +12,8 @@ import xtok
 from xtok import losses
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import logits_of
 from xtok.training.objective import make_objective
+from xtok.training.running import logits_of
 
 PROMPT, ANSWER = "How many steps are there?", " There are 201."
 

@@ -26,7 +26,7 @@ from xtok.conversation.writing import render_file
 from xtok.inspection.doctor import contexts_in
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
-from xtok.training.heads import run
+from xtok.training.running import run
 
 TEXT = "The keeper lit 201 lamps."
 CONTEXT = "Notes on the light: 201 lamps. "

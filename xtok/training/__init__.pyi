@@ -6,14 +6,14 @@ from .collator import DistillationCollator as DistillationCollator
 from .collator import prepare as prepare
 from .heads import Head as Head
 from .heads import find_heads as find_heads
-from .heads import logits_of as logits_of
-from .heads import router_loss as router_loss
-from .heads import run as run
 from .module import ProjectionModule as ProjectionModule
 from .objective import LossTerms as LossTerms
 from .objective import Objective as Objective
 from .objective import make_objective as make_objective
 from .rows import IGNORED as IGNORED
+from .running import logits_of as logits_of
+from .running import router_loss as router_loss
+from .running import run as run
 from .topk_collator import StoredTopK as StoredTopK
 from .topk_collator import TopKCollator as TopKCollator
 from .topk_collator import pad_candidates as pad_candidates

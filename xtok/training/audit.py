@@ -17,9 +17,10 @@ from xtok.inspection.first_rows import alignment_findings, compare_side, token_i
 from xtok.inspection.results import Level, Result
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
-from xtok.training.heads import Head, accepts, evaluating, preserve_rng, router_loss, run, unwrap
+from xtok.training.heads import Head
 from xtok.training.losses.logits import as_logits
 from xtok.training.rows import IGNORED
+from xtok.training.running import accepts, evaluating, preserve_rng, router_loss, run, unwrap
 from xtok.training.samples import SampleRow
 from xtok.training.sparse import block_length
 

@@ -31,7 +31,7 @@ from xtok.tokenizers.checkpoint import INDEX, Checkpoint, checkpoint_of, read_he
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
-from xtok.training.heads import evaluating
+from xtok.training.running import evaluating
 
 Init = Literal["pieces", "mean"]
 """Row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""

@@ -21,7 +21,7 @@ import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import load_tokenizer
-from xtok.training.heads import run
+from xtok.training.running import run
 
 pytestmark = [
     # occurs at random

@@ -17,19 +17,18 @@ from transformers import Trainer, TrainerCallback
 from xtok.errors import XtokError
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import DistillationCollator
-from xtok.training.heads import (
-    Head,
+from xtok.training.heads import Head, find_heads
+from xtok.training.losses.cross_entropy import combine, cross_entropy
+from xtok.training.losses.logits import AnyLogits
+from xtok.training.objective import LossTerms, Objective
+from xtok.training.running import (
     evaluating,
-    find_heads,
     logits_of,
     preserve_rng,
     require_id_rows,
     router_loss,
     run,
 )
-from xtok.training.losses.cross_entropy import combine, cross_entropy
-from xtok.training.losses.logits import AnyLogits
-from xtok.training.objective import LossTerms, Objective
 
 EVALUATION_NOTE = (
     "eval_loss is the training loss, which includes the teachers' losses: to compare runs with and "
