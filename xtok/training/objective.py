@@ -23,7 +23,7 @@ from xtok.training.losses.config import ChunkFilter, CombineConfig
 from xtok.training.losses.cross_entropy import loss_weights, plan_cross_entropy
 from xtok.training.losses.logits import AnyLogits
 from xtok.training.losses.one_pass import one_pass
-from xtok.training.losses.registry import BatchLoss, loss_spec, make_loss, unused_map
+from xtok.training.losses.registry import BatchLoss, LossSpec, loss_spec, make_loss, unused_map
 from xtok.training.module import ProjectionModule
 
 LossArgument = LossName | BatchLoss
@@ -202,12 +202,10 @@ def make_objective(
     mapped_losses = [x for x in names if not isinstance(x, BatchLoss) and loss_spec(x).map]
     if not mapped_losses and any(x is not None for x in maps):
         raise unused_map(names[0] if isinstance(names[0], str) else "a BatchLoss")
-    teacher_losses = []
-    for pair, loss, loss_map, options in zip(pairs, names, maps, configs, strict=True):
-        if not isinstance(loss, BatchLoss):
-            _check_sides(loss, pair)
-            loss = make_loss(loss, map=_bind(loss, loss_map, pair, device), config=options)
-        teacher_losses.append(loss)
+    teacher_losses = [
+        loss if isinstance(loss, BatchLoss) else _named_loss(loss_spec(loss), device, *inputs)
+        for loss, *inputs in zip(names, pairs, maps, configs, strict=True)
+    ]
     return Objective(
         losses=teacher_losses, teacher_weights=teacher_weights, combine=combine or CombineConfig()
     )
@@ -222,33 +220,31 @@ def _per_teacher(name: str, values: Any, count: int) -> list[Any]:
     return per_teacher
 
 
-def _check_sides(name: LossName, pair: Pair | None) -> None:
-    is_stored = loss_spec(name).is_stored
-    if is_stored is not (pair is None):
-        need = "stored predictions" if is_stored else "a model as its teacher"
+def _named_loss(
+    spec: LossSpec, device: torch.device | str, pair: Pair | None, any_map: Any, config: Any
+) -> BatchLoss:
+    """Return a teacher's loss. Its map must belong to the pair of the student and the teacher."""
+    if spec.is_stored is not (pair is None):
+        need = "stored predictions" if spec.is_stored else "a model as its teacher"
         hint = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
-        raise XtokError(f"{name} needs {need}", hint=hint)
-    if pair is not None and name == "same-tokenizer" and not pair.is_same:
+        raise XtokError(f"{spec.name} needs {need}", hint=hint)
+    if pair is not None and spec.name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
             f"same-tokenizer needs equal tokenizers, but {student} and {teacher} differ",
             hint="use the loss event-kl, with the output of `xtok events STUDENT TEACHER`",
         )
-
-
-def _bind(name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str) -> Any:
-    map_spec = loss_spec(name).map
-    if map_spec is None or pair is None:
-        return None
+    if spec.map is None or pair is None:
+        return make_loss(spec.name, config=config)
     if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
             "the map is learnable, but a trainer optimizes only the student",
             hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
             "the map that `to_map` returns",
         )
-    any_map = map_spec.file_type.of(any_map)
+    any_map, on_device = spec.map.file_type.of(any_map), None
     stored_map = any_map.map if isinstance(any_map, ProjectionModule) else any_map
-    if not isinstance(stored_map, map_spec.file_type):
-        return None
-    bind_map(stored_map, pair)
-    return map_spec.on_device(any_map).to(device)
+    if isinstance(stored_map, spec.map.file_type):
+        bind_map(stored_map, pair)
+        on_device = spec.map.on_device(any_map).to(device)
+    return make_loss(spec.name, map=on_device, config=config)
