@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # The models of tests are too small for PyTorch's threads, and two processes run tests. If a test
 # requests threads, a waiting thread must not use a core. PyTorch reads both variables on import.
@@ -30,6 +31,9 @@ from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
+
+if TYPE_CHECKING:
+    from running_servers import ServePair
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
@@ -218,6 +222,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 lines of the training text as documents, some of them twice."""
     lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
     return write_documents(tmp_path_factory.mktemp("corpus") / "a.jsonl", (lines * 2)[:120])
+
+
+@pytest.fixture(scope="module")
+def serve_pair(tokenizers: Tokenizers) -> Iterator[ServePair]:
+    """Start `xtok serve` for two of `KINDS`, once per module."""
+    from running_servers import served_pairs  # imports the libraries of a server
+
+    with served_pairs(tokenizers) as get:
+        yield get
 
 
 Real = Callable[[str], str]
