@@ -367,8 +367,9 @@ def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-u
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)
-    # [n + 1] and [m + 1]: offset of each token's first symbol, and the end; below, index in `ids`
+    # [n + 1] and [m + 1], offset of each token's first symbol, and the end
     s_starts, t_starts = np.flatnonzero(x_ends >= 0), np.flatnonzero(y_ends >= 0)
+    # [n + 1] and [m + 1], index of each token in `ids`, and the end
     s_at, t_at = x_ends[s_starts], y_ends[t_starts]
     n, m = len(s_at) - 1, len(t_at) - 1
     if n == 0 or m == 0 or _is_unknown(x) or _is_unknown(y):

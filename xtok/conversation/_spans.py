@@ -27,7 +27,7 @@ class Span:
     """A range of a rendered conversation. Each field is `(start, end)`."""
 
     chars: tuple[int, int]
-    bytes: tuple[int, int]  # of UTF-8
+    bytes: tuple[int, int]  # in UTF-8
     tokens: tuple[int, int]  # all tokens that overlap the bytes
 
 

@@ -135,8 +135,8 @@ class Conversation:
     """
 
     text: str
-    ids: NDArray[np.int32]  # [T]
-    bounds: NDArray[np.int64]  # [T + 1]
+    ids: NDArray[np.int32]  # [T], token ids
+    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, and the end
     assistant_mask: NDArray[np.bool_]  # [T], True at training targets
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()  # ranges of characters that come from messages

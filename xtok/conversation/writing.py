@@ -30,7 +30,7 @@ class RenderedFile:
     tokens: int
     targets: int  # tokens of the assistant's answers
     teacher_differs: int  # number of conversations with `teacher_messages`
-    extra_tokens: int  # tokens in their first teacher's version minus tokens for the student
+    extra_tokens: int  # additional tokens in the first teacher's version of these conversations
     notes: dict[str, int]  # number of conversations by note
 
 

@@ -48,8 +48,8 @@ class Encoding(NamedTuple):
     Token i covers the bytes from `bounds[i]` to `bounds[i + 1]` of the text in UTF-8.
     """
 
-    ids: NDArray[np.int32]  # [T]
-    bounds: NDArray[np.int64]  # [T + 1]
+    ids: NDArray[np.int32]  # [T], token ids
+    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, and the end
     num_changed: int  # number of bytes that the library changed before it encoded the text
 
 
