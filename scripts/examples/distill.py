@@ -38,6 +38,7 @@ from xtok.training import (
     find_heads,
     logits_of,
     losses,
+    make_objective,
     prepare,
     router_loss,
     run,
@@ -145,15 +146,6 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
-    """Load the map of a loss."""
-    kind = losses.LOSSES[loss].map
-    if kind is None:
-        raise XtokError(f"{loss} uses no map", hint="remove --map")
-    made = kind.on_device(path)
-    return ProjectionModule(made.map, learnable=True) if learnable else made
-
-
 def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
     """Return the options of a loss."""
     kind = losses.LOSSES[loss].config
@@ -161,6 +153,33 @@ def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
     if options.top_k is not None and hasattr(kind, "top_k"):
         given["top_k"] = options.top_k
     return kind(**given)
+
+
+def objective_of(
+    pairs: Sequence[Any], options: argparse.Namespace
+) -> tuple[Objective, list[ProjectionModule]]:
+    """Return the objective, and with --learn-map the maps to train."""
+    maps = iter(options.map)
+    objective = make_objective(
+        pairs,
+        options.loss,
+        [next(maps) if losses.LOSSES[name].map else None for name in options.loss],
+        config=[config_of(name, options) for name in options.loss],
+        teacher_weights=options.teacher_weight,
+        combine=losses.CombineConfig(
+            distillation_weight=options.distillation_weight,
+            cross_entropy_weight=options.cross_entropy_weight,
+            dynamic_scaling=options.dynamic_scaling,
+        ),
+        device=options.device,
+    )
+    if not options.learn_map:
+        return objective, []
+    # `make_objective` has checked that each map belongs to its pair. It only accepts fixed maps.
+    learned = [ProjectionModule(path, learnable=True).to(options.device) for path in options.map]
+    config = config_of("p-kl", options)
+    p_kl = [losses.make_loss("p-kl", map=module, config=config) for module in learned]
+    return replace(objective, losses=p_kl), learned
 
 
 def heads_of(
@@ -303,18 +322,8 @@ def train(options: argparse.Namespace) -> None:
     student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
     pairs = zip(options.teacher, theirs, strict=True)
     teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
-    names = options.loss or ["event-kl"]
-    names *= len(teachers) if len(names) == 1 else 1
-    maps: list[Any] = [
-        read_map(name, path, learnable=options.learn_map).to(options.device)
-        for name, path in zip(names, options.map, strict=False)
-    ]
-    of_maps = [one for one in maps if isinstance(one, ProjectionModule)]
-    projections = torch.nn.ModuleList(of_maps)
-    functions = [
-        losses.make_loss(name, map=one, config=config_of(name, options))
-        for name, one in zip(names, maps or [None] * len(names), strict=True)
-    ]
+    objective, learned = objective_of(collate.pairs, options)
+    projections = torch.nn.ModuleList(learned)
     trained = [*student.to(options.device).parameters(), *projections.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
     parts = {"student": student, "projections": projections, "optimizer": optimizer}
@@ -322,15 +331,6 @@ def train(options: argparse.Namespace) -> None:
     first = load_checkpoint(checkpoint, parts)
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(lines[:first]), encoding="utf-8")
-    objective = Objective(
-        losses=functions if teachers else [],
-        teacher_weights=options.teacher_weight,
-        combine=losses.CombineConfig(
-            distillation_weight=options.distillation_weight,
-            cross_entropy_weight=options.cross_entropy_weight,
-            dynamic_scaling=options.dynamic_scaling,
-        ),
-    )
     heads = heads_of(
         [student, *teachers], objective, collate, samples[: options.batch_size], options
     )
@@ -382,7 +382,7 @@ def train(options: argparse.Namespace) -> None:
         print(f"note: the student is saved without a tokenizer; use {name}", file=sys.stderr)
     else:
         tokenizer.library.save_pretrained(options.output / "student")
-    for number, projection in enumerate(of_maps if options.learn_map else ()):
+    for number, projection in enumerate(learned):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
 
@@ -405,9 +405,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         action="append",
         type=Path,
         default=[],
-        help="one per teacher, if its loss uses one",
+        help="one per loss that uses a map, in the order of the teachers",
     )
-    add("--learn-map", action="store_true", help="train the maps as well, and save them")
+    add("--learn-map", action="store_true", help="also train the maps of p-kl, and save them")
     of_models = [name for name, row in losses.LOSSES.items() if not row.is_stored]
     add(
         "--loss", action="append", choices=of_models, type=lambda name: name.replace("_", "-"),
@@ -429,13 +429,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--plot", type=Path, nargs="*", metavar="RUN", help=help_text)
     add("--device", default="cpu")
     options = parser.parse_args(argv)
-    for name in ("teacher-tokenizer", "teacher-chat-template", "teacher-weight", "map", "loss"):
+    options.loss = options.loss or ["event-kl"]
+    options.loss *= len(options.teacher) if len(options.loss) == 1 else 1
+    for name in ("teacher-tokenizer", "teacher-chat-template", "teacher-weight", "loss"):
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
-        if count != len(options.teacher) and (name, count) != ("loss", 1):
+        if count != len(options.teacher):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
-    for loss in options.loss or ["event-kl"]:
-        if options.teacher and not options.map and (kind := losses.LOSSES[loss].map):
-            parser.error(f"--loss {loss} requires {kind.name}: give it as --map")
+    if options.learn_map and {*options.loss} != {"p-kl"}:
+        parser.error("--learn-map requires --loss p-kl")
+    mapped = [name for name in options.loss if losses.LOSSES[name].map]
+    if mapped and not options.map:
+        kind: Any = losses.LOSSES[mapped[0]].map
+        parser.error(f"--loss {mapped[0]} requires {kind.name}: give it as --map")
+    if len(options.map) != len(mapped):
+        parser.error(f"{len(options.map)} of --map, but {len(mapped)} of the losses use a map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
@@ -452,3 +459,5 @@ if __name__ == "__main__":
         options["teacher_templates"] = "teacher-chat-template"
         hint = error.hint_with(f"--{options.get(error.parameter, error.parameter)}")
         sys.exit(f"error: {error.message}\nhint: {hint}")
+    except ValueError as error:
+        sys.exit(f"error: {error}")

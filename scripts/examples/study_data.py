@@ -364,10 +364,11 @@ class Teacher:
             name: Any = part.loss
             given = None
             if takes_file(part):
-                given = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
+                kind: Any = LOSSES[name].map
+                given = kind.on_device(saved(args, part)).to(args.device)
             root, is_reverse = ROOTS.get(part.artefact, 1.0), REVERSE in run.how
-            kind = LOSSES[name].config
-            options = kind and kind(temperature=root, reverse_kl=is_reverse)
+            config = LOSSES[name].config
+            options = config and config(temperature=root, reverse_kl=is_reverse)
             self.losses.append(make_loss(name, map=given, config=options))
 
     @property

@@ -268,7 +268,7 @@ class Healing:
         path = self.options.output.with_suffix(f".{name}.safetensors")
         if not path.exists():
             made[name](self.pair).save(path)
-        return losses.make_loss(name, map=distill.read_map(name, path, learnable=False))
+        return losses.make_loss(name, map=path)
 
     @torch.no_grad()
     def store(self, collate: DistillationCollator) -> None:

@@ -169,6 +169,9 @@ def test_losses_of_several_teachers_are_weighted(setting: list[str], tmp_path: P
     # a file that exists only for the first teacher
     mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")
     assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
+    mixed = ("--loss=alm", "--loss=p-kl")  # only the second teacher has a map
+    without_map = [*setting, *teacher[:2]]
+    assert run(without_map, tmp_path / "one map", *mixed, steps=1)[0]["distillation"] > 0
 
 
 def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_path: Path) -> None:
@@ -264,9 +267,11 @@ def test_options_that_do_not_fit_the_teachers(
     teacher_options = [o for o in setting if o.startswith(("--teacher=", "--map="))]
     for more, message in (
         (teacher_options[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
-        (teacher_options[1:], "2 of --map for 1 of --teacher"),
+        (teacher_options[1:], "2 of --map, but 1 of the losses use a map"),
         (["--teacher-weight=1"] * 3, "3 of --teacher-weight for 1 of --teacher"),
         (["--loss=gold"] * 2, "2 of --loss for 1 of --teacher"),
+        (["--loss=alm"], "1 of --map, but 0 of the losses use a map"),
+        (["--loss=gold", "--learn-map"], "--learn-map requires --loss p-kl"),
     ):
         with pytest.raises(SystemExit):
             run([*setting, *more], tmp_path / "run")
@@ -276,6 +281,24 @@ def test_options_that_do_not_fit_the_teachers(
     other += [o for o in setting if o.startswith("--map=")]
     with pytest.raises(XtokError, match="one tokenizer"):
         run([*setting, *other], tmp_path / "run", "--teachers=averaged-logits")
+
+
+@pytest.mark.parametrize("learn", [(), ("--learn-map",)])
+def test_maps_and_losses_belong_to_the_tokenizers(
+    setting: list[str], pair: Pair, digits: Tokenizer, tmp_path: Path, learn: tuple[str, ...]
+) -> None:
+    path = tmp_path / "map.safetensors"
+    for sides, words in (
+        (pair.tokenizers, "the sides are swapped"),
+        ((digits, "bytes"), "the teacher of the map .* has other tokens than"),
+    ):
+        xtok.build(*sides).save(path)
+        options = [*without(setting, "--map="), f"--map={path}", *learn]
+        with pytest.raises(XtokError, match=words):
+            run(options, tmp_path / "run", steps=1)
+    if not learn:
+        with pytest.raises(XtokError, match="needs equal tokenizers"):
+            run(without(setting, "--map="), tmp_path / "run", "--loss=same-tokenizer", steps=1)
 
 
 def test_order_of_texts_depends_on_seed_and_step() -> None:
