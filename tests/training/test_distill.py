@@ -167,7 +167,7 @@ def test_losses_of_several_teachers_are_weighted(setting: list[str], tmp_path: P
     two = run(both, tmp_path / "two", *weighted, steps=1)
     assert two[0]["distillation"] == pytest.approx(2.5 * single[0]["distillation"], rel=1e-5)
     # a file that exists only for the first teacher
-    mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")
+    mixed: tuple[str, ...] = ("--loss=p-kl", "--loss=gold", "--top-k=5")
     assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
     mixed = ("--loss=alm", "--loss=p-kl")  # only the second teacher has a map
     without_map = [*setting, *teacher[:2]]

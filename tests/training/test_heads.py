@@ -296,7 +296,7 @@ def test_a_compiled_model_receives_its_positions() -> None:
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     side = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     compiled: Any = torch.compile(model, backend="eager")
-    logits = [logits_of(each, side) for each in (compiled, model)]
+    logits: list[Any] = [logits_of(each, side) for each in (compiled, model)]
     alone = logits_of(model, {"input_ids": ids[:, 2:], "attention_mask": mask[:, 2:]})
     for padded in logits:
         torch.testing.assert_close(padded[:, 2:], alone)
