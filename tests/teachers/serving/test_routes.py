@@ -133,7 +133,8 @@ class TextRows(NamedTuple):
         matrix: NDArray[np.float32] = np.load(
             io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"]))
         )
-        assert (matrix.dtype, matrix.shape) == (np.float32, (len(token_ids), 3))
+        assert matrix.dtype == np.float32
+        assert matrix.shape == (len(token_ids), 3)
         return matrix
 
 
