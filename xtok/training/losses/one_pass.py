@@ -79,7 +79,21 @@ class Read(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """One part of a plan: a comparison at n positions of the student."""
+    """One part of a plan: a comparison at n positions of the student.
+
+    An example with two rows of T = 4 positions. Row 0 has one chunk, which consists of two student
+    tokens and the teacher token a. Row 1 has a chunk with the teacher tokens b and c, and a chunk
+    with d. Each teacher token is an entry at its chunk's first student position:
+
+        positions        0  1  4  6     row · 4 + t
+        index            0  1  2  3     in `positions`
+        chunk            0  0  1  2
+        entries          a     bc d     entry_positions = [[0, 2, 2, 3]]
+
+    The part reads the teacher once per entry: `Read(logits, positions of a b c d, per_entry=0)`. A
+    block with the positions 4 and 6 passes `Rows` with the indices [2, 3], the range 1:4 of the
+    entries, and the teacher's logits at b, c and d.
+    """
 
     positions: Tensor  # int64 [n], row · T + t; distinct
     compare: Compare
