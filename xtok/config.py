@@ -44,13 +44,9 @@ class MultitokenConfig(Config):
 
     top_k: int = top_k_option(32, "Maximum entries per row, including the scale slot.")
     max_pieces: int = option(
-        4,
-        "Maximum number of tokens that spell a token of the other side.",
-        no_effect_with={"text": True, "weights": "synthetic"},
-        min=1,
-        max=MAX_ENTRIES,
-        panel=RARE,
-    )
+        4, "Maximum number of tokens that spell a token of the other side.",
+        no_effect_with={"text": True, "weights": "synthetic"}, min=1, max=MAX_ENTRIES, panel=RARE,
+    )  # fmt: skip
     scale_trick: bool = option(
         True,
         "Add a scale slot with a sixth of the weight to each row that is not exact.",
@@ -67,13 +63,9 @@ class MultitokenConfig(Config):
         panel=MATCHING,
     )
     fuzzy_threshold: float = option(
-        0.6,
-        "Minimum similarity of names for --special-tokens fuzzy.",
-        above=0,
-        max=1,
-        needs={"special_tokens": "fuzzy"},
-        panel=RARE,
-    )
+        0.6, "Minimum similarity of names for --special-tokens fuzzy.",
+        above=0, max=1, needs={"special_tokens": "fuzzy"}, panel=RARE,
+    )  # fmt: skip
     canonicalization: Canonicalization = option(
         "exact",
         "exact matches only tokens with equal bytes. If no token has equal bytes, relaxed also "
@@ -139,10 +131,8 @@ class BuildConfig(MultitokenConfig):
     prep_top_k: int = option(
         MultitokenConfig.top_k,
         "Maximum entries per row before the last stage keeps --top-k of them.",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=RARE,
-    )
+        min=1, max=MAX_ENTRIES, panel=RARE,
+    )  # fmt: skip
     weights: Weights = option(
         "decay",
         "Weights of a row: fixed weights that decrease from piece to piece, or counts on synthetic "
@@ -207,11 +197,9 @@ class InspectConfig(Config):
         panel="Options",
     )
     classes: bool = option(
-        False,
-        "Count rows and teacher tokens by class: digits, punctuation, scripts …",
-        flag=True,
-        panel="Options",
-    )
+        False, "Count rows and teacher tokens by class: digits, punctuation, scripts …",
+        flag=True, panel="Options",
+    )  # fmt: skip
     worst: int | None = option(
         None,
         "List this number of rows, starting with the lowest maximum weight. Default for a class "
@@ -219,11 +207,9 @@ class InspectConfig(Config):
         min=1,
     )
     token_class: str | None = option(
-        None,
-        "List only rows of this class of tokens: digits, han, punctuation, …",
-        name="class",
-        metavar="CLASS",
-    )
+        None, "List only rows of this class of tokens: digits, han, punctuation, …",
+        name="class", metavar="CLASS",
+    )  # fmt: skip
     kind: str | None = option(
         None, "List only rows of this kind: pieces, exact, empty, …", metavar="KIND"
     )
@@ -272,23 +258,15 @@ class GenerateConfig(Config):
 class ChatTemplates(Config):
     """Chat templates to use instead of the models' own."""
 
-    panel = MODELS
     student_template: str | None = option(
         None,
         "Chat template to use instead of the student's own: a Jinja file, or the name of a format.",
-        name="student_chat_template",
-        metavar="FILE|NAME",
-        panel=MODELS,
-        needs={"chat": True},
-    )
+        name="student_chat_template", metavar="FILE|NAME", panel=MODELS, needs={"chat": True},
+    )  # fmt: skip
     teacher_template: str | None = option(
-        None,
-        "Chat template to use instead of the teacher's own.",
-        name="teacher_chat_template",
-        metavar="FILE|NAME",
-        panel=MODELS,
-        needs={"chat": True},
-    )
+        None, "Chat template to use instead of the teacher's own.",
+        name="teacher_chat_template", metavar="FILE|NAME", panel=MODELS, needs={"chat": True},
+    )  # fmt: skip
 
     @property
     def templates(self) -> tuple[str | None, str | None]:
@@ -309,12 +287,9 @@ class ProjectConfig(ChatTemplates):
         metavar="FORMAT",
     )
     source: CacheKind | None = option(
-        None,
-        "Input format, if it cannot be detected: neutral, vllm, sglang or distillkit.",
-        name="from",
-        metavar="FORMAT",
-        panel=RARE,
-    )
+        None, "Input format, if it cannot be detected: neutral, vllm, sglang or distillkit.",
+        name="from", metavar="FORMAT", panel=RARE,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,11 +303,8 @@ class ServeConfig(ChatTemplates):
         None,
         "Candidates per token to request from the teacher. Default: 64, or the maximum of its "
         "server. If a client asks for more, xtok requests more.",
-        short="-k",
-        min=20,
-        max=MAX_ENTRIES,
-        panel=LIMITS,
-    )
+        short="-k", min=20, max=MAX_ENTRIES, panel=LIMITS,
+    )  # fmt: skip
     chat: bool = option(
         True,
         "If a conversation can be recovered from the ids with certainty, send it to the teacher in "
@@ -347,11 +319,9 @@ class ServeConfig(ChatTemplates):
         64, "Maximum number of concurrent sequences on the teacher's server.", min=1, panel=LIMITS
     )
     wait: float = option(
-        600.0,
-        "Seconds to wait at startup until the teacher's server responds.",
-        min=0,
-        panel=LIMITS,
-    )
+        600.0, "Seconds to wait at startup until the teacher's server responds.",
+        min=0, panel=LIMITS,
+    )  # fmt: skip
     api_key: str | None = option(
         None,
         "Bearer token that clients must send. Set XTOK_API_KEY instead to keep it off the "
