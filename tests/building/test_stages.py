@@ -268,7 +268,7 @@ def test_build_reports_the_finished_map(student: Tokenizer, teacher: Tokenizer) 
     [slots] = [note for note in report.notes if "slot" in note]
     on_slots = set(built.teacher_ids[built.is_slot].tolist())
     assert all(f" {i} '" in slots for i in on_slots)
-    assert f"scale slots on {len(on_slots)} teacher id" in slots
+    assert f"scale slots use {len(on_slots)} teacher id" in slots
 
 
 def test_a_map_without_tokens_accepts_the_given_tokenizers(tiny: Pair) -> None:

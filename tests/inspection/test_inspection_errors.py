@@ -28,7 +28,7 @@ ERRORS: Errors = {
     "give one of: empty, exact, pieces, role, similar, counted, mixed, relaxed": [
         (lambda: xtok.explain(TINY, kind="none"), "unknown kind of row 'none'"),
     ],
-    "give the models, or the maps, of one pair, student first; xtok inspect shows the pair "
+    "give models and maps of the same pair, with the student first; xtok inspect shows the pair "
     "of a map": [
         (
             lambda: xtok.explain(bytes_map(), 1, pair=bytes_to_pieces()),

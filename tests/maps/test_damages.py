@@ -181,7 +181,7 @@ def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> No
         ("does not have shape", lambda t, f: t.update(student_counts=t["student_counts"][1:])),
         ("teacher_pieces has", lambda t, f: t.update(teacher_pieces=t["teacher_pieces"][1:])),
         ("student_pieces has values outside 0..", lambda t, f: t["student_pieces"].fill(10**6)),
-        ("student id 5 is shared with a", lambda t, f: t["student_pieces"].__setitem__(5, 6)),
+        ("teacher partner of student id 5 has", lambda t, f: t["student_pieces"].__setitem__(5, 6)),
         ("other bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 0)),
         ("other bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 256)),
         ("of int32", lambda t, f: t.update(student_counts=t["student_counts"].astype(np.int64))),

@@ -120,7 +120,7 @@ ERRORS: Errors = {
             "map.pt has the teacher id 3, but the width is 2",
         ),
     ],
-    "pass at most 16777216: teacher_vocab_size=": [
+    "pass at most 16777216 as teacher_vocab_size=": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
             "map.pt cannot have width 1073741824",
@@ -253,7 +253,7 @@ ERRORS: Errors = {
             "local files",
         ),
     ],
-    "move it, or choose another output name than t.pt": [
+    "move this file, or choose an output name other than t.pt": [
         (
             lambda: ((file("t.reverse.pt", "mine"), tables("t.pt"))),
             "t.reverse.pt exists and is not a table that xtok wrote; the teacher's table "

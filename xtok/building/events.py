@@ -26,8 +26,8 @@ def events(
     """Build an event map for event KL.
 
     Each token is linked to one token of the other model. Linked tokens belong to the same event.
-    The link is the token with the same bytes or role. If there is no such token, the link is the
-    first piece of the token's spelling. Tokens without a link form the event `rest`.
+    The link is the token with the same bytes or role, or otherwise the first piece of the token's
+    spelling. Tokens without a link form the event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)

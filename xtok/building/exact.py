@@ -187,8 +187,8 @@ def reapply_exact(
     """Map each student token that equals a teacher token only to this token, with weight 1.
 
     Tokens are compared by bytes, and special tokens by role. The new rows have no slot. With
-    `canonicalization="relaxed"`, each token without an equal teacher token is mapped to a
-    near-equivalent. The row of such a token keeps its scale slot.
+    `canonicalization="relaxed"`, other tokens are mapped to near-equivalents; their rows keep the
+    scale slot.
 
     >>> spelled = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind

@@ -44,8 +44,7 @@ def multitoken(
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    `initial` is a map of the same pair, or the path of this map. Its weights, except slots, are
-    added to the new weights.
+    The weights of the map `initial`, except slots, are added to the new weights.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)

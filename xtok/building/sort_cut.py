@@ -26,7 +26,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
     Raises:
-        XtokError: if `top_k` is 1 and the map has slots, because rows would keep only their slot.
+        XtokError: if `top_k` is 1 and the map has slots.
     """
     projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)

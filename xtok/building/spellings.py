@@ -50,7 +50,7 @@ def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress =
     """Return the partner of each student token, or the token's pieces if it has no partner.
 
     `partners`, int64 `[V_student]`, contains teacher ids, or −1 for tokens without a partner. Only
-    tokens in `ids` (ascending) are spelled. The result's counts are int64 `[V_student]`.
+    tokens in `ids` (ascending) are spelled.
     """
     has_partner = partners >= 0
     ids = ids[~has_partner[ids]]

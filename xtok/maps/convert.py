@@ -25,7 +25,7 @@ def convert(
     pair: Pair | None = None,
     **options: Unpack[mapfile.LoadOptions],
 ) -> Path:
-    """Write a map in the format that the output's suffix indicates, and return the output's path.
+    """Write a map in the format of the output's suffix, and return the output's path.
 
     >>> path = xtok.convert(xtok.build("bytes", "bytes"), "map.pt")
     >>> xtok.ProjectionMap.load(path)
@@ -34,9 +34,9 @@ def convert(
     Args:
         any_map: a map of any kind, or the path of its file.
         output: a `.safetensors` file, or a `.pt` file for NeMo-RL (not for event maps). For a
-            spelling map, `NAME.pt` contains the student's table, and `NAME.reverse.pt` the
-            teacher's.
-        pair: the student and the teacher; provides the tokens if the map contains none.
+            spelling map, `NAME.pt` contains the student's table, and `NAME.reverse.pt` contains
+            the teacher's table.
+        pair: the student and the teacher. A map without tokens gets their tokens.
         options: the options of `ProjectionMap.load`; allowed only if `any_map` is a path.
     """
     target = mapfile.check_map_output(output)
@@ -54,8 +54,7 @@ def convert(
 def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -> list[str]:
     """Return notes with the NeMo-RL options for training with a map.
 
-    Without `loss`, the options for a counted map are for gold if the map has exact rows, otherwise
-    for P-KL.
+    The default loss of a counted map is gold if the map has exact rows, otherwise P-KL.
     """
     if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)
@@ -72,10 +71,9 @@ def _draft_overrides(path: Path) -> list[str]:
     """Return the options for two versions of NeMo-RL's draft "v6": the newest and the first.
 
     The newest version is the author's branch in October 2026 (38aea62, 7e6492b). The first version
-    is pull request 4177 at a84de17. The first version requires the path of a projection map, but
-    reads the map only if `common_indices_from_subtoks` is false. The logits at a token's position
-    predict the next token. Without `kl_chunk_shift`, both versions use these logits for the token
-    itself.
+    is pull request 4177 at a84de17. It requires the path of a projection map, but does not read the
+    map with these options. Without `kl_chunk_shift`, both versions compare the logits that predict
+    the next token with the current token.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]

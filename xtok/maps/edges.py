@@ -12,7 +12,7 @@ SLOT_WEIGHT = 0.2  # weight of a scale slot, before the row and its slot are nor
 
 SUM_TOLERANCE = 1e-4  # maximum deviation of a row's sum of float32 weights from 1
 
-_ROW_SUM_ROUNDING = 1e-6  # maximum rounding error of this sum (2^-24 per weight)
+_ROW_SUM_ROUNDING = 1e-6  # maximum rounding error of a row's sum (2^-24 per weight)
 
 
 class Edges(NamedTuple):
@@ -37,10 +37,7 @@ class Edges(NamedTuple):
 
 
 def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask of adjacent edges in the wrong order, bool `[nnz - 1]`; see `map_order`.
-
-    Student ids must be sorted.
-    """
+    """Return a mask of neighbours that are not in `map_order`, for sorted student ids."""
     s, t, w = edges
     # One bool per pair of neighbours, to save memory on large maps
     in_order: NDArray[np.bool_] = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
@@ -121,8 +118,8 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
     Weights are compared as float32.
     """
     order, _ = pair_order(edges)
-    # Read as integers, the bits of floats have the same order; for negative floats, the reverse
-    # order.
+    # As integers, the bits of positive floats have the same order as the floats. The order of
+    # negative floats is reversed.
     bits = np.subtract(0, edges.weights, dtype=np.float32, casting="same_kind").view(np.int32)
     bits ^= bits >> 31 & np.iinfo(np.int32).max
     rows = edges.student_ids.astype(np.int64) * 2
@@ -163,7 +160,7 @@ def slot_entries(
 
 
 def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> Edges:
-    """Return one edge with weight 1 per pair of a student id and a teacher id."""
+    """Return an edge with weight 1 for each pair of ids."""
     s, t = (np.fromiter(ids, np.int32, len(ids)) for ids in (student_ids, teacher_ids))
     return Edges(s, t, np.ones(len(s), np.float32))
 
@@ -192,8 +189,8 @@ def repaired(
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize, sort, and count the repairs.
 
-    Rows that need no repair stay the same, bit for bit. The mask `last` marks the slots; the second
-    result contains the student ids of the rows that have a slot.
+    Valid rows do not change. The mask `last` marks slots. The second result contains the student
+    ids of rows with a slot.
     """
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]

@@ -1,4 +1,4 @@
-"""`EventMap`: a partition of both vocabularies into events, for comparing two softmaxes."""
+"""`EventMap`: a partition of both vocabularies into events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from xtok.tokenizers.table import SIDES
 class EventMap(StoredMap):
     """A partition of two vocabularies into events. Each event contains tokens of both sides.
 
-    Adding up probabilities within each event converts two next-token distributions to two
-    distributions over the events. By the data processing inequality, the divergence between the two
-    event distributions is at most the divergence between the next-token distributions. The *leak*
-    is an error rate: the share of shared token boundaries at which the student's and the teacher's
-    token are in different events.
+    Adding up probabilities within each event converts a next-token distribution to a distribution
+    over the events. By the data processing inequality, this does not increase the divergence of two
+    distributions. The *leak* is the error rate at shared token boundaries: how often the student's
+    and the teacher's token belong to different events.
 
     >>> events = xtok.events("bytes", "bytes")
     >>> int(events.student_event[97]), int(events.teacher_event[97])  # the event of `a`
@@ -39,8 +38,8 @@ class EventMap(StoredMap):
     student_event: NDArray[np.int32]
     teacher_event: NDArray[np.int32]
     # int32 `[V]`, link of each token: the other side's token with the same bytes or role, otherwise
-    # the first piece of the token's spelling; −1 if there is none. A token is in the event of its
-    # link.
+    # the first piece of the token's spelling, otherwise −1. A token and its link belong to the same
+    # event.
     student_link: NDArray[np.int32]
     teacher_link: NDArray[np.int32]
     rest: int | None  # event of tokens without a link, such as unused ids
@@ -56,12 +55,12 @@ class EventMap(StoredMap):
         return int(self.student_event.max()) + 1
 
     def header(self) -> dict[str, Any]:
-        """Return the additional JSON entries in the files of event maps."""
+        """See `StoredMap.header`."""
         return {**super().header(), "rest": self.rest}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the additional fields of an event map, without its arrays."""
+        """See `StoredMap.header_fields`."""
         require_valid(type(header["rest"]) in (int, NoneType), "rest")
         return {"rest": header["rest"]}
 

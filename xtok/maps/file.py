@@ -41,7 +41,7 @@ class FileContents(NamedTuple):
 
     source: Path
     kind: MapKind
-    tensors: Tensors  # both are empty if another program wrote the file
+    tensors: Tensors  # tensors and header are empty if another program wrote the file
     header: Header
     entries: nemo.PtEntries | None = None  # only in NeMo-RL's layouts
 
@@ -54,14 +54,14 @@ class StoredMap:
     SUFFIXES: ClassVar[Sequence[str]] = SUFFIXES  # suffixes of the files that `save` can write
     ARRAYS: ClassVar[Mapping[str, str]]  # dtype of each array, by name; all arrays are 1-D
     HAS_TOKENS: ClassVar[bool] = True  # whether each file contains both token tables
-    # By name: a check that raises a `ValueError`, and the sentence to print if it passes. A check
-    # may rely on earlier checks.
+    # For each name: a check that raises a `ValueError`, and the text to print if the check passes.
+    # A check may rely on earlier checks.
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
 
     student: Vocabulary
     teacher: Vocabulary
     history: tuple[Mapping[str, Any], ...] = ()  # name, options and version of each stage
-    reports: tuple[StageReport, ...] = ()  # of stages in this process; not saved
+    reports: tuple[StageReport, ...] = ()  # reports of stages in this process; not saved
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +69,7 @@ class StoredMap:
         return self.student.vocab_size, self.teacher.vocab_size
 
     def check(self) -> None:
-        """Check the invariants. Raises an `InvariantError` that names the first violation."""
+        """Raise an `InvariantError` if the map breaks an invariant."""
         arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         is_fixed = not any(array.flags.writeable for array in arrays)
         if is_fixed and vars(self).get("_holds"):  # read-only arrays are checked once
@@ -83,22 +83,22 @@ class StoredMap:
         vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Replace the student's or teacher's vocabulary by one of at least the same width."""
+        """Return a copy with another, not narrower vocabulary on one side."""
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = True) -> None:
-        """Write the map: `.safetensors`, or `.pt` in NeMo-RL's layout.
+        """Write the map to a `.safetensors` file, or to a `.pt` file in NeMo-RL's layout.
 
-        The same map always gives the same bytes. Each file is written completely, then renamed. A
-        spelling map as `.pt` consists of two files. Without `overwrite`, an existing file with
-        other contents is an error.
+        The same map always gives the same bytes. Each file is replaced atomically. A spelling map
+        needs two `.pt` files.
 
         Raises:
-            OutputError: if a file cannot be written, or the second file would replace another file.
+            OutputError: if a file cannot be written, if the second file would replace an unrelated
+                file, or if `overwrite` is False and an existing file has other contents.
             ValueError: if the map breaks an invariant.
         """
-        target = check_map_output(path, self.SUFFIXES)  # before `files`, because it follows links
+        target = check_map_output(path, self.SUFFIXES)  # before `files`: the check follows links
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = dict(zip(targets, self._encode_files(targets[0]), strict=True))
@@ -112,21 +112,20 @@ class StoredMap:
         return [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of each file that `save` writes."""
         return [to_safetensors(self)]
 
     def header(self) -> dict[str, Any]:
-        """Return the additional JSON entries in the files of this map class."""
+        """Return the JSON entries that only this map class has."""
         return {"kind": self.KIND}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the additional fields of this map class, without its required arrays."""
+        """Read the fields that only this map class has, except required arrays."""
         return {}
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
-        """Load a map from its path. If `source` is already a map, return it unchanged."""
+        """Load a map from its path, or return a given map unchanged."""
         return cls.load(source) if isinstance(source, str | PathLike) else source
 
     @classmethod
@@ -144,15 +143,13 @@ class StoredMap:
         Args:
             path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub. A `.pt` can have any
                 layout of NeMo-RL.
-            student_vocab_size: the student's vocabulary width, if the file does not record it.
-            teacher_vocab_size: the teacher's vocabulary width, if the file does not record it.
-            preserve_last: whether the last column contains scale slots. Overrides the value in the
-                file.
+            student_vocab_size: the width of the student's logits, if the file does not record it.
+            teacher_vocab_size: the same for the teacher.
+            preserve_last: whether the last column contains scale slots. Overrides the file.
             normalize: normalize trained weights; the weights of a `.pt` are always normalized.
 
         Raises:
-            MapFileError: if the file contains another kind of map or has other widths, or is
-                damaged.
+            MapFileError: if the file is damaged, or contains another kind of map or other widths.
         """
         return cls.of_contents(
             read(path),
@@ -164,7 +161,7 @@ class StoredMap:
 
     @classmethod
     def of_contents(cls, contents: FileContents, **options: Unpack[LoadOptions]) -> Self:
-        """Create a map from the contents of its file, with the options of `load`."""
+        """Create a map from a file's contents, with the options of `load`."""
         source = contents.source
         if contents.kind != cls.KIND:
             name = MAP_NAMES[cls.KIND]
@@ -186,7 +183,7 @@ class StoredMap:
 
     @classmethod
     def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
-        """Create a map from its file's contents. Checks digests, but not invariants."""
+        """Create a map from a file's contents; check digests, but not invariants."""
         if normalize or preserve_last is not None:
             raise MapFileError(
                 f"{contents.source} is {MAP_NAMES[cls.KIND]}, which has no weights",
@@ -210,7 +207,7 @@ class StoredMap:
             problem = f"has the {side} id {vocabulary.vocab_size - 1}, but the width is {width}"
             hint = f"pass the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
         elif width > MAX_WIDTH:
-            problem, hint = f"cannot have width {width}", f"pass at most {MAX_WIDTH}: {{option}}"
+            problem, hint = f"cannot have width {width}", f"pass at most {MAX_WIDTH} as {{option}}"
         elif vocabulary.table is not None:
             return self
         else:
@@ -235,7 +232,7 @@ def check_map_output(
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that an existing file of the teacher's table belongs to the same pair."""
+    """Check that an existing file for the teacher's table belongs to the same pair."""
     reverse = nemo_tables.reverse_path(path)
     if not reverse.exists():
         return
@@ -250,7 +247,7 @@ def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
         contents = f"contains the table of {table.get('src')} in {table.get('dst')}"
     raise OutputError(
         f"{reverse} exists and {contents}; the teacher's table would replace it",
-        hint=f"move it, or choose another output name than {path.name}",
+        hint=f"move this file, or choose an output name other than {path.name}",
     )
 
 
@@ -259,7 +256,7 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     from safetensors.numpy import save
 
     tensors, metadata = pack(any_map)
-    return bytes(save(tensors, {"xtok": metadata}))  # several keys have a random order
+    return bytes(save(tensors, {"xtok": metadata}))  # one key, because keys have a random order
 
 
 def to_nemo(projection: ProjectionMap) -> bytes:
@@ -277,7 +274,7 @@ def sha256(any_map: StoredMap) -> str:
 
 
 def read(path: str | PathLike[str]) -> FileContents:
-    """Read the contents of a map file of any kind and format."""
+    """Read a map file of any kind and format."""
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):
         if is_pt:
@@ -314,7 +311,7 @@ def _file_contents(
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
     """Return the `table_sha256` of student and teacher from a table file for NeMo-RL's draft.
 
-    The list is empty if another program wrote the table. For all other files, None is returned.
+    The list is empty if another program wrote the table. For any other file, the result is None.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):

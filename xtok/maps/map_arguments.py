@@ -34,9 +34,9 @@ MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
 
 
 def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyMap:
-    """Load a map of any kind, with the options of `ProjectionMap.load`.
+    """Load a map of any kind from its path, or return a given map unchanged.
 
-    If `source` is already a map, it is returned unchanged.
+    The options are those of `ProjectionMap.load`.
 
     Raises:
         MapFileError: if the file is not a map, has another width, or does not support an option.
@@ -50,17 +50,11 @@ def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyM
 def bind_map(
     any_map: M, pair: Pair | Mapping[str, Tokenizer] | None = None, *, name: str = "the map"
 ) -> tuple[M, Pair]:
-    """Check that a map belongs to a pair, then give the map and the pair equal widths and tokens.
+    """Check that a map belongs to a pair, and make the widths and tokens of both equal.
 
-    Args:
-        any_map: a map of any kind.
-        pair: a pair, or a dict of tokenizers with the keys `student` and `teacher`. Default: a pair
-            of the map's vocabularies.
-        name: name of the map in errors.
-
-    Returns:
-        the map and the pair. A map without tokens gets the pair's tokens. The pair gets the map's
-        widths, unless the user set the widths.
+    `pair` can also be a dict of tokenizers with the keys `student` and `teacher`. By default, the
+    pair consists of the map's vocabularies. A map without tokens gets the pair's tokens. The pair
+    gets the map's widths, unless the user set other widths. Errors name the map `name`.
     """
     pair = _make_pair(pair, [any_map])
     return _bind(pair, any_map, name), pair
@@ -72,17 +66,17 @@ def bind_maps(
     pair: Pair | None = None,
     names: Sequence[str] = (),
 ) -> tuple[list[M], Pair, list[str]]:
-    """Load maps of one pair, check each map as in `bind_map`, and return the maps, pair and names.
+    """Load maps of one pair as in `bind_map`; return the maps, the pair and the maps' names.
 
-    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. The function
-    `read` loads one map: either `read_map` or the method `of` of a map class.
+    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. `read` is
+    `read_map`, or the method `of` of a map class.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
     if not sources:
         raise ValueError("no map was given")
     if names and len(names) != len(sources):
-        raise ValueError(f"{len(sources)} maps, {len(names)} names")
+        raise ValueError(f"{len(sources)} maps, but {len(names)} names")
     names = list(names) or [
         os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
         for number, source in enumerate(sources, 1)
@@ -124,8 +118,8 @@ def _at_map_widths(pair: Pair, any_map: mapfile.StoredMap) -> Pair:
 
 
 def _shared_width(map_side: Vocabulary, pair_side: Vocabulary) -> int:
-    # The user's width, otherwise the map's width if the tokens are equal, otherwise the model
-    # config's
+    # The user's width comes first, then the map's width if the tokens are equal, then the model
+    # config's width
     if pair_side.width_source == "option":
         return pair_side.vocab_size
     if map_side.table is not None:
@@ -168,7 +162,7 @@ def _require_same(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
 
 
 def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
-    """Whether a map belongs to the swapped pair, from the teacher to the student."""
+    """Whether the map's student is the pair's teacher, and vice versa."""
     rows, columns = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
     crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
@@ -176,7 +170,7 @@ def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return a note if the map names another model, and contains no tokens for a comparison."""
+    """Return a note if the map names another model and contains no tokens to compare."""
     notes = []
     for side in SIDES if any_map else ():
         map_side, pair_side = getattr(any_map, side), getattr(pair, side)
@@ -190,10 +184,9 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
 
 
 def can_grow(map_side: Vocabulary, other: Vocabulary) -> bool:
-    """Whether empty rows or columns may be added to a map so that it fits a model's width.
+    """Whether empty rows or columns may be added to a map to fit a model's width.
 
-    This is allowed in two cases: the file records only ids and no width, or the file has at least
-    as many rows as the tokenizer has ids.
+    This is allowed if the file records no width, or if it has a row for each id of the tokenizer.
     """
     if not map_side.is_lower_bound or map_side.vocab_size > other.vocab_size:
         return False
@@ -207,7 +200,7 @@ def _least_width(other: Vocabulary) -> int:
 def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> XtokError:
     stored, loaded = getattr(any_map, side), getattr(pair, side)
     problem = f"the {side} of {name} ({stored.model_id}) has other tokens than {loaded.model_id}"
-    hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
+    hint = "give models and maps of the same pair, with the student first; xtok inspect shows the "
     hint += "pair of a map"
     if is_swapped(pair, any_map):
         problem = (

@@ -1,4 +1,4 @@
-"""File names of maps: their models, and the options that differ from the defaults."""
+"""File names of maps, from the models and the options that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
-    """Return a file name that consists of both models' names and further parts."""
+    """Return a file name from the names of both models and further parts."""
     models = f"{_name_part(student_id) or 'student'}_to_{_name_part(teacher_id) or 'teacher'}"
     name = "_".join(filter(None, (models, *parts)))
     if len(name.encode()) > 220:  # file systems allow 255 bytes, and temporary files add a suffix
@@ -108,7 +108,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
-    """Return the part of a file name for the texts that were counted, or "" without texts."""
+    """Return the part of a file name for the counted texts, or "" without texts."""
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""

@@ -40,16 +40,15 @@ def pt_bytes(
 
     `indices` (int64) and `likelihoods` (float32) are `[V_student, k]` with k = max(2, top_k),
     padded with -1 and 0. Scale slots are in the last column. If a map has slots, and any row
-    without a slot has k entries, the tables get one more column. If a map has no slots,
-    `enable_scale_trick` is false.
+    without a slot has k entries, the tables get one more column.
 
     NeMo-RL treats every weight of 1 as an exact pair. In rows that are not exact, a weight of 1 is
     therefore lowered to 1 - 2⁻²⁴; `lowered_rows` lists these rows. NeMo-RL infers the number of
     rows from the last row with an id, so an empty last row gets an id with weight 0. If a map was
-    counted without exact rows (for P-KL), the file contains no exact pairs. For such a file,
-    NeMo-RL's draft 4177 stops, instead of training on special tokens alone.
+    counted without exact rows (for P-KL), the file contains no exact pairs. With such a file,
+    NeMo-RL's draft 4177 stops, instead of training only on special tokens.
 
-    xtok itself reads the map from its arrays and JSON in `tensors` and `metadata`.
+    The key `xtok` contains the map's other arrays and its JSON text.
     """
     import torch
 
@@ -62,7 +61,7 @@ def pt_bytes(
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
     is_slot, column = slot_entries(s, slot), ranks(s)
-    # NeMo-RL reads the last column as slots, so other entries must not use it.
+    # NeMo-RL reads the last column as slots, so other entries must not use this column.
     k += int(is_slot.any() and (column[~is_slot] == k - 1).any())
     column[is_slot] = k - 1
     indices = np.full((num_rows, k), -1, np.int64)
@@ -221,8 +220,8 @@ def repaired_tensors(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Repair an xtok map that another program edited, and count the changes.
 
-    NeMo-RL's tools edit the rows and copy unknown keys unchanged. The row kinds and slots in the
-    file may therefore describe rows before the edit.
+    NeMo-RL's tools edit the rows, but copy unknown keys. The row kinds and slots in the file may
+    therefore be out of date.
     """
     s, _, w = entries.edges
     lowered = tensors.get(_LOWERED)
@@ -254,8 +253,8 @@ def foreign_fields(
     scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
-    # Exact rows must be found before the repair. The repair drops entries of weight 0, with which
-    # NeMo-RL's format marks rows that are not exact, and normalizes single entries to weight 1.
+    # Exact rows must be found before the repair. In NeMo-RL's format, an entry of weight 0 marks a
+    # row that is not exact. The repair drops such entries, and normalizes single entries to 1.
     is_single = np.diff(starts, append=len(s)) == 1
     exact = starts[is_single & (w[starts] == 1)]
     exact_rows = s[exact]

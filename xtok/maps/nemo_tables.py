@@ -1,7 +1,6 @@
 """Write NeMo-RL's two tables for Common-Support Distillation (CSD).
 
-Each table contains `subtoks` and `lengths` of one side. The tables are read by `loss_functions.py`
-in NeMo-RL's draft "v6" (pull request 4177 at a84de17).
+`loss_functions.py` in NeMo-RL's draft "v6" (pull request 4177 at a84de17) reads the tables.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def to_tables(
     """Return the bytes of the student's table and of the teacher's table.
 
     `subtoks` is int64 `[V_src, N_MAX]`, padded with -1; V_src is the tokenizer's largest id + 1.
-    `lengths` is int64 `[V_src]`, 0 for tokens without a spelling. A spelling with more than N_MAX
-    pieces is cut in `subtoks`, but counted in full in `lengths`. NeMo-RL's draft skips such a row,
-    so the cut spelling is never used.
+    `lengths` is int64 `[V_src]`, 0 for tokens without a spelling. `subtoks` contains only the first
+    N_MAX pieces, but `lengths` counts all pieces. NeMo-RL's draft skips rows with more pieces.
     """
     import torch
 

@@ -95,7 +95,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield path, is_pt
                 return
-            # The libraries cannot read pipes. torch.load reads any .safetensors as safetensors.
+            # The libraries cannot read pipes. torch.load takes any .safetensors for safetensors.
             with tempfile.NamedTemporaryFile() as copy:
                 copy.write(start)
                 shutil.copyfileobj(file, copy)
@@ -138,7 +138,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
 def load_pt(path: Path, source: Path) -> Any:
     """Load a `.pt` file. Errors name `source`.
 
-    Tensors are memory-mapped: a damaged file that declares huge tensors allocates no memory.
+    Tensors are memory-mapped, so a damaged file that declares huge tensors allocates no memory.
     """
     import torch
 
@@ -181,13 +181,13 @@ def torch_bytes(contents: Mapping[str, Any]) -> bytes:
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Check that a tensor is dense and fits its file; return it detached, bfloat16 as float32."""
+    """Check that a tensor is dense and not larger than its file, and return it detached."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
     require_valid(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
     if tensor.nbytes > size:
-        raise ValueError(f"it has {size} bytes, but declares a tensor of {tensor.nbytes}")
+        raise ValueError(f"it has {size} bytes, but declares a tensor of {tensor.nbytes} bytes")
     detached: torch.Tensor = tensor.detach()
     return detached.float() if detached.dtype == torch.bfloat16 else detached
 

@@ -83,9 +83,9 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
 
 
 def tensors_sha256(any_map: StoredMap) -> str:
-    """Return the digest of a map's arrays, excluding the token tables.
+    """Return the digest of a map's arrays, without the token tables.
 
-    Computing the digest takes 1.3 ms of the 19 ms for loading a map from Llama 3 to Qwen.
+    This takes 1.3 of the 19 ms for loading a map from Llama 3 to Qwen.
     """
     digest = hashlib.sha256()
     for name in sorted(any_map.ARRAYS):
@@ -97,10 +97,7 @@ def tensors_sha256(any_map: StoredMap) -> str:
 
 
 def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
-    """Assemble a map, check its token tables, and return whether its arrays match their digest.
-
-    If the digests differ, an array was changed after the map was written.
-    """
+    """Assemble a map, check its token tables, and return whether its arrays match their digest."""
     loaded, digests = assemble(cls, tensors, header)
     for side in SIDES:
         table = getattr(loaded, side).table
@@ -113,8 +110,7 @@ def unpack(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, bool]:
 def assemble(cls: type[M], tensors: Tensors, header: Header) -> tuple[M, dict[str, str | None]]:
     """Create a map from a file's tensors and JSON; return the map and the recorded digests.
 
-    For a damaged file, raises one of the exceptions in `MALFORMED`. Does not check invariants or
-    digests.
+    Does not check invariants or digests. A damaged file raises an exception in `MALFORMED`.
     """
     for name, dtype in {**cls.ARRAYS, **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
@@ -145,7 +141,7 @@ def parse_header(metadata: str) -> dict[str, Any]:
 
 
 def kind_of(header: Header) -> MapKind:
-    """Return the kind of map in a file. Files of projection maps do not declare a kind."""
+    """Return the kind of map in a file; projection maps declare no kind."""
     kind: MapKind = header.get("kind", "map")
     require_valid(kind in MAP_NAMES, f"the kind {kind!r}")
     return kind

@@ -116,7 +116,7 @@ class ProjectionMap(StoredMap):
 
     @property
     def heaviest_teacher_ids(self) -> NDArray[np.int32]:
-        """Teacher id of each row's heaviest entry, except slots, int32 `[V_student]`, or −1."""
+        """Teacher id of each row's heaviest entry (not a slot), or −1, int32 `[V_student]`."""
         heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
         rows, indices = np.unique(entries.student_ids, return_index=True)
@@ -175,7 +175,7 @@ class ProjectionMap(StoredMap):
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Replace the student's or teacher's vocabulary by one of at least the same width."""
+        """See `StoredMap.with_side`."""
         changed = super().with_side(side, vocabulary)
         num_new = changed.shape[0] - self.shape[0]
         if not num_new:
@@ -207,11 +207,7 @@ class ProjectionMap(StoredMap):
         )
 
     def to_scipy(self) -> sparse.csr_matrix:
-        """Return W as a SciPy CSR matrix, float32 `[V_student, V_teacher]`, with sorted indices.
-
-        Raises:
-            ImportError: if SciPy is not installed.
-        """
+        """Return W as a SciPy CSR matrix, float32 `[V_student, V_teacher]`, with sorted indices."""
         try:
             from scipy import sparse
         except ImportError as error:
@@ -240,18 +236,17 @@ class ProjectionMap(StoredMap):
     # In a file
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of the file that `save` writes."""
         return [to_nemo(self)] if path.suffix == ".pt" else super()._encode_files(path)
 
     def header(self) -> dict[str, Any]:
-        """Return the additional JSON entries in the files of projection maps."""
+        """See `StoredMap.header`."""
         names = ("method", "top_k", "enable_scale_trick", "recipe")
         fields = {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """Return the additional fields of a projection map, without its required arrays."""
+        """See `StoredMap.header_fields`."""
         if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
             raise ValueError("scale_slot and enable_scale_trick contradict each other")
         top_k, recipe = header["top_k"], header.get("recipe")
@@ -262,7 +257,6 @@ class ProjectionMap(StoredMap):
 
     @classmethod
     def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
-        """Create a map from its file's contents. Checks digests, but not invariants."""
         _, _, tensors, header, entries = contents
         if entries is not None and not header:
             loaded = cls._import(entries, preserve_last)
@@ -300,11 +294,11 @@ class ProjectionMap(StoredMap):
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
-    """Return a token in the form for reports; None if the map contains no tokens."""
+    """Return a token in the form for reports, or None if the map contains no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
-# Each check needs few passes over the entries, and at most the memory of the entries.
+# Each check makes few passes over the entries, and needs at most as much memory as the entries.
 
 
 def _check_shapes(m: ProjectionMap) -> None:

@@ -41,8 +41,8 @@ def map_from_edges(
 ) -> ProjectionMap:
     """Create a map: round weights to float32, and sort each row with its slot last.
 
-    `scale_slot`, uint8 `[V_student]`, is 1 for rows in which the last edge is a scale slot. Fields
-    that are not given are copied from the map `before`.
+    `scale_slot`, uint8 `[V_student]`, is 1 for rows in which the last edge is a scale slot. Missing
+    fields are copied from `before`.
     """
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -71,10 +71,7 @@ def map_from_rows(
     method: str,
     earlier: ProjectionMap | None = None,
 ) -> ProjectionMap:
-    """Create a map from unsorted edges: add up duplicates, normalize, cut, and add scale slots.
-
-    `kind` is uint8 `[V_student]`.
-    """
+    """Create a map from unsorted edges: add up duplicates, normalize, cut, and add scale slots."""
     edges = sum_duplicates(edges).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
@@ -107,8 +104,7 @@ def make_recipe(
 ) -> Recipe:
     """Return the recipe of a map that `build` makes.
 
-    `texts` are the files to count on, in order. `initial` is the map towards which the counts are
-    smoothed.
+    `texts` are the counted files, in order. The counts are smoothed towards `initial`.
     """
     digests = [text.sha256 for text in texts]
     recipe = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(config).items()}
@@ -119,7 +115,7 @@ def make_recipe(
 
 
 def stage_recipe(config: MultitokenConfig) -> Recipe:
-    """Return the recipe of a map that `multitoken`, the first stage of `build`, makes."""
+    """Return the recipe of a map that `multitoken` makes."""
     shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
     return make_recipe(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
 
@@ -146,7 +142,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
         if old_side.table is None or old_side.table.sha256() != table.sha256():
             return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
         if old_side.definition_sha256 is None:
-            return f"an earlier version wrote it without the definition of its {side}"
+            return f"an earlier version wrote it without the tokenizer definition of its {side}"
         if old_side.definition_sha256 != new_side.definition_sha256:
             return f"the tokenizer definition of its {side} {old_side.model_id} has changed"
     earlier = existing.recipe if isinstance(existing, ProjectionMap) else None
@@ -172,7 +168,8 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
     problems = []
     if len(slots):
         problems.append(
-            f"a scale slot takes {percent(float(slots.mean()), 0)} of {plural(len(slots), 'row')}"
+            f"scale slots take {percent(float(slots.mean()), 0)} of the weight in "
+            f"{plural(len(slots), 'row')}"
         )
     if exact:
         problems.append(
@@ -180,12 +177,12 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
             "use a longer token there"
         )
     if is_counted(projection) is False:
-        problems.append("weights were not counted")
+        problems.append("weights were not counted on text")
     return problems
 
 
 def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows. If the map contains tokens, special tokens do not count."""
+    """Return the number of exact rows, without special tokens if the map contains tokens."""
     is_exact = projection.row_kind == RowKind.EXACT
     if projection.student.table is not None:
         is_exact = is_exact & (projection.student.table.lengths > 0)

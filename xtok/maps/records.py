@@ -53,7 +53,7 @@ Recipe: TypeAlias = Mapping[str, Any]
 
 
 class InvariantError(ValueError):
-    """Error for a map that violates the invariant with the name `invariant`."""
+    """Error for a map that breaks an invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(invariant, message)  # both, for pickling
@@ -86,7 +86,7 @@ def stage_report(
     failures: Sequence[str] = (),
     counts: Mapping[str, float] | None = None,
 ) -> StageReport:
-    """Return the report of a stage. The first counts are the numbers of rows of each kind."""
+    """Return the report of a stage, with the number of rows of each kind."""
     per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
@@ -125,12 +125,12 @@ def _slot_notes(projection: ProjectionMap) -> list[str]:
     if lacking.any():
         notes.append(
             f"{plural(int(lacking.sum()), 'row')} without a scale slot, because the teacher has no "
-            "unused or special id for it"
+            "unused or special id for the slot"
         )
     ids, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
     if len(ids):
         frequent = ids[np.argsort(-times, kind="stable")].tolist()
         notes.append(
-            f"scale slots on {examples_of(frequent, projection.teacher.table, 'teacher id')}"
+            f"scale slots use {examples_of(frequent, projection.teacher.table, 'teacher id')}"
         )
     return notes

@@ -22,12 +22,12 @@ UNUSED = "unused"  # reason for ids beyond the tokenizer's largest id
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpellingMap(StoredMap):
-    """Student tokens spelled in teacher tokens and vice versa, byte for byte.
+    """The spelling of each student token in teacher tokens, and vice versa.
 
-    A student token and a teacher token with the same bytes or role form a *shared* pair; each token
-    is in at most one pair. If several ids have the same bytes, only the id that the tokenizer emits
-    has a spelling. Common-Support Distillation (arXiv 2610.28895) has two kinds of events: shared
-    tokens, and tokens whose spellings are equal except for the last piece.
+    A student token and a teacher token with the same bytes or role form a *shared* pair. Each token
+    belongs to at most one pair. If several ids have the same bytes, only the id that the tokenizer
+    emits has a spelling. Common-Support Distillation (arXiv 2610.28895) uses two kinds of events:
+    shared tokens, and tokens with equal spellings except for the last piece.
     """
 
     KIND = "spellings"
@@ -58,7 +58,7 @@ class SpellingMap(StoredMap):
         return ids, partners[ids]
 
     def left_out(self, side: str) -> dict[str, Ids]:
-        """Return the ids of a side that have no spelling, as a dict from reason to ids."""
+        """Return the ids of one side that have no spelling, by reason."""
         table, is_empty = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
         canonical[table.emitted_ids] = True
@@ -71,11 +71,10 @@ class SpellingMap(StoredMap):
         }
 
     def files(self, path: Path) -> list[Path]:
-        """Return the files that `save` writes: two tables for a `.pt`, otherwise one file."""
+        """See `StoredMap.files`; a `.pt` consists of two tables."""
         return [path, nemo_tables.reverse_path(path)] if path.suffix == ".pt" else [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:
-        """Return the contents of each file that `save` writes."""
         if path.suffix != ".pt":
             return super()._encode_files(path)
         check_reverse(path, self.student.model_id, self.teacher.model_id)
@@ -106,7 +105,7 @@ def _check_shared(m: SpellingMap) -> None:
         one_sided = shared[back[partners[shared]] != shared]
         if len(one_sided):
             first = int(one_sided[0])
-            raise ValueError(f"{side} id {first} is shared with a {other} id, but not the reverse")
+            raise ValueError(f"the {other} partner of {side} id {first} has a different partner")
 
 
 def _partners(m: SpellingMap, side: str) -> Ids:

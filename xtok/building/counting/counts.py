@@ -176,7 +176,6 @@ class ChunkCounts:
         return indices
 
     def _make_room(self, num_chunks: int, num_ids: int) -> None:
-        """Move all data to larger arrays if the new chunks may not fit."""
         num_chunks += self._size
         num_ids += int(self._chunks.bounds[self._size])
         if 4 * num_chunks > 3 * len(self._table) or num_ids > len(self._chunks.ids):

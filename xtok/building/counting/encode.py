@@ -43,8 +43,8 @@ class TextEncoder:
     ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
         """Yield each batch with the ids from each tokenizer; encode the next batches meanwhile.
 
-        `advance` is called for each batch with the number of bytes read from the files, and the
-        number of the first tokenizer's tokens.
+        `advance` is called with the number of bytes and the number of the first tokenizer's tokens
+        in each batch.
         """
         consumed, batches = 0, iter(batches)
         waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()

@@ -59,11 +59,11 @@ def add_chunks(  # type: ignore[no-untyped-def]
 ):
     """Add amounts to the counts of chunks, and return the new number of distinct chunks.
 
-    Memory latency takes most of the time. `spans` consists of four int64 arrays: the start and the
-    end of each chunk in `s_ids`, then in `t_ids`. `amounts` contains one int64 per chunk, or a
-    single int64 for all chunks. `chunks` contains `size` distinct chunks, and has room for more.
-    `table`, int64 `[2**n]`, is an open-addressed hash table of chunk indices, with −1 in free
-    places. The output `indices` contains the index of each chunk.
+    `spans` consists of four int64 arrays: the start and the end of each chunk in `s_ids`, then in
+    `t_ids`. `amounts` contains one int64 per chunk, or a single int64 for all chunks. `chunks`
+    contains `size` distinct chunks, and has room for more. `table`, int64 `[2**n]`, is an
+    open-addressed hash table of chunk indices, with −1 in free places. The output `indices`
+    contains the index of each chunk.
     """
     s_starts, s_ends, t_starts, t_ends = spans
     ids, bounds, widths, counts = chunks

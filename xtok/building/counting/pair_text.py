@@ -169,14 +169,9 @@ class PairText:
         field: str = "text",
         progress: Progress = silent,
     ) -> PairText:
-        """Read and count text in one pass.
+        """Read and count texts in one pass; see `build` for `texts` and `field`.
 
-        Args:
-            pair: a pair with one or two tokenizers. With one tokenizer, only tokens are counted.
-            texts: paths or globs, as in `build`.
-            plan: the optional counts.
-            field: the field or column that contains the text.
-            progress: called with the size of the files in bytes.
+        With a single tokenizer in the pair, only tokens are counted.
         """
         tokenizers = pair_tokenizers(pair)
         files = find_texts(texts)
@@ -200,7 +195,7 @@ class PairText:
 
     @property
     def notes(self) -> list[str]:
-        """Notes about too little text, and about text that is not counted."""
+        """Notes about too little text and uncounted text."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*short_text_notes(self.totals.num_bytes), *left_out]
 

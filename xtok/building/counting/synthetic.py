@@ -121,8 +121,8 @@ def synthetic_edges(
     The pairs from `prefixes` get pseudo-counts. For the targets `start` and `both`, the first piece
     of each student token also gets a pseudo-count. For `chunk` and `both`, all pieces get
     pseudo-counts, in both directions. By default, `num_texts` is twice the number of ids, but at
-    most `NUM_TEXTS` or `MANY_TEXTS`. The edges have float64 weights, and can contain a pair several
-    times. The second result contains the student ids without a spelling.
+    most `NUM_TEXTS` or `MANY_TEXTS`. The edges can contain a pair several times. The second result
+    contains the student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -374,8 +374,7 @@ class SyntheticSource:
     ) -> tuple[Integers, Integers]:
         """Draw a token of the given kind for each text; return the token's start and end in `data`.
 
-        A token of the kind `UNSPACED` has the script of its text. Japanese texts mix kana and
-        Chinese characters. `last` is the start of each text's previous token in `data`.
+        `last` is the start of each text's previous token in `data`.
         """
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6

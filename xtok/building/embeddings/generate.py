@@ -181,7 +181,6 @@ def _weights(
 def _above_threshold(
     weights: Floats, indices: NDArray[np.int32], sums: Floats, config: GenerateConfig
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the normalized edges of all entries above the threshold, and counts."""
     is_kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:

@@ -28,7 +28,7 @@ _RIDGE = 0.01  # ridge penalty, relative to the mean variance
 
 
 def lacking_weights(pair: Pair, *, offline: bool) -> str:
-    """Return which model has no safetensors weights, or "" if both models have weights."""
+    """Return a message about a model without safetensors weights, or ""."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = checkpoint_of(tokenizer, offline)

@@ -48,8 +48,8 @@ def largest_cosines(
         config: the options. The transform `power` compares |cosine|. Normalized vectors are
             rounded to `dtype`; sums are always float32.
         pool: a pool from `one_thread_each`.
-        advance: called with the number of compared student vectors.
-        weigh: a function from cosines, and the largest cosine of each row, to weights.
+        advance: called with the number of compared vectors.
+        weigh: a function that converts cosines, and each row's largest cosine, to weights.
     """
     import torch
 

@@ -192,7 +192,7 @@ def require_embedding_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> No
 def require_finite(
     vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
-    """Raise an `EmbeddingError` that names the tokens with NaN or infinity in their embeddings."""
+    """Raise an `EmbeddingError` if embeddings contain NaN or infinity."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
         raise EmbeddingError(
