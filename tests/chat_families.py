@@ -39,7 +39,7 @@ CALL: dict[str, Any] = {
         }
     ],
 }
-TOLD = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"}
+RESULT = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"}
 
 
 def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) -> Any:

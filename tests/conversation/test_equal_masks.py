@@ -21,7 +21,7 @@ THOUGHT = {"role": "assistant", "content": "four", "reasoning_content": "hm"}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "bos": [USER, BOATS, USER, BOATS],
     "thought": [USER, BOATS, USER, THOUGHT],
-    "call": [USER, chat_families.CALL, {**chat_families.TOLD, "role": "user"}, BOATS],
+    "call": [USER, chat_families.CALL, {**chat_families.RESULT, "role": "user"}, BOATS],
 }
 FAMILIES = {
     "chatml": ("<|im_start|>", "", "\n", "<|im_end|>\n"),
@@ -131,7 +131,7 @@ def test_real_templates_have_equal_masks_for_literal_roles(
     chat_families.write(name, small / "small-byte-level", tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     source = (chat_families.TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    for chat in (*CHATS.values(), [USER, chat_families.CALL, chat_families.TOLD, BOATS]):
+    for chat in (*CHATS.values(), [USER, chat_families.CALL, chat_families.RESULT, BOATS]):
         for way in (source, source.replace("if add_generation_prompt", "if false")):
             first = or_none(tokenizer, chat, way)
             other = or_none(tokenizer, chat, ROLE.sub(lambda m: f"{ROLES}[{m[0]}]", way))

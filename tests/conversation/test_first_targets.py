@@ -44,8 +44,8 @@ CHATS: list[list[dict[str, Any]]] = [
     [USER, answer("one"), AGAIN, answer("\ntwo")],
     [USER, answer(" one\n"), AGAIN, answer(" two"), USER, answer("three")],
     [USER, answer("\nfour", reasoning_content="\nhm")],
-    [USER, chat_families.CALL, chat_families.TOLD, answer("\n4")],
-    [USER, {**chat_families.CALL, "content": None}, chat_families.TOLD, answer(" 4")],
+    [USER, chat_families.CALL, chat_families.RESULT, answer("\n4")],
+    [USER, {**chat_families.CALL, "content": None}, chat_families.RESULT, answer(" 4")],
 ]  # fmt: skip
 
 

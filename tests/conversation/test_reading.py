@@ -10,7 +10,7 @@ from typing import Any
 import chat_families
 import numpy as np
 import pytest
-from chat_families import CALL, TOLD
+from chat_families import CALL, RESULT
 from checks import not_none
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,9 +44,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "a system message": ([SYSTEM, ASK, ANSWER], {}),
     "thinking": ([ASK, THOUGHT], {}),
     "tools": ([ASK, ANSWER], {"tools": [ADD]}),
-    "calls and what tools say": ([ASK, CALL, TOLD, ANSWER], {"tools": [ADD]}),
+    "calls and what tools say": ([ASK, CALL, RESULT, ANSWER], {"tools": [ADD]}),
     "the same, asking for an answer": (
-        [ASK, CALL, TOLD], {"tools": [ADD], "add_generation_prompt": True},
+        [ASK, CALL, RESULT], {"tools": [ADD], "add_generation_prompt": True},
     ),
 }  # fmt: skip
 READ, SAME_IDS, NONE, NOT_WRITTEN = "read", "part of the user's message", "None", "not written"
@@ -266,9 +266,11 @@ def test_thinking_variable_is_found_from_the_ids(qwen: Tokenizer) -> None:
 def test_arguments_without_types_require_the_tools(family: Family) -> None:
     """Only the tool's schema distinguishes the number 2 from the text `2`."""
     tokenizer = family("qwen3_6")
-    chat = [ASK, CALL, TOLD, ANSWER]
+    chat = [ASK, CALL, RESULT, ANSWER]
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None
     texts = {"name": "add", "arguments": {"a": "two", "b": "zwei"}}
     call = {**CALL, "tool_calls": [{"type": "function", "function": texts}]}
-    read = not_none(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
-    assert plain(read.messages) == plain([ASK, call, TOLD, ANSWER])
+    read = not_none(
+        read_back(tokenizer, render(tokenizer, [ASK, call, RESULT, ANSWER]).ids.tolist())
+    )
+    assert plain(read.messages) == plain([ASK, call, RESULT, ANSWER])
