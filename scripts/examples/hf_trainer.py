@@ -118,7 +118,8 @@ def read(name: str | None, *, is_stored: bool = False) -> Any:
     if Path(name).exists() and not is_stored:
         return [sample for _, sample in read_samples([name])]
     if Path(name).exists():
-        return load_dataset("parquet", data_files=name, split="train")
+        kind = "parquet" if name.endswith(".parquet") else "json"
+        return load_dataset(kind, data_files=name, split="train")
     return load_dataset(name, split="train")
 
 
@@ -185,3 +186,5 @@ if __name__ == "__main__":
     except XtokError as error:
         hint = error.hint_with(OPTIONS.get(error.parameter, f"{error.parameter}="))
         sys.exit(f"error: {error.message}\nhint: {hint}")
+    except ValueError as error:
+        sys.exit(f"error: {error}")

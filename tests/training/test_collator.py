@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chat_families import CHAT, TURNS
@@ -306,7 +307,7 @@ def test_stored_predictions_are_padded_and_complemented() -> None:
     assert torch.equal(cut["teachers"][0]["stored"].top_ids, stored.top_ids[:, :2])
 
 
-def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
+def top(ids: list[Any], logprobs: list[Any]) -> dict[str, Any]:
     return {"topk_ids": ids, "topk_logprobs": logprobs}
 
 
@@ -351,8 +352,21 @@ def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
 def test_bad_batches_of_stored_predictions() -> None:
     with pytest.raises(ValueError, match="a batch needs at least one sample"):
         TopKCollator()([])
+    with pytest.raises(ValueError, match="a row has no input_ids"):
+        TopKCollator()(["a text"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="max_length is -1"):
         TopKCollator(max_length=-1)
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+def test_a_token_without_candidates_may_be_null(make: Any) -> None:
+    row = STORED[1] | top([None, make([6]), None], [None, make([-0.5]), None])
+    [empty], [null] = (
+        TopKCollator()([record])["teachers"]
+        for record in (row | top([[], [6], []], [[], [-0.5], []]), row)
+    )
+    for name, values in vars(empty["stored"]).items():
+        assert torch.equal(values, vars(null["stored"])[name])
 
 
 def test_placeholders_of_predictions_are_not_stored() -> None:

@@ -36,9 +36,9 @@ class TopKCollator:
     student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
     `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
     the remaining probability is 1 minus the candidates' sum. Entry i predicts token i, so the first
-    entry is empty. All tokens with candidates contribute to the loss, unless `valid` or `loss_mask`
-    excludes them. The batch has the form of a `DistillationCollator` batch with one teacher. The
-    teacher's dict contains only `stored`, a `StoredTopK`.
+    entry is empty or None. All tokens with candidates contribute to the loss, unless `valid` or
+    `loss_mask` excludes them. The batch has the form of a `DistillationCollator` batch with one
+    teacher. The teacher's dict contains only `stored`, a `StoredTopK`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -58,9 +58,11 @@ class TopKCollator:
         if not rows:
             raise ValueError("a batch needs at least one sample")
         for row in rows:
-            if missing := [name for name in _NEEDED if row.get(name) is None]:
+            named = row if isinstance(row, Mapping) else {}
+            if missing := [name for name in _NEEDED if named.get(name) is None]:
                 raise ValueError(f"a row has no {missing[0]}")
-        width = max((len(ids) for row in rows for ids in row["topk_ids"]), default=0)
+        counts = (len(ids) for row in rows for ids in row["topk_ids"] if ids is not None)
+        width = max(counts, default=0)
         columns = [self._columns(row, max(1, width)) for row in rows]
         fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
         fills |= {"top_logprobs": -np.inf, "rest_logprob": -np.inf}
@@ -91,7 +93,7 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
 def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    lists = columns["topk_ids"], columns["topk_logprobs"]
+    lists = [[() if x is None else x for x in columns[name]] for name in _NEEDED[1:]]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
         raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")

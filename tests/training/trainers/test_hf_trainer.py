@@ -450,6 +450,11 @@ def test_invalid_arguments_are_refused(
     with pytest.raises(XtokError, match="needs a model as its teacher") as error:
         XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), TopKCollator(), map=projection)
     assert "TopKCollator for topk-kl" in error.value.hint
+    with pytest.raises(ValueError, match="teachers is set, but a TopKCollator"):
+        XTokTrainer(
+            tiny_model(9, seed=0), arguments(tmp_path), TopKCollator(),
+            teachers=tiny_model(9, seed=1), loss="topk-kl",
+        )  # fmt: skip
     with pytest.raises(ValueError, match="compute_loss_func"):
         make_trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
@@ -697,17 +702,23 @@ def test_the_example_prints_its_own_options(capsys: pytest.CaptureFixture[str]) 
 def test_the_example_trains_from_stored_predictions(
     trainer_options: list[str], digits: Tokenizer, tmp_path: Path
 ) -> None:
-    Dataset.from_list(stored(ROWS, digits)).to_parquet(tmp_path / "rows.parquet")
+    dataset = Dataset.from_list(stored(ROWS, digits))
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    dataset.to_json(tmp_path / "rows.jsonl")
     kept = [
         o
         for o in trainer_options
         if not o.startswith(("--teacher", "--map", "--loss", "--dataset"))
     ]
-    trainer = hf_trainer.main([
-        *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
-        f"--output_dir={tmp_path / 'run'}",
-    ])  # fmt: skip
-    assert logged(trainer, "distillation")[-1] < logged(trainer, "distillation")[0]
+    losses_by_file = []
+    for name in ("rows.parquet", "rows.jsonl"):
+        trainer = hf_trainer.main([
+            *kept, f"--dataset={tmp_path / name}", "--loss=topk-kl", "--max_steps=4",
+            "--save_strategy=no", f"--output_dir={tmp_path / 'run'}",
+        ])  # fmt: skip
+        losses_by_file.append(logged(trainer, "distillation"))
+    assert losses_by_file[0] == losses_by_file[1]
+    assert losses_by_file[0][-1] < losses_by_file[0][0]
 
 
 @pytest.mark.parametrize(

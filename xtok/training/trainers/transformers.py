@@ -48,8 +48,8 @@ class XTokTrainer(DistillationTrainer):
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
             one process has several GPUs.
-        ValueError: if `teachers` is missing, if the numbers of teachers, losses and maps differ, or
-            if label smoothing or a `compute_loss_func` is set.
+        ValueError: if `teachers` is missing, or set for stored predictions, if the numbers of
+            teachers, losses and maps differ, or if label smoothing or a `compute_loss_func` is set.
     """
 
     def __init__(
@@ -77,6 +77,9 @@ class XTokTrainer(DistillationTrainer):
                     "teachers is None, but this loss needs a teacher: pass a model for each "
                     "teacher of the collator, or an empty list to train without teachers"
                 )
+        if None in pairs and any(x is not None for x in models):
+            problem = "teachers is set, but a TopKCollator reads stored predictions"
+            raise ValueError(f"{problem}: remove teachers, or pass a DistillationCollator")
         pairs = pairs if models else []
         if len(models) != len(pairs):
             raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
