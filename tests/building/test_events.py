@@ -247,7 +247,7 @@ def test_options_that_event_maps_refuse(cli: Cli, models: list[str]) -> None:
     works(cli("build", *models, "-o", "m.safetensors", "--quiet"))
     for words, message in (
         (["inspect", "e.safetensors", "--worst", "3"], "an event map has no rows"),
-        (["report", "e.safetensors"], "hint: use xtok verify or xtok inspect for it"),
+        (["report", "e.safetensors"], "hint: use xtok verify or xtok inspect for this file"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map"),
         (["events", *models, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),

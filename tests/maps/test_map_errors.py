@@ -191,20 +191,21 @@ ERRORS: Errors = {
             "the output loop.pt is a symbolic link to itself",
         ),
     ],
-    "use xtok verify or xtok inspect for it; "
+    "use xtok verify or xtok inspect for this file; "
     "xtok build STUDENT TEACHER --for p-kl makes a projection map": [
         (
             lambda: ProjectionMap.load(create("e.safetensors", xtok.events("bytes", "bytes").save)),
             "e.safetensors is an event map, not a projection map",
         ),
     ],
-    "use xtok verify or xtok inspect for it; xtok events STUDENT TEACHER makes an event map": [
+    "use xtok verify or xtok inspect for this file; "
+    "xtok events STUDENT TEACHER makes an event map": [
         (
             lambda: EventMap.load(create("m.safetensors", TINY.save)),
             "m.safetensors is a projection map, not an event map",
         ),
     ],
-    "use xtok verify or xtok inspect for it; "
+    "use xtok verify or xtok inspect for this file; "
     "xtok events STUDENT TEACHER --for csd makes a spelling map": [
         (
             lambda: SpellingMap.load(create("m.safetensors", TINY.save)),
@@ -261,7 +262,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
-            "t.reverse.pt exists and contains the table of bytes in bytes; the teacher's "
+            "t.reverse.pt exists and contains the table from bytes to bytes; the teacher's "
             "table would replace it",
         ),
     ],

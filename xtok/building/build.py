@@ -51,8 +51,8 @@ def build(
     """Build a projection map from two tokenizers.
 
     `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given,
-    `build` counts the weights on these texts, and smooths the counts towards a map from synthetic
-    text. The resulting map has no scale slots.
+    `build` counts the weights on these texts, and smooths the counts towards a map that was counted
+    on synthetic text. The resulting map has no scale slots.
 
     >>> xtok.build("bytes", "bytes")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
@@ -66,7 +66,7 @@ def build(
         field: the field (JSON Lines) or column (Parquet) that contains the text.
         initial: a map of this pair. The counts of `texts` are smoothed towards this map. Its
             token-matching options replace default options in `config`.
-        progress: called for each pass.
+        progress: a progress callback.
 
     Raises:
         TokenizerError: if a tokenizer is missing, or its tokens have no exact bytes.
@@ -138,8 +138,8 @@ def get_map(
     """Load a map from its file. If the file does not contain this map, build and save the map.
 
     Several processes can call this function at the same time, even on different hosts that share
-    the folder. One process builds the map, and the others wait. If this process dies, another
-    process builds the map.
+    the folder. One process builds the map, and the others wait. If the building process dies,
+    another process builds the map.
 
     >>> xtok.get_map("bytes", "bytes", path="map.safetensors")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)

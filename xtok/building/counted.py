@@ -47,7 +47,7 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Estimate the probability of teacher token t at the start of student token s from a text.
+    """Estimate how probable teacher token t is where student token s starts.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. If pairs
     within chunks are counted, a second EM step follows. The second result is a list of notes.

@@ -184,7 +184,7 @@ def reapply_exact(
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
 ) -> ProjectionMap:
-    """Map each student token that equals a teacher token only to this token, with weight 1.
+    """Replace the row of each token that matches a teacher token by one entry with weight 1.
 
     Tokens are compared by bytes, and special tokens by role. The new rows have no slot. With
     `canonicalization="relaxed"`, other tokens are mapped to near-equivalents; their rows keep the
@@ -196,7 +196,7 @@ def reapply_exact(
 
     Args:
         projection: a map or its path.
-        pair: the two models of the map. Required if the map contains no tokens, or if it compares
+        pair: the two models of the map. Required if the map contains no tokens, or was built from
             display strings.
         special_tokens: as in `MultitokenConfig`. Default: the map's value.
         canonicalization: as in `MultitokenConfig`. Default: the map's value.

@@ -44,7 +44,7 @@ def multitoken(
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    The weights of the map `initial`, except slots, are added to the new weights.
+    The weights of the map `initial` (without slots) are added to the new weights.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)
@@ -69,7 +69,7 @@ def spelled_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Build the map of `multitoken` without a report; also return messages about failures.
+    """Build the map of `multitoken` without a report; also return notes about unspelled tokens.
 
     If the mask `only`, bool `[V_student]`, is given, all other rows are empty.
     """

@@ -88,7 +88,7 @@ def sum_duplicates(edges: Edges) -> Edges:
 
 
 def row_sums(edges: Edges) -> NDArray[np.float64]:
-    """Return, for each edge, the sum of the weights in its row, float64 `[nnz]`."""
+    """Return the sum of the weights in each edge's row, float64 `[nnz]`."""
     if not len(edges.weights):
         return np.zeros(0)
     sums: NDArray[np.float64] = np.bincount(edges.student_ids, edges.weights)[edges.student_ids]

@@ -83,7 +83,7 @@ class StoredMap:
         vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Return a copy with another, not narrower vocabulary on one side."""
+        """Return a copy with a new vocabulary, at least as wide, on one side."""
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
@@ -168,7 +168,7 @@ class StoredMap:
             command = next(info.hint for info in LOSS_INFO.values() if info.map == cls.KIND)
             raise MapFileError(
                 f"{source} is {MAP_NAMES[contents.kind]}, not {name}",
-                hint=f"use xtok verify or xtok inspect for it; {command} makes {name}",
+                hint=f"use xtok verify or xtok inspect for this file; {command} makes {name}",
             )
         with naming(source):
             loaded = cls._unpack(
@@ -244,7 +244,7 @@ def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
     if nemo_tables.are_tables(table) and "xtok" in table:
         if (table.get("src"), table.get("dst")) == (teacher_id, student_id):
             return
-        contents = f"contains the table of {table.get('src')} in {table.get('dst')}"
+        contents = f"contains the table from {table.get('src')} to {table.get('dst')}"
     raise OutputError(
         f"{reverse} exists and {contents}; the teacher's table would replace it",
         hint=f"move this file, or choose an output name other than {path.name}",

@@ -54,7 +54,7 @@ def bind_map(
 
     `pair` can also be a dict of tokenizers with the keys `student` and `teacher`. By default, the
     pair consists of the map's vocabularies. A map without tokens gets the pair's tokens. The pair
-    gets the map's widths, unless the user set other widths. Errors name the map `name`.
+    gets the map's widths, unless the user set other widths. `name` is the map's name in errors.
     """
     pair = _make_pair(pair, [any_map])
     return _bind(pair, any_map, name), pair

@@ -95,7 +95,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield path, is_pt
                 return
-            # The libraries cannot read pipes. torch.load takes any .safetensors for safetensors.
+            # The libraries cannot read pipes. torch.load decides by the suffix .safetensors.
             with tempfile.NamedTemporaryFile() as copy:
                 copy.write(start)
                 shutil.copyfileobj(file, copy)
@@ -181,7 +181,7 @@ def torch_bytes(contents: Mapping[str, Any]) -> bytes:
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Check that a tensor is dense and not larger than its file, and return it detached."""
+    """Check a tensor's layout and size; return it detached, with bfloat16 as float32."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")

@@ -187,5 +187,5 @@ def _table(
     )
     without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
     require_valid(not table.lengths[without_bytes].any(), f"a special token of the {side}")
-    fields["table_sha256"]  # required
+    fields["table_sha256"]  # raises a KeyError if the digest is missing
     return table

@@ -134,7 +134,7 @@ def differing(earlier: Recipe, request: Recipe) -> list[str]:
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
-    """Return why a map does not belong to this pair and recipe, or None if it does."""
+    """Return why a map does not belong to a pair and recipe, or None if it does."""
     for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
         old_side = getattr(existing, side)
         if old_side.vocab_size != new_side.vocab_size:
@@ -182,7 +182,7 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
 
 
 def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows, without special tokens if the map contains tokens."""
+    """Return the number of exact rows, without special tokens if these are known."""
     is_exact = projection.row_kind == RowKind.EXACT
     if projection.student.table is not None:
         is_exact = is_exact & (projection.student.table.lengths > 0)

@@ -59,7 +59,7 @@ class AlignedTexts(NamedTuple):
         return np.where(self.differs, (sizes - inside).clip(1), 0)
 
     def first_difference(self, tables: Sequence[TokenTable], group: str) -> Difference:
-        """Return the first difference between the two sides in the documents of one file."""
+        """Return the first difference between the two sides."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
         # For each side: the ids, and the starts and ends of the ranges between chunks
