@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import typer
 
@@ -22,16 +22,12 @@ from xtok.config import WAIT
 from xtok.errors import XtokError
 from xtok.loss_names import LOSS_INFO, MAP_NAMES, BuildLoss, with_hyphens
 from xtok.maps import file as mapfile
-from xtok.maps.map_arguments import bind_map, name_notes, read_map
+from xtok.maps.map_arguments import AnyMap, bind_map, name_notes, read_map
+from xtok.maps.projection_map import ProjectionMap, StageReport
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import to_json
-from xtok.tokenizers.table import SIDES
-
-if TYPE_CHECKING:
-    from xtok.maps.map_arguments import AnyMap
-    from xtok.maps.projection_map import ProjectionMap, StageReport
-    from xtok.tokenizers import Tokenizer
-    from xtok.tokenizers.pairs import Pair
-    from xtok.tokenizers.table import TokenTable
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, TokenTable
 
 M = TypeVar("M", bound="AnyMap")
 

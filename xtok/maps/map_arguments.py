@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from xtok.errors import XtokError
 from xtok.loss_names import MapKind
@@ -15,11 +15,9 @@ from xtok.maps.events import EventMap
 from xtok.maps.packing import M
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES, Vocabulary, same_tokens
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap

@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
 from xtok.maps.opening import Tensors, torch_bytes
-from xtok.tokenizers.table import SIDES
-
-if TYPE_CHECKING:
-    from xtok.tokenizers.table import Vocabulary
+from xtok.tokenizers.table import SIDES, Vocabulary
 
 N_MAX = 8  # maximum number of pieces per row; the draft's default
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from xtok.tokenizers.display import listed, plural
-from xtok.tokenizers.table import SIDES
-
-if TYPE_CHECKING:
-    from xtok.tokenizers.pairs import Pair
-    from xtok.tokenizers.table import TokenTable
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import SIDES, TokenTable
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:

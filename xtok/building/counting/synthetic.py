@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import compress, count, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +26,8 @@ from xtok.building.spellings import partners_or_pieces
 from xtok.config import Target
 from xtok.conversation.texts import TextBatch
 from xtok.maps.edges import Edges, ranks, sum_duplicates
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType
-
-if TYPE_CHECKING:
-    from xtok.tokenizers.pairs import Pair
 
 
 class TextKind(IntEnum):

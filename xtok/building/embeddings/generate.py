@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from xtok._lib.progress import Progress, silent
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.own import fitted_embeddings, lacking_weights
 from xtok.building.embeddings.similarity import Vectors, largest_cosines
-from xtok.building.embeddings.sources import open_source, require_finite
+from xtok.building.embeddings.sources import InputLayer, SentenceModel, open_source, require_finite
 from xtok.building.embeddings.spelling import Floats, most_similar
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
@@ -27,10 +27,6 @@ from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.relaxed import relaxed_form
 from xtok.tokenizers.table import SIDES, TokenTable, TokenType
-
-if TYPE_CHECKING:
-    from xtok.building.embeddings.sources import InputLayer, SentenceModel
-
 
 POWER_OF_LARGEST = 10.0
 """The exponent of a cosine is this number times the largest |cosine| in its row (NeMo-RL,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from xtok.alignment.aligner import chunks
+from xtok.alignment.aligner import TextAlignment, chunks
 from xtok.cli.tables._tables import printing
 from xtok.tokenizers.display import percent, plural, visible
 from xtok.tokenizers.table import SIDES
-
-if TYPE_CHECKING:
-    from xtok.alignment.aligner import TextAlignment
 
 _COLOURS = ("cyan", "green", "magenta", "blue")
 _BETWEEN = "¦"  # separator between the tokens of one chunk

@@ -16,7 +16,6 @@ from itertools import groupby
 from math import log1p
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -28,6 +27,7 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import chunks
 from xtok.errors import OutputError
 from xtok.inspection.bootstrap import format_interval
+from xtok.inspection.measures import MapLosses
 from xtok.inspection.page.pictures import overlap
 from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack_columns
 from xtok.inspection.report import PageData, Report, examine
@@ -45,9 +45,6 @@ from xtok.tokenizers.display import (
     visible,
 )
 from xtok.tokenizers.pairs import Pair
-
-if TYPE_CHECKING:
-    from xtok.inspection.measures import MapLosses
 
 _MARKS = {
     "good": ("✓", "fits", "good"),

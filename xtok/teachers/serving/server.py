@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import prometheus_client as prometheus
@@ -31,10 +30,8 @@ from xtok.teachers.serving import dialects
 from xtok.teachers.serving.connection import TeacherError
 from xtok.teachers.serving.dialects import BadRequest, ScoringRequest
 from xtok.teachers.serving.teacher import PROBE, TeacherServer
+from xtok.teachers.translator import SharedText, Translator
 from xtok.tokenizers.display import shorten
-
-if TYPE_CHECKING:
-    from xtok.teachers.translator import SharedText, Translator
 
 LARGEST_BODY = 64 << 20
 MAX_NOTES = 100
