@@ -127,7 +127,7 @@ def test_a_single_path_is_a_list_of_texts(tmp_path: Path) -> None:
 
 def test_token_bytes_find_the_canonical_id(sentencepiece: xtok.Tokenizer) -> None:
     projection = xtok.build(sentencepiece, "bytes")
-    ids = projection.student_ids_of("a")
+    ids = projection.student.ids_of("a")
     assert len(ids) == 2  # the character, and its byte token
     assert [projection["a"].student_id] == list(sentencepiece.segment(b"a"))
 

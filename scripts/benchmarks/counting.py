@@ -52,5 +52,5 @@ def count(pair: Pair, encoder: TextEncoder, texts: list[str], passes: int = 1) -
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
-            counter.add(TextBatch(part, "", 0), encoder.encode(part))
+            counter.add(TextBatch(part, "", 0), encoder.start_encoding(part)())
     return counter

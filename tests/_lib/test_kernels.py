@@ -18,7 +18,7 @@ from xtok._lib.io import write_sealed
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import kernels as counting_kernels
-from xtok.building.counting.aligned import TextAligner
+from xtok.building.counting.aligned import align_texts
 from xtok.building.counting.encode import TextEncoder
 from xtok.tokenizers import Tokenizer
 
@@ -176,15 +176,14 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
     }
     before = {name: set(function.signatures) for name, function in functions.items()}
     aligner = TokenAligner(xtok.load_pair(byte_level, sentencepiece))
-    text_aligner = TextAligner(xtok.load_pair(byte_level, sentencepiece))
-    text_aligner.aligner.python_tokens_left = aligner.python_tokens_left = 0
+    aligner.python_tokens_left = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)
     for dtype in (np.int32, np.int64, np.uint16):
         aligner.align(np.array([ids], dtype), np.array([other], dtype))
     with TextEncoder(byte_level, sentencepiece) as encoder:
         for texts in (["one 12", ""], []):
-            text_aligner.align(*encoder.encode(texts))
+            align_texts(aligner, *encoder.start_encoding(texts)())
     compiled = {n: len(set(f.signatures) - before[n]) for n, f in functions.items()}
     assert max(compiled.values()) <= 1, compiled
     assert functions["xtok.alignment.kernels.align_documents"].signatures

@@ -228,7 +228,7 @@ def test_rows_and_classes_are_measured_for_the_loss(tmp_path: Path) -> None:
     )
     (tmp_path / "a.txt").write_text("201 201 201\n" * 20)
     m = xtok.build(*both.tokenizers)
-    is_201 = m.student_ids == m.student_ids_of("201")
+    is_201 = m.student_ids == m.student.ids_of("201")
     assert is_201.sum() == 3
     thirds = replace(m, weights=np.where(is_201, np.float32(1 / 3), m.weights))
     by_loss = {

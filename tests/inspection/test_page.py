@@ -444,7 +444,7 @@ def test_a_page_loads_without_requests_and_fits_the_window(
 def test_search_finds_tokens_bytes_and_ids(
     browser: Browser, files: dict[str, Path], map_to_digits: ProjectionMap
 ) -> None:
-    the = map_to_digits.student_ids_of(" the")[0]
+    the = map_to_digits.student.ids_of(" the")[0]
     browser.open(files["plain"], "#search=%20the")
     assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
     [shown, *_] = texts_of(browser, "#detail .entries tbody td:last-child")

@@ -89,7 +89,7 @@ class Retokenizer:
         table = self.teacher.table
         if any(table.types[i] == TokenType.UNKNOWN for i in ids):
             return False
-        return self.teacher.keeps_text or b"".join(table[i] for i in ids) == text.encode()
+        return self.teacher.keeps_text or table.spell(ids) == text.encode()
 
     def _spell(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
         """Spell parts with the teacher's library, or exactly if the library would lose text."""

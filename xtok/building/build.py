@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from xtok._lib.io import cache_folder, locked, other_file
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -278,11 +278,10 @@ def _map_request(
         if texts:
             plan = CountPlan(target=config.target, hold_out=True)
             text = PairText.read(pair, texts, plan, field=field, progress=progress)
-        built = _build_map(pair, config, text, base, progress)
-        projection = built.projection
+        projection, failures, more, counts = _build_map(pair, config, text, base, progress)
         notes = [*map_notes(pair, projection, config.ignored[0]), *name_notes(pair, earlier)]
-        failures = [*undecodable_tokens(pair, config.ignored), *built.failures]
-        report = stage_report("build", projection, [*notes, *built.notes], failures, built.counts)
+        failures = [*undecodable_tokens(pair, config.ignored), *failures]
+        report = stage_report("build", projection, [*notes, *more], failures, counts)
         recipe = recipe_for(text.sources if text else ())
         return replace(projection, reports=(report,), recipe=recipe)
 
@@ -293,22 +292,14 @@ def _map_request(
     return _Request(pair, ProjectionMap, make, recipe)
 
 
-class _BuiltMap(NamedTuple):
-    """A projection map without a report, and the parts for its report."""
-
-    projection: ProjectionMap
-    failures: Sequence[str] = ()  # tokens that could not be spelled
-    notes: Sequence[str] = ()
-    counts: Mapping[str, float] = {}
-
-
 def _build_map(
     pair: Pair,
     config: BuildConfig,
     text: PairText | None,
     base: ProjectionMap | None,
     progress: Progress,
-) -> _BuiltMap:
+) -> tuple[ProjectionMap, list[str], list[str], dict[str, float]]:
+    """Return a map without a report, and the report's failures, notes and counts."""
     options = config.multitoken
     matches = find_matches(pair, options)
     # If a text is given, exact rows are counted too, because their counts affect the smoothing of
@@ -328,7 +319,7 @@ def _build_map(
     counts = dict[str, float]()
     if text is None:
         result, counts = cut_rows(result, config.top_k)
-    return _BuiltMap(result, failures, notes, counts)
+    return result, failures, notes, counts
 
 
 def _save(any_map: AnyMap, path: Path, strict: bool) -> AnyMap:

@@ -81,19 +81,14 @@ def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
     pair = pair.in_form(config.token_form, config.ignored)
     ids = np.flatnonzero(pair.equal_bytes >= 0)
     equal = single_edges(ids, pair.equal_bytes[ids])
-    special = _special_edges(pair, config)
+    roles = pair.equal_roles if config.special_tokens == "roles" else {}
+    if config.special_tokens == "fuzzy":
+        roles = match_names(*pair.tables, threshold=config.fuzzy_threshold)
+    special = single_edges(roles, roles.values())
     relaxed = pair.near_equivalents if config.canonicalization == "relaxed" else {}
     is_exact = np.zeros(pair.shape[0], np.bool_)
     is_exact[equal.student_ids] = is_exact[special.student_ids] = True
     return Matches(pair, equal, special, single_edges(relaxed, relaxed.values()), is_exact)
-
-
-def _special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
-    if config.special_tokens == "fuzzy":
-        roles = match_names(*pair.tables, threshold=config.fuzzy_threshold)
-    else:
-        roles = pair.equal_roles if config.special_tokens == "roles" else {}
-    return single_edges(roles, roles.values())
 
 
 def with_matches(

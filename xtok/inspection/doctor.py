@@ -154,15 +154,14 @@ def _checked_pair(
         checks += _context_checks(texts, field)
     facts = pair_facts(pair, text, progress=progress)
     checks += (Check("upper case", "warning", note) for note in case_notes(pair))
-    return facts, [*(_text_checks(facts.text) if facts.text else ()), *checks]
+    return facts, [_text_check(facts.text), *checks] if facts.text else checks
 
 
-def _text_checks(text: TextFacts) -> Iterator[Check]:
+def _text_check(text: TextFacts) -> Check:
     if text.left_out is None:
-        yield Check("text", "ok", "both sides have the same bytes for all of it")
-    else:
-        level: Level = "note" if text.grade == "note" else "warning"
-        yield Check("text", level, text.left_out.sentence)
+        return Check("text", "ok", "both sides have the same bytes for all of it")
+    level: Level = "note" if text.grade == "note" else "warning"
+    return Check("text", level, text.left_out.sentence)
 
 
 def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
@@ -244,7 +243,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", ": ".join(change))
     if not tokenizer.text_changes:
-        how = _difference(_SPACE.encode(), _decode(tokenizer, [_SPACE])[0])
+        how = _difference(_SPACE.encode(), *_decode(tokenizer, [_SPACE]))
         yield Check("normalizer", "note" if how else "ok", f"none, but {how}" if how else "none")
     yield _width_check(tokenizer)
     shown = examples_of(empty, None, "id") if empty else "none"
@@ -327,7 +326,7 @@ def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict
 
 
 def _cause(table: TokenTable, token_id: int, spelled: Sequence[int]) -> str:
-    if b"".join([table[i] for i in spelled]) != table[token_id]:
+    if table.spell(spelled) != table[token_id]:
         return "the normalizer changes it"
     if table.types[token_id] == TokenType.BYTE:
         return "a byte token; the tokenizer uses another token for this character"

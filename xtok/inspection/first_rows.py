@@ -203,7 +203,7 @@ def _decode_chunks(
         side_ids = [x[row][c[row] == chunk_id] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]
         if all((table.lengths[chunk] > 0).all() for table, chunk in sides):
-            yield tuple(quoted(escape(b"".join(table[i] for i in chunk))) for table, chunk in sides)
+            yield tuple(quoted(escape(table.spell(chunk))) for table, chunk in sides)
 
 
 def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:

@@ -136,7 +136,12 @@ def _bind(pair: Pair, any_map: M, name: str) -> M:
         pair_side: Vocabulary = getattr(pair, side)
         if map_side is pair_side:
             continue
-        _require_same(pair, side, any_map, name)
+        have_tokens = map_side.table is not None and pair_side.table is not None
+        if have_tokens and not same_tokens(map_side.table, pair_side.table):
+            raise _other_tokens(pair, side, any_map, name)
+        is_same = map_side.vocab_size == pair_side.vocab_size
+        if not (is_same or can_grow(map_side, pair_side) or can_grow(pair_side, map_side)):
+            raise _other_width(side, map_side, pair_side, f"{name} ({map_side.model_id})")
         if map_side.table is None and pair_side.vocab_size >= map_side.vocab_size:
             if pair_side.table is not None:
                 vocabulary = replace(pair_side, definition_sha256=map_side.definition_sha256)
@@ -146,17 +151,6 @@ def _bind(pair: Pair, any_map: M, name: str) -> M:
                 vocabulary = replace(map_side, vocab_size=width, width_source=origin)
                 any_map = any_map.with_side(side, vocabulary)
     return any_map
-
-
-def _require_same(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> None:
-    map_side: Vocabulary = getattr(any_map, side)
-    pair_side: Vocabulary = getattr(pair, side)
-    have_tokens = map_side.table is not None and pair_side.table is not None
-    if have_tokens and not same_tokens(map_side.table, pair_side.table):
-        raise _other_tokens(pair, side, any_map, name)
-    is_same = map_side.vocab_size == pair_side.vocab_size
-    if not (is_same or can_grow(map_side, pair_side) or can_grow(pair_side, map_side)):
-        raise _other_width(side, map_side, pair_side, f"{name} ({map_side.model_id})")
 
 
 def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
@@ -188,11 +182,7 @@ def can_grow(map_side: Vocabulary, other: Vocabulary) -> bool:
     """
     if not map_side.is_lower_bound or map_side.vocab_size > other.vocab_size:
         return False
-    return map_side.width_source == "ids" or map_side.vocab_size >= _least_width(other)
-
-
-def _least_width(other: Vocabulary) -> int:
-    return other.tokenizer_vocab_size or other.vocab_size
+    return map_side.width_source == "ids" or map_side.vocab_size >= other.num_ids
 
 
 def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) -> XtokError:
@@ -211,7 +201,7 @@ def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
 
 def _other_width(side: str, map_side: Vocabulary, other: Vocabulary, name: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
-    fits = _least_width(other) <= map_side.vocab_size
+    fits = other.num_ids <= map_side.vocab_size
     if fits or map_side.is_lower_bound:
         width = map_side.vocab_size if fits else other.vocab_size
         hint += f"; if the pair is right, set the width to {width} with {{option}}"

@@ -45,7 +45,7 @@ def to_tables(
 
     files = []
     for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
-        size = _num_ids(vocabulary)
+        size = vocabulary.num_ids
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
         table = {
             "subtoks": torch.from_numpy(_pad(pieces, counts)[:size]),
@@ -54,15 +54,11 @@ def to_tables(
             "dst": into.model_id,
             "N_max": N_MAX,
             "V_src": size,
-            "V_dst": _num_ids(into),
+            "V_dst": into.num_ids,
             "xtok": {"side": side, "metadata": metadata},
         }
         files.append(torch_bytes(table))
     return files[0], files[1]
-
-
-def _num_ids(vocabulary: Vocabulary) -> int:
-    return vocabulary.tokenizer_vocab_size or vocabulary.vocab_size
 
 
 def _pad(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:

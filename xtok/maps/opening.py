@@ -66,13 +66,8 @@ def _fetch_map(source: Path) -> Path:
         )
     repo = ModelFiles(parts["repo"], revision=parts["revision"])
     repo.error = MapFileError
-    path = repo.find(parts["file"], required=True)
-    if path is None:
-        raise MapFileError(
-            f"{source}: the repo {repo} has no such file",
-            hint="check the file name and the revision",
-        )
-    return path
+    problem = f"{source}: the repo {repo} has no such file"
+    return repo.require(parts["file"], problem, hint="check the file name and the revision")
 
 
 @contextmanager

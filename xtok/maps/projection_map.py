@@ -159,15 +159,11 @@ class ProjectionMap(StoredMap):
         )
 
     def _emitted_id(self, token: str | bytes | int) -> int:
-        ids = self.student_ids_of(token)
+        ids = self.student.ids_of(token)
         table = self.student.table
         if len(ids) > 1 and table is not None:
             ids = [i for i in ids if table.canonical_ids().get(table[i]) == i] or ids
         return ids[0]
-
-    def student_ids_of(self, token: str | bytes | int) -> list[int]:
-        """Return the student ids of a token; see `Vocabulary.ids_of`."""
-        return self.student.ids_of(token)
 
     def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> Self:
         """Return a copy with an additional history step and without the recipe."""
@@ -259,7 +255,9 @@ class ProjectionMap(StoredMap):
     def _unpack(cls, contents: FileContents, preserve_last: bool | None, normalize: bool) -> Self:
         _, _, tensors, header, entries = contents
         if entries is not None and not header:
-            loaded = cls._import(entries, preserve_last)
+            fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
+            reports = (StageReport("import", counts, notes),)
+            loaded = cls(**fields, history=(history_step("import", {}),), reports=reports)
         elif entries is not None:
             loaded = cls._repair(entries, tensors, header)
         elif normalize:
@@ -272,12 +270,6 @@ class ProjectionMap(StoredMap):
             return loaded
         loaded.check()
         return loaded.with_slots(preserve_last)
-
-    @classmethod
-    def _import(cls, entries: nemo.PtEntries, preserve_last: bool | None) -> Self:
-        fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
-        reports = (StageReport("import", counts, notes),)
-        return cls(**fields, history=(history_step("import", {}),), reports=reports)
 
     @classmethod
     def _repair(

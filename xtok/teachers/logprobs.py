@@ -194,8 +194,8 @@ def _require_one_text(
     for row in sorted(rows):
         texts = []
         for sequences, table in zip(sides, tables, strict=True):
-            ids = sequences.ids[sequences.bounds[row] : sequences.bounds[row + 1]].tolist()
-            texts.append(b"".join(table[i] for i in ids))
+            ids = sequences.ids[sequences.bounds[row] : sequences.bounds[row + 1]]
+            texts.append(table.spell(ids.tolist()))
         if difference := _difference(*texts):
             common, ours, theirs = difference
             place = f" of row {row}" if sides[0].kept.ndim > 1 else ""

@@ -258,7 +258,7 @@ def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
     if not all(((ids >= 0) & (ids < width)).all() for ids in (topk.token_ids, topk.ids)):
         return False
     [text, *_] = rows.values("text")
-    spelled = b"".join(tokenizer.table[i] for i in topk.token_ids[: topk.bounds[1]].tolist())
+    spelled = tokenizer.table.spell(topk.token_ids[: topk.bounds[1]].tolist())
     return text is None or spelled.strip() == str(text).encode("utf-8", "replace").strip()
 
 

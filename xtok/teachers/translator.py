@@ -140,6 +140,8 @@ class Translator:
         self.pair, self.templates, self.is_same = pair, templates, pair.is_same
         self.student, self.teacher = pair.tokenizers
         self._projector = Projector(pair, back_map, num_threads)
+        self._to_teacher = Retokenizer(pair, exact=True)
+        self._to_student = Retokenizer(pair.reversed)
         own = [tokenizer.chat_templates for tokenizer in pair.tokenizers]
         self._writes_alike = self.is_same and templates[0] == templates[1] and own[0] == own[1]
         both = zip(templates, own, strict=True)
@@ -150,14 +152,6 @@ class Translator:
         self._bos = roles.get("bos", ())
         ends = [i for i in roles.get("eos", ()) if i not in roles.get("turn_end", ())]
         self._first_ids = [*self._bos, *ends, *roles.get("eos", ())][:1]
-
-    @functools.cached_property
-    def _to_teacher(self) -> Retokenizer:
-        return Retokenizer(self.pair, exact=True)
-
-    @functools.cached_property
-    def _to_student(self) -> Retokenizer:
-        return Retokenizer(self.pair.reversed)
 
     @functools.cached_property
     def pieces_per_token(self) -> float:
@@ -258,7 +252,7 @@ class Translator:
         for both in spans:
             is_target[both[source]] = False
             student, teacher = (
-                b"".join(table[i] for i in chat.ids[span].tolist())
+                table.spell(chat.ids[span].tolist())
                 for table, chat, span in zip(self.pair.tables, sides, both, strict=True)
             )
             if student != teacher:

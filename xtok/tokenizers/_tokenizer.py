@@ -163,11 +163,11 @@ class Tokenizer:
         """
         if isinstance(token, str):
             _require_utf8([token])
-        data = token.encode() if isinstance(token, str) else token
-        [ids] = self.segment_batch([data])
+            token = token.encode()
+        [ids] = self.segment_batch([token])
         if ids is None:
             raise TokenizerError(
-                f"{self.vocabulary.model_id} cannot spell the bytes {data[:40]!r}",
+                f"{self.vocabulary.model_id} cannot spell the bytes {token[:40]!r}",
                 hint="use a tokenizer with byte tokens or a byte-level vocabulary",
             )
         return ids

@@ -41,20 +41,14 @@ class Checkpoint(ModelFiles):
             if not isinstance(shards, dict) or not shards:
                 raise EmbeddingError(f"the {INDEX} of {self} is damaged", hint=_FETCH_HINT)
             return {str(name): str(file) for name, file in shards.items()}
-        path = self.find(_FILE, required=True)
-        if path is None:
-            raise EmbeddingError(
-                f"{self} has no {_FILE}",
-                hint="use a model with a safetensors checkpoint, which save_pretrained writes",
-            )
+        hint = "use a model with a safetensors checkpoint, which save_pretrained writes"
+        path = self.require(_FILE, f"{self} has no {_FILE}", hint=hint)
         return dict.fromkeys(read_header(path), _FILE)
 
     def shard(self, name: str) -> Path:
         """Return the local path of a file with weights, after a download if necessary."""
-        path = self.find(name, required=True)
-        if path is None:
-            raise EmbeddingError(f"{self} has no {name}, which its {INDEX} lists", hint=_FETCH_HINT)
-        return path
+        problem = f"{self} has no {name}, which its {INDEX} lists"
+        return self.require(name, problem, hint=_FETCH_HINT)
 
 
 def checkpoint_of(tokenizer: Tokenizer, offline: bool = False) -> Checkpoint | None:

@@ -58,6 +58,13 @@ class ModelFiles:
             self.commit = path.parent.name
         return path
 
+    def require(self, name: str, problem: str, *, hint: str) -> Path:
+        """Return the path of a file; if the model has no such file, raise an error."""
+        path = self.find(name, required=True)
+        if path is None:
+            raise self.error(problem, hint=hint)
+        return path
+
     def has(self, name: str) -> bool | None:
         """Whether the model has a file or folder, or None if unknown. Does not download it."""
         if isinstance(self.model, Path):

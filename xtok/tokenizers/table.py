@@ -79,6 +79,10 @@ class TokenTable:
             raise IndexError(f"token id {token_id} is outside 0..{len(self) - 1}")
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
+    def spell(self, token_ids: Iterable[int]) -> bytes:
+        """Return the concatenated bytes of ids."""
+        return b"".join(map(self.__getitem__, token_ids))
+
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Number of bytes per token, `[V]`, int64."""
@@ -267,6 +271,11 @@ class Vocabulary(VocabularyFields):
     def __post_init__(self) -> None:
         """Convert a NumPy width, which JSON cannot contain."""
         vars(self)["vocab_size"] = operator.index(self.vocab_size)
+
+    @property
+    def num_ids(self) -> int:
+        """The tokenizer's largest id + 1, or the width if the tokenizer is unknown."""
+        return self.tokenizer_vocab_size or self.vocab_size
 
     @property
     def is_lower_bound(self) -> bool:

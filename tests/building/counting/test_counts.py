@@ -15,7 +15,7 @@ from make_maps import vocabulary
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.building.counting import counts as counting
-from xtok.building.counting.aligned import AlignedTexts, TextAligner
+from xtok.building.counting.aligned import AlignedTexts, align_texts
 from xtok.building.counting.counts import ChunkCounts, MapRows, PairCounts, Tally
 from xtok.building.counting.pair_text import DocumentCounter
 from xtok.building.counting.smoothing import EPSILON
@@ -34,7 +34,7 @@ def side(unknown: str) -> Vocabulary:
 
 
 PAIR = Pair(side("<s>"), side("<t>"))
-ALIGNER = TextAligner(PAIR)
+ALIGNER = TokenAligner(PAIR)
 Documents = list[tuple[list[int], list[int]]]
 Weights = dict[tuple[int, int], float]
 
@@ -72,11 +72,12 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 def aligned(documents: Documents) -> AlignedTexts:
     sides = zip(*documents, strict=True) if documents else ((), ())
-    return ALIGNER.align(
+    return align_texts(
+        ALIGNER,
         *(
             FlatIds(np.array([*chain(*side)], np.int32), np.cumsum([0, *map(len, side)]))
             for side in sides
-        )
+        ),
     )
 
 

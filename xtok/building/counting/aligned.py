@@ -14,7 +14,6 @@ from xtok.alignment.sequences import FlatIds
 from xtok.building.counting.kernels import chunk_spans
 from xtok.maps.edges import pair_keys
 from xtok.tokenizers.display import escape, quoted
-from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
 
 _CONTEXT = 16  # number of bytes to print before and after a difference
@@ -70,42 +69,32 @@ class AlignedTexts(NamedTuple):
         index = int(np.any([starts < ends for _, starts, ends in sides], axis=0).argmax())
         excerpts = []
         for table, (ids, starts, ends) in zip(tables, sides, strict=True):
-            context = _spell(table, ids[starts[0] : starts[index]][-_CONTEXT:])[-_CONTEXT:]
-            differing = _spell(table, ids[starts[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
-            excerpts.append(quoted(escape(_whole_characters(context) + differing)))
+            context = table.spell(ids[starts[0] : starts[index]][-_CONTEXT:])[-_CONTEXT:]
+            context = context.lstrip(bytes(range(0x80, 0xC0)))  # starts with a whole character
+            differing = table.spell(ids[starts[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
+            excerpts.append(quoted(escape(context + differing)))
         return Difference(group, *excerpts)
 
 
-def _spell(table: TokenTable, ids: NDArray[np.int32]) -> bytes:
-    return b"".join(table[i] for i in ids.tolist())
+def align_texts(aligner: TokenAligner, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
+    """Align documents. Exclude chunks that contain a token without bytes.
 
-
-def _whole_characters(data: bytes) -> bytes:
-    return data.lstrip(bytes(range(0x80, 0xC0)))
-
-
-class TextAligner:
-    """Finds the chunks of documents. The pair must have the token form `bytes`."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.tables = pair.tables
-        self.aligner = TokenAligner(pair)
-
-    def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
-        """Align documents. Exclude chunks that contain a token without bytes."""
-        alignment = self.aligner.align_sequences(student, teacher)
-        num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
-        spans = np.empty((4, len(is_chunk)), np.int64)
-        sides = (student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)
-        for (texts, chunk_ids), table, (starts, ends) in zip(
-            sides, self.tables, (spans[:2], spans[2:]), strict=True
-        ):
-            chunk_spans(*texts, chunk_ids, num_chunks, table.lengths, starts, ends, is_chunk)
-        documents = np.repeat(np.arange(len(num_chunks)), num_chunks)
-        differs = np.zeros(len(num_chunks), np.bool_)
-        differs[documents[~is_chunk]] = True
-        for texts, chunk_ids in sides:
-            outside = np.flatnonzero(chunk_ids < 0)
-            differs[np.searchsorted(texts.bounds, outside, "right") - 1] = True
-        spans, documents = spans[:, is_chunk], documents[is_chunk]
-        return AlignedTexts(student, teacher, spans, documents, differs)
+    The aligner's pair must have the token form `bytes`.
+    """
+    alignment = aligner.align_sequences(student, teacher)
+    num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
+    spans = np.empty((4, len(is_chunk)), np.int64)
+    sides = (student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)
+    for (texts, chunk_ids), symbols, (starts, ends) in zip(
+        sides, (aligner.student, aligner.teacher), (spans[:2], spans[2:]), strict=True
+    ):
+        lengths = symbols.table.lengths
+        chunk_spans(*texts, chunk_ids, num_chunks, lengths, starts, ends, is_chunk)
+    documents = np.repeat(np.arange(len(num_chunks)), num_chunks)
+    differs = np.zeros(len(num_chunks), np.bool_)
+    differs[documents[~is_chunk]] = True
+    for texts, chunk_ids in sides:
+        outside = np.flatnonzero(chunk_ids < 0)
+        differs[np.searchsorted(texts.bounds, outside, "right") - 1] = True
+    spans, documents = spans[:, is_chunk], documents[is_chunk]
+    return AlignedTexts(student, teacher, spans, documents, differs)

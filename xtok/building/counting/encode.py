@@ -60,12 +60,11 @@ class TextEncoder:
             yield done, sides
         advance(total - consumed, 0)
 
-    def encode(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Encode each document as if text preceded it. Control tokens are ordinary text."""
-        return self.start_encoding(texts)()
-
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
-        """Start encoding in other threads, and return a function that waits for the result."""
+        """Start encoding in other threads, and return a function that waits for the result.
+
+        Each document is encoded as if text preceded it. Control tokens are ordinary text.
+        """
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
         cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths, SourceFile, shards, source_of
+from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
-from xtok.building.counting.aligned import AlignedTexts, Difference, TextAligner
+from xtok.building.counting.aligned import AlignedTexts, Difference, align_texts
 from xtok.building.counting.counts import (
     ChunkCounts,
     Counts,
@@ -182,8 +183,14 @@ class PairText:
             for batch, sides in encoder.read(read_batches(parts, field), size, advance):
                 counter.add(batch, sides)
         text = counter.result(tuple(map(source_of, files)))
-        if len(tokenizers) > 1:
-            text.require_starts()
+        if len(tokenizers) > 1 and not text.totals.starts:
+            documents = plural(text.totals.documents, "document")
+            raise XtokError(
+                f"the text contains no shared token boundary ({documents}, "
+                f"{text.totals.num_bytes:,} bytes)",
+                hint="use non-empty text that both tokenizers can spell; xtok align shows how "
+                "they differ",
+            )
         return text
 
     @property
@@ -198,17 +205,6 @@ class PairText:
         """Notes about too little text and uncounted text."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*short_text_notes(self.totals.num_bytes), *left_out]
-
-    def require_starts(self) -> None:
-        """Raise an `XtokError` if the text contains no shared token boundary."""
-        if not self.totals.starts:
-            documents = plural(self.totals.documents, "document")
-            raise XtokError(
-                f"the text contains no shared token boundary ({documents}, "
-                f"{self.totals.num_bytes:,} bytes)",
-                hint="use non-empty text that both tokenizers can spell; xtok align shows how "
-                "they differ",
-            )
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -228,7 +224,8 @@ class TextCounter:
     def __init__(self, pair: Pair, plan: CountPlan) -> None:
         self.plan, self.totals = plan, TextTotals()
         self.tokens = [np.zeros(len(t.table), np.int64) for t in pair_tokenizers(pair)]
-        self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
+        self._pair = pair
+        self._aligner = TokenAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
         self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
         self._documents = DocumentCounter() if plan.per_document else None
@@ -239,10 +236,10 @@ class TextCounter:
             count += np.bincount(texts.ids, minlength=len(count))
         if self._aligner is None:
             return
-        aligned = self._aligner.align(*sides)
+        aligned = align_texts(self._aligner, *sides)
         if self._documents is not None:
             self._documents.add(aligned, batch.group)
-        tables = self._aligner.tables
+        tables = self._pair.tables
         if self._first_difference is None and aligned.differs.any():
             self._first_difference = aligned.first_difference(tables, batch.group)
         is_held = self._is_held_out(batch.texts)

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.aligned import TextAligner
+from xtok.alignment.aligner import TokenAligner
+from xtok.building.counting.aligned import align_texts
 from xtok.building.counting.counts import Counts, MapRows, Tally, count_unit, pair_edges
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.spellings import partners_or_pieces
@@ -152,7 +153,7 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
         most = NUM_TEXTS if len(student & teacher) > len(student ^ teacher) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
     source = SyntheticSource(tables)
-    tally, aligner = Tally(target), TextAligner(pair)
+    tally, aligner = Tally(target), TokenAligner(pair)
 
     def batches(num_texts: int) -> Iterator[TextBatch]:
         for start in range(0, num_texts, _TEXTS_AT_ONCE):
@@ -167,7 +168,7 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
     ):
         encoded = encoder.read(batches(num_texts), num_texts, lambda size, _: advance(size))
         for _, sides in encoded:
-            tally.add(aligner.align(*sides))
+            tally.add(align_texts(aligner, *sides))
     return tally.counts()
 
 

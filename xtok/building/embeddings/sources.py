@@ -72,11 +72,9 @@ class SentenceModel:
                 "sentence embeddings need sentence-transformers",
                 hint=install_hint("sentence-transformers"),
             ) from error
-        if model.find("modules.json", required=True) is None:
-            raise EmbeddingError(
-                f"{model} has no modules.json, so it is not a sentence-transformers model",
-                hint=f"pass input:{model} for its input-embedding layer, or another model",
-            )
+        problem = f"{model} has no modules.json, so it is not a sentence-transformers model"
+        hint = f"pass input:{model} for its input-embedding layer, or another model"
+        model.require("modules.json", problem, hint=hint)
         self._library, self._folder, self.model_id = library, model.folder(), model.model_id
         self._config, self._cache, self._recompute = config, cache, force_recompute
         self.notes: list[str] = []
@@ -142,12 +140,9 @@ class InputLayer:
     def __init__(self, model: Checkpoint) -> None:
         self._model = model
         self._name, self._matrix = input_layer(model)
-        tokenizer = model.find("tokenizer.json", required=True)
-        if tokenizer is None:
-            raise EmbeddingError(
-                f"{model} has no tokenizer.json, which is needed to segment tokens",
-                hint="use a folder that also contains the model's tokenizer",
-            )
+        problem = f"{model} has no tokenizer.json, which is needed to segment tokens"
+        hint = "use a folder that also contains the model's tokenizer"
+        tokenizer = model.require("tokenizer.json", problem, hint=hint)
         self.model_id, self.notes = model.model_id, list[str]()
         digest = hashlib.sha256(tokenizer.read_bytes())
         digest.update(self._matrix.data)

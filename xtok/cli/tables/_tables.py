@@ -28,11 +28,9 @@ def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
     (write or partial(print_result, end=""))(_PADDING.sub("", captured.get()))
 
 
-def print_all(
-    parts: Iterable[RenderableType], write: Callable[[str], object] | None = None
-) -> None:
+def print_all(parts: Iterable[RenderableType]) -> None:
     """Print tables and texts one after another."""
-    with printing(write) as console:
+    with printing() as console:
         for part in parts:
             console.print(part)
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xtok.cli.tables._tables import STYLES, cell, new_table, print_all, printing
+from xtok.cli.tables._tables import STYLES, cell, new_table, printing
 from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.display import format_weight, listed, percent, plural, quoted, shorten
 
@@ -42,8 +42,8 @@ def explanation(explanation: Explanation[ExplainedRow]) -> Iterator[Table]:
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
     """Print rows on stderr, because stdout contains the map's path."""
-    with suppress(OSError):
-        print_all([_rows(rows)], sys.stderr.write)
+    with suppress(OSError), printing(sys.stderr.write) as console:
+        console.print(_rows(rows))
 
 
 _MOST_STEPS = 10

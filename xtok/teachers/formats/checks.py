@@ -26,7 +26,7 @@ _DECIMALS = 1e-4
 
 def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """Return a mask `[N]` of the rows in which all tokens of the vocabulary are candidates."""
-    return np.diff(topk.starts) >= (vocabulary.tokenizer_vocab_size or vocabulary.vocab_size)
+    return np.diff(topk.starts) >= vocabulary.num_ids
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
