@@ -1,26 +1,20 @@
 """`xtok build`."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
-import xtok
 from xtok._lib.fields import TEXT
-from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import (
-    SKIP_EXISTING,
     TEXT_FIELD,
-    TIMEOUT,
+    ExistingMap,
     MapOptions,
     Models,
     StrictOutput,
-    is_named,
     loss_option,
     map_option,
-    note_one_vocabulary,
     print_map,
     text_option,
 )
@@ -49,8 +43,7 @@ def build(
         panel=TEXT,
     ),
     config: BuildConfig,
-    skip_existing: bool = SKIP_EXISTING,
-    timeout: float = TIMEOUT,
+    existing: ExistingMap,
     map_options: MapOptions,
 ) -> None:
     """Build a projection map from two tokenizers, for P-KL, gold or H-KL.
@@ -62,22 +55,17 @@ def build(
     """
     names = models.both()
     check_texts(text, field)
-    from xtok.building.build import check_existing
     from xtok.maps.names import build_name
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
     own_name = build_name(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
-    if not (skip_existing and path.is_file()):  # an existing map may be kept
+    if not (existing.skip_existing and path.is_file()):  # an existing map may be kept
         output.check()
     initial, pair = models.with_initial(initial_projection_path, map_options)
-    note_one_vocabulary(pair)
-    request: Any = {"config": config, "texts": text, "field": field, "initial": initial}
-    if not is_named(output.output, path):
-        check_existing(path, pair, **request)
-    projection = xtok.get_map(
-        pair, **request, path=path, rebuild=not skip_existing, strict=output.strict,
-        timeout=timeout, progress=console.progress_bar, note=console.print_note,
+    projection = existing.get_map(
+        pair, path, output.output, strict=output.strict,
+        config=config, texts=text, field=field, initial=initial,
     )  # fmt: skip
     print_map(projection, path, json=output.json, loss=for_loss)

@@ -1,17 +1,13 @@
 """`xtok events`."""
 
 import xtok
-from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     JSON,
-    SKIP_EXISTING,
-    TIMEOUT,
+    ExistingMap,
     Models,
     Widths,
-    is_named,
     loss_option,
-    note_one_vocabulary,
     output_option,
     output_path,
     print_map,
@@ -36,8 +32,7 @@ def events(
         "NAME.reverse.pt",
     ),
     json: bool = JSON,
-    skip_existing: bool = SKIP_EXISTING,
-    timeout: float = TIMEOUT,
+    existing: ExistingMap,
     widths: Widths,
 ) -> None:
     """Build an event map (default), or a spelling map (--for csd).
@@ -47,23 +42,15 @@ def events(
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """
-    from xtok.building.build import check_existing
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
-    if not (skip_existing and path.is_file()):  # an existing map may be kept
+    if not (existing.skip_existing and path.is_file()):  # an existing map may be kept
         map_class = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
         check_map_output(path, map_class.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":
         check_reverse(path, student_id, teacher_id)
-    pair = models.pair(widths)
-    note_one_vocabulary(pair)
-    if not is_named(output, path):
-        check_existing(path, pair, for_loss=for_loss)
-    result = xtok.get_map(
-        pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,
-        progress=console.progress_bar, note=console.print_note,
-    )  # fmt: skip
+    result = existing.get_map(models.pair(widths), path, output, for_loss=for_loss)
     print_map(result, path, json=json)

@@ -368,20 +368,39 @@ def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> N
         console.print_notes(nemo_overrides(any_map, path, loss))
 
 
-SKIP_EXISTING = option(
-    False,
-    "Keep an existing output that has the same tokenizers, options and texts. Otherwise, one "
-    "process builds it, and other processes wait.",
-    flag=True,
-    panel=OUTPUT,
-)
-TIMEOUT = option(
-    WAIT,
-    "Seconds to wait for another process that builds the same file, before this process builds it.",
-    min=0,
-    needs={"skip_existing": True},
-    panel=RARE,
-)
+@dataclass(frozen=True, kw_only=True)
+class ExistingMap(Config):
+    """Options for an output that already exists."""
+
+    skip_existing: bool = option(
+        False,
+        "Keep an existing output that has the same tokenizers, options and texts. Otherwise, one "
+        "process builds it, and other processes wait.",
+        flag=True,
+        panel=OUTPUT,
+    )
+    timeout: float = option(
+        WAIT,
+        "Seconds to wait for another process that builds the same file, before this process builds "
+        "it.",
+        min=0,
+        needs={"skip_existing": True},
+        panel=RARE,
+    )
+
+    def get_map(
+        self, pair: Pair, path: Path, output: str | None, *, strict: bool = False, **request: Any
+    ) -> Any:
+        """Build a map, or keep the existing file. `output` is the option --output."""
+        from xtok.building.build import check_existing
+
+        note_one_vocabulary(pair)
+        if not is_named(output, path):
+            check_existing(path, pair, **request)
+        return xtok.get_map(
+            pair, **request, path=path, rebuild=not self.skip_existing, strict=strict,
+            timeout=self.timeout, progress=console.progress_bar, note=console.print_note,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
