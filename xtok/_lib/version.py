@@ -26,11 +26,13 @@ def version_lines() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     cores = available_cores()
     yield f"{platform.platform()}, {cores} core{'s' * (cores != 1)}, {memory:.1f} GB"
-    yield from (f"{name} {_installed(name)}" for name in _PACKAGES)
+    for name in _PACKAGES:
+        yield f"{name} {installed_version(name) or 'is not installed'}"
 
 
-def _installed(package: str) -> str:
+def installed_version(package: str) -> str | None:
+    """Return the version of a package, or None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "is not installed"
+        return None

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from xtok._lib.io import locked, opened_sealed, read_sealed, remove, write_seale
 from xtok._lib.opening import need
 from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
+from xtok._lib.version import installed_version
 from xtok.config import ProjectConfig
 from xtok.conversation import find_template
 from xtok.conversation.formats import FORMATS
@@ -135,11 +135,8 @@ def parts_recipe(
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the installed libraries that affect token ids."""
-    versions = {}
-    for name in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+    versions = {name: installed_version(name) for name in _LIBRARIES}
+    return {name: number for name, number in versions.items() if number is not None}
 
 
 def _templates(tokenizer: Tokenizer, template: str | Path | None) -> list[Any]:

@@ -86,8 +86,8 @@ def add_chunks(  # type: ignore[no-untyped-def]
             slot = (slot + 1) & mask
         if table[slot] < 0:
             start = bounds[size]
-            _copy(ids, start, s_ids, i, i_end)
-            _copy(ids, start + n, t_ids, j, j_end)
+            ids[start : start + n] = s_ids[i:i_end]
+            ids[start + n : start + length] = t_ids[j:j_end]
             table[slot], bounds[size + 1] = size, start + length
             widths[size], counts[size] = n, 0
             size += 1
@@ -109,12 +109,6 @@ def _has(ids, index, others, start, end):  # type: ignore[no-untyped-def]
     while start < end and ids[index] == others[start]:
         index, start = index + 1, start + 1
     return start == end
-
-
-@inner_kernel
-def _copy(ids, index, others, start, end):  # type: ignore[no-untyped-def]
-    for a in range(start, end):
-        ids[index + a - start] = others[a]
 
 
 @kernel

@@ -34,16 +34,8 @@ from xtok.inspection.report import PageData, Report, examine
 from xtok.loss_names import LOSS_INFO
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import RowKind
+from xtok.tokenizers import display
 from xtok.tokenizers.classes import class_label
-from xtok.tokenizers.display import (
-    format_weight,
-    percent,
-    plural,
-    printable,
-    shorten,
-    to_json,
-    visible,
-)
 from xtok.tokenizers.pairs import Pair
 
 _MARKS = {
@@ -85,7 +77,7 @@ def report(
     """
     paths = check_page(output, data)
     examined = examine(maps, texts=texts, pair=pair, names=names, field=field, progress=progress)
-    contents = render_page(examined), f"{to_json(examined.report)}\n".encode()
+    contents = render_page(examined), f"{display.to_json(examined.report)}\n".encode()
     for path, content in zip(paths, contents, strict=False):
         write(path, [content])
     return examined.report
@@ -156,23 +148,23 @@ def _template() -> Template:
     }
     environment.filters |= {
         "count": lambda number: f"{number:,}",
-        "percent": percent,
+        "percent": display.percent,
         "magnitude": log1p,
         "part_of": lambda value, whole: max(0.0, min(1.0, value / whole)) if whole else 0.0,
-        "safe_text": printable,
-        "token": lambda token: visible(shorten(token)),
+        "safe_text": display.printable,
+        "token": lambda token: display.visible(display.shorten(token)),
         "name": _name,
-        "plural": plural,
+        "plural": display.plural,
         "with_interval": format_interval,
-        "weight": format_weight,
+        "weight": display.format_weight,
         "class_label": class_label,
-        "shell": lambda words: shlex.join([printable(word) for word in words]),
+        "shell": lambda words: shlex.join([display.printable(word) for word in words]),
     }
     return environment.get_template("page.html.jinja")
 
 
 def _name(text: str) -> str:
-    return shorten(printable(text))
+    return display.shorten(display.printable(text))
 
 
 def _largest(losses: Iterable[MapLosses]) -> float:
