@@ -10,9 +10,8 @@ import typer
 import xtok
 from xtok._lib.fields import option
 from xtok._lib.lines import read_small
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, show
-from xtok.cli.options import Models, json_option
 from xtok.cli.tables.alignment import print_alignment
 from xtok.config import MAX_COMB_LEN, ChatTemplates
 from xtok.errors import XtokError
@@ -21,7 +20,7 @@ from xtok.errors import XtokError
 @command
 def align(
     *,
-    models: Models,
+    models: options.Models,
     text: str | None = option(
         None,
         "The text, or - to read it from stdin. Put -- before a text that begins with a dash.",
@@ -40,7 +39,7 @@ def align(
         min=1,
         max=MAX_COMB_LEN,
     ),
-    json: bool = json_option(
+    json: bool = options.json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
         "num_correct, num_one_to_one, student_unaligned, teacher_unaligned"
     ),

@@ -5,19 +5,9 @@ from pathlib import Path
 import typer
 
 from xtok._lib.fields import TEXT
+from xtok.cli import options
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
-from xtok.cli.options import (
-    TEXT_FIELD,
-    ExistingMap,
-    MapOptions,
-    Models,
-    StrictOutput,
-    loss_option,
-    map_option,
-    print_map,
-    text_option,
-)
 from xtok.config import BuildConfig
 from xtok.conversation.texts import check_texts
 from xtok.loss_names import BuildLoss
@@ -27,24 +17,24 @@ from xtok.loss_names import BuildLoss
 def build(
     context: typer.Context,
     *,
-    models: Models,
-    for_loss: BuildLoss | None = loss_option(
+    models: options.Models,
+    for_loss: BuildLoss | None = options.loss_option(
         BuildLoss,
         None,
         "Use the preset for a loss (p-kl, gold or h-kl). Explicit options override it. Default: "
         "the recipe of X-Token. For event KL, use `xtok events`.",
     ),
-    output: StrictOutput,
-    text: list[str] = text_option("Text from which the map's weights are counted: "),
-    field: str = TEXT_FIELD,
-    initial_projection_path: Path | None = map_option(
+    output: options.StrictOutput,
+    text: list[str] = options.text_option("Text from which the map's weights are counted: "),
+    field: str = options.TEXT_FIELD,
+    initial_projection_path: Path | None = options.map_option(
         "Map of the same pair, to smooth the counts. Default: a map counted on synthetic text.",
         needs={"text": True},
         panel=TEXT,
     ),
     config: BuildConfig,
-    existing: ExistingMap,
-    map_options: MapOptions,
+    existing: options.ExistingMap,
+    map_options: options.MapOptions,
 ) -> None:
     """Build a projection map from two tokenizers, for P-KL, gold or H-KL.
 
@@ -68,4 +58,4 @@ def build(
         pair, path, output.output, strict=output.strict,
         config=config, texts=text, field=field, initial=initial,
     )  # fmt: skip
-    print_map(projection, path, json=output.json, loss=for_loss)
+    options.print_map(projection, path, json=output.json, loss=for_loss)

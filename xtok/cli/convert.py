@@ -7,14 +7,14 @@ import typer
 
 import xtok
 from xtok._lib.fields import option
+from xtok.cli import options
 from xtok.cli.command import command, full_path
-from xtok.cli.options import JSON, MAP, MapOptions, OptionalModels, print_map
 
 
 @command
 def convert(
     *,
-    map_path: Path = MAP,
+    map_path: Path = options.MAP,
     target: str | None = option(
         None,
         "Output file: .safetensors, or .pt for NeMo-RL (a spelling map becomes NAME.pt and "
@@ -24,9 +24,9 @@ def convert(
     ),
     output: Path | None = option(None, "Alternative to OUTPUT.", short="-o"),
     normalize: bool = option(False, "Divide each row of learned weights by its sum.", flag=True),
-    json: bool = JSON,
-    models: OptionalModels,
-    map_options: MapOptions,
+    json: bool = options.JSON,
+    models: options.OptionalModels,
+    map_options: options.MapOptions,
 ) -> None:
     """Convert a map between .safetensors and NeMo-RL's .pt, in either direction.
 
@@ -46,4 +46,4 @@ def convert(
     path = check_map_output(target or output or "")
     any_map, _ = models.with_map(map_options.load_any(map_path, normalize=normalize))
     xtok.convert(any_map, path)
-    print_map(any_map, path, json=json)
+    options.print_map(any_map, path, json=json)

@@ -4,9 +4,8 @@ import typer
 
 import xtok
 from xtok._lib.fields import MAIN, MODELS, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, show
-from xtok.cli.options import MODEL, TEXT_FIELD, Loading, json_option, text_option
 from xtok.cli.tables.tokenizers import print_diagnosis, print_server
 from xtok.config import ChatTemplates
 from xtok.inspection.first_rows import first_rows
@@ -17,15 +16,15 @@ from xtok.teachers.serving import check_server
 def doctor(
     *,
     student: str | None = option(
-        None, f"The model to check, or the student: {MODEL}", argument="STUDENT"
+        None, f"The model to check, or the student: {options.MODEL}", argument="STUDENT"
     ),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
-    text: list[str] = text_option(
+    text: list[str] = options.text_option(
         "Measure the pair on this text or these conversations, and compare the encoding of the "
         "first rows with the models' own libraries (requires two models): ",
         needs={"teacher": True},
     ),
-    field: str = TEXT_FIELD,
+    field: str = options.TEXT_FIELD,
     templates: ChatTemplates,
     teacher_url: str | None = option(
         None,
@@ -40,9 +39,9 @@ def doctor(
         "Training on tool calls requires unchanged turns.",
         flag=True,
     ),
-    json: bool = json_option("tokenizers, pair, advice, pair_checks, server"),
+    json: bool = options.json_option("tokenizers, pair, advice, pair_checks, server"),
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
-    loading: Loading,
+    loading: options.Loading,
 ) -> None:
     """Check one model's tokenizer, or a pair, and recommend a loss and the next command.
 

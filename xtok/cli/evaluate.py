@@ -1,19 +1,8 @@
 """`xtok evaluate`."""
 
 import xtok
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, full_path, show
-from xtok.cli.options import (
-    MODEL,
-    TEXT_FIELD,
-    Loading,
-    MapOptions,
-    json_option,
-    loss_option,
-    map_option,
-    maps_and_models,
-    text_option,
-)
 from xtok.cli.tables.quality import print_evaluation
 from xtok.conversation.texts import check_texts
 from xtok.loss_names import BuildLoss
@@ -23,25 +12,25 @@ from xtok.maps.map_arguments import name_notes
 @command
 def evaluate(
     *,
-    arguments: list[str] = map_option(
-        "Map files of one pair to compare, then the two models: " + MODEL,
+    arguments: list[str] = options.map_option(
+        "Map files of one pair to compare, then the two models: " + options.MODEL,
         ...,
         argument="MAP... STUDENT TEACHER",
         parser=full_path,
     ),
-    text: list[str] = text_option("Text or conversations to measure on: ", required=True),
-    field: str = TEXT_FIELD,
-    for_loss: BuildLoss | None = loss_option(
+    text: list[str] = options.text_option("Text or conversations to measure on: ", required=True),
+    field: str = options.TEXT_FIELD,
+    for_loss: BuildLoss | None = options.loss_option(
         BuildLoss,
         None,
         "Judge and rank the maps for this loss. Default: judge them for P-KL.",
     ),
-    json: bool = json_option(
+    json: bool = options.json_option(
         "student, teacher, measures, event_measures, verdicts, classes, worst_rows, num_bytes, "
         "lost_bytes, differing, notes, by_chunk, ranking"
     ),
-    loading: Loading,
-    map_options: MapOptions,
+    loading: options.Loading,
+    map_options: options.MapOptions,
 ) -> None:
     """Measure maps on text, and print a verdict for each: good, usable or bad.
 
@@ -51,7 +40,7 @@ def evaluate(
 
     Example: xtok evaluate map.safetensors STUDENT TEACHER --text 'corpus/*.txt'
     """
-    map_paths, models = maps_and_models(arguments, loading)
+    map_paths, models = options.maps_and_models(arguments, loading)
     models.both()
     check_texts(text, field)
     maps = [map_options.load_any(path) for path in map_paths]

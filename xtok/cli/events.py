@@ -1,17 +1,8 @@
 """`xtok events`."""
 
 import xtok
+from xtok.cli import options
 from xtok.cli.command import command
-from xtok.cli.options import (
-    JSON,
-    ExistingMap,
-    Models,
-    Widths,
-    loss_option,
-    output_option,
-    output_path,
-    print_map,
-)
 from xtok.loss_names import EventLoss
 from xtok.maps import names
 from xtok.maps.file import check_map_output, check_reverse
@@ -20,20 +11,20 @@ from xtok.maps.file import check_map_output, check_reverse
 @command
 def events(
     *,
-    models: Models,
-    for_loss: EventLoss = loss_option(
+    models: options.Models,
+    for_loss: EventLoss = options.loss_option(
         EventLoss,
         "event-kl",
         "The loss that uses the map: event-kl (an event map) or csd (a spelling map).",
     ),
-    output: str | None = output_option(
+    output: str | None = options.output_option(
         "a file in the current folder, named after the pair.",
         "a .safetensors file; with --for csd also NeMo-RL's two tables, NAME.pt and "
         "NAME.reverse.pt",
     ),
-    json: bool = JSON,
-    existing: ExistingMap,
-    widths: Widths,
+    json: bool = options.JSON,
+    existing: options.ExistingMap,
+    widths: options.Widths,
 ) -> None:
     """Build an event map (default), or a spelling map (--for csd).
 
@@ -46,11 +37,11 @@ def events(
 
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
-    path = output_path(output, names.default_name(student_id, teacher_id, kind))
+    path = options.output_path(output, names.default_name(student_id, teacher_id, kind))
     if not (existing.skip_existing and path.is_file()):  # an existing map may be kept
         map_class = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
         check_map_output(path, map_class.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":
         check_reverse(path, student_id, teacher_id)
     result = existing.get_map(models.pair(widths), path, output, for_loss=for_loss)
-    print_map(result, path, json=json)
+    options.print_map(result, path, json=json)

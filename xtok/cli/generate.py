@@ -6,10 +6,9 @@ import typer
 
 import xtok
 from xtok._lib.fields import COMPUTING, MAIN, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
-from xtok.cli.options import Models, StrictOutput, Widths, note_one_vocabulary
 from xtok.config import GenerateConfig
 from xtok.maps.names import map_name
 
@@ -18,8 +17,8 @@ from xtok.maps.names import map_name
 def generate(
     context: typer.Context,
     *,
-    models: Models,
-    output: StrictOutput,
+    models: options.Models,
+    output: options.StrictOutput,
     embedding_model: str | None = option(
         None,
         "Method for comparing tokens: own (the two models' input embeddings), spelling (byte "
@@ -40,7 +39,7 @@ def generate(
     force_recompute: bool = option(
         False, "Recompute cached embeddings.", flag=True, panel=COMPUTING
     ),
-    widths: Widths,
+    widths: options.Widths,
 ) -> None:
     """Map each student token to the most similar teacher tokens (NeMo-RL's first stage).
 
@@ -48,7 +47,7 @@ def generate(
     """
     output.check()
     pair = models.pair(widths)
-    note_one_vocabulary(pair)
+    options.note_one_vocabulary(pair)
     projection = xtok.generate(
         pair,
         embedding_model,

@@ -6,18 +6,8 @@ import typer
 
 import xtok
 from xtok._lib.fields import option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, show
-from xtok.cli.options import (
-    MAP,
-    TEXT_FIELD,
-    MapOptions,
-    ModelOptions,
-    check_tokens,
-    json_option,
-    map_option,
-    text_option,
-)
 from xtok.cli.tables.inspection import print_inspection
 from xtok.config import InspectConfig
 from xtok.conversation.texts import check_texts
@@ -26,7 +16,7 @@ from xtok.conversation.texts import check_texts
 @command
 def inspect(
     *,
-    map_path: Path = MAP,
+    map_path: Path = options.MAP,
     tokens: list[str] = option(
         [],
         "Student tokens to explain, including spaces: ' the'. Put -- before a token that begins "
@@ -36,20 +26,22 @@ def inspect(
     token_id: list[int] = option(
         [], "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
     ),
-    against: Path | None = map_option("Compare the map row by row with this map of the same pair."),
+    against: Path | None = options.map_option(
+        "Compare the map row by row with this map of the same pair."
+    ),
     config: InspectConfig,
-    text: list[str] = text_option(
+    text: list[str] = options.text_option(
         "Weight rows by the frequency of their tokens in this text (requires --against and "
         "--student-model): "
     ),
-    field: str = TEXT_FIELD,
-    json: bool = json_option(
+    field: str = options.TEXT_FIELD,
+    json: bool = options.json_option(
         "student, teacher, and for an overview method, history, rows_by_kind, examples and more; "
         "for rows: rows, rows_matching; with --against: rows, rows_that_differ, rows_of_other_top, "
         "mean_distance, weighted_by_text, examples"
     ),
-    models: ModelOptions,
-    map_options: MapOptions,
+    models: options.ModelOptions,
+    map_options: options.MapOptions,
 ) -> None:
     """Show an overview of a map, some of its rows, or its differences from another map.
 
@@ -64,7 +56,7 @@ def inspect(
     check_texts(text, field)
     any_map = map_options.load_any(map_path)
     hint = "use --against {0} for a second map, and -s and -t for models"
-    check_tokens(tokens, hint, any_map.student.table)
+    options.check_tokens(tokens, hint, any_map.student.table)
     any_map, pair = models.with_map(any_map, name=map_path)
     console.print_reports(any_map.reports)
     ids, error = any_map.student.find_ids([*tokens, *token_id])

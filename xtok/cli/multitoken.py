@@ -6,10 +6,9 @@ import typer
 
 import xtok
 from xtok._lib.fields import MAIN, MAKING, OUTPUT, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
-from xtok.cli.options import MapOptions, Models, StrictOutput, map_option, note_one_vocabulary
 from xtok.config import MultitokenConfig
 from xtok.maps.names import map_name
 
@@ -18,9 +17,9 @@ from xtok.maps.names import map_name
 def multitoken(
     context: typer.Context,
     *,
-    models: Models,
-    output: StrictOutput,
-    initial_projection_path: Path | None = map_option(
+    models: options.Models,
+    output: options.StrictOutput,
+    initial_projection_path: Path | None = options.map_option(
         "A map of the same pair to extend.", panel=MAIN
     ),
     config: MultitokenConfig,
@@ -30,7 +29,7 @@ def multitoken(
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
     ),
-    map_options: MapOptions,
+    map_options: options.MapOptions,
 ) -> None:
     """Map each student token to the teacher tokens that spell it (NeMo-RL's second stage).
 
@@ -38,7 +37,7 @@ def multitoken(
     """
     output.check()
     initial, pair = models.with_initial(initial_projection_path, map_options)
-    note_one_vocabulary(pair)
+    options.note_one_vocabulary(pair)
     projection = xtok.multitoken(
         pair, config=config, initial=initial, progress=console.progress_bar
     )

@@ -5,9 +5,8 @@ from typing import Literal
 
 import xtok
 from xtok._lib.fields import MAIN, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, full_path, show
-from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option
 from xtok.cli.stdout import print_path
 from xtok.config import ProjectConfig
 
@@ -23,13 +22,13 @@ def project(
         argument="TEACHER_TOPK",
         parser=full_path,
     ),
-    models: Models,
-    back_map: Path | None = BACK_MAP_FILE,
+    models: options.Models,
+    back_map: Path | None = options.BACK_MAP_FILE,
     output: Path = option(
         ..., "Output: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),
     config: ProjectConfig,
-    widths: Widths,
+    widths: options.Widths,
     engine: Literal["local", "ray"] = option(
         "local",
         "Run on this machine, or on a Ray cluster, which tolerates the loss of nodes.",
@@ -41,7 +40,7 @@ def project(
         needs={"engine": "ray"},
         panel="Cluster",
     ),
-    json: bool = json_option(
+    json: bool = options.json_option(
         "paths, student, teacher, documents, teacher_tokens, student_tokens, first_tokens, "
         "targets, mean_rest, teacher_bits_per_byte, teacher_is_bound, notes"
     ),

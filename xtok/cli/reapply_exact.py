@@ -2,9 +2,9 @@
 
 import xtok
 from xtok._lib.fields import MATCHING, option
+from xtok.cli import options
 from xtok.cli.command import command
 from xtok.cli.nemo_options import refined_name
-from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
 from xtok.config import Canonicalization, SpecialTokens
 
 _AS_MADE = option(None, "See xtok multitoken. Default: the value in the map.", panel=MATCHING)
@@ -13,11 +13,11 @@ _AS_MADE = option(None, "See xtok multitoken. Default: the value in the map.", p
 @command
 def reapply_exact(
     *,
-    files: RefinedMap,
-    models: OptionalModels,
+    files: options.RefinedMap,
+    models: options.OptionalModels,
     special_tokens: SpecialTokens | None = _AS_MADE,
     canonicalization: Canonicalization | None = _AS_MADE,
-    map_options: MapOptions,
+    map_options: options.MapOptions,
 ) -> None:
     """Give each shared token a single entry with weight 1 (NeMo-RL's third stage).
 

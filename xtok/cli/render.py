@@ -6,9 +6,8 @@ import typer
 
 from xtok._lib.fields import OUTPUT, option
 from xtok._lib.progress import silent
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command
-from xtok.cli.options import CHAT_TEMPLATE, MODEL, Loading
 from xtok.cli.stdout import print_path, result_stream
 from xtok.conversation.files import read_conversations
 from xtok.conversation.writing import check_render_output, render_file
@@ -25,16 +24,16 @@ def render(
         argument="FILE",
     ),
     model_argument: str | None = option(
-        None, f"Model with the tokenizer: {MODEL}", argument="MODEL"
+        None, f"Model with the tokenizer: {options.MODEL}", argument="MODEL"
     ),
-    chat_template: str | None = CHAT_TEMPLATE,
+    chat_template: str | None = options.CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
         False, "End each conversation with the template's generation prompt.", flag=True
     ),
     output: Path | None = option(
         None, "Output: .jsonl or .parquet. Default: JSON lines on stdout.", short="-o", panel=OUTPUT
     ),
-    loading: Loading,
+    loading: options.Loading,
 ) -> None:
     """Tokenize conversations with a model's chat template, with masks of the assistant's tokens.
 

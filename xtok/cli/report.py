@@ -5,17 +5,8 @@ from pathlib import Path
 import typer
 
 from xtok._lib.fields import OUTPUT, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, full_path
-from xtok.cli.options import (
-    MODEL,
-    TEXT_FIELD,
-    MapOptions,
-    ModelOptions,
-    map_option,
-    maps_and_models,
-    text_option,
-)
 from xtok.cli.stdout import print_path
 from xtok.conversation.texts import check_texts
 from xtok.maps.map_arguments import name_notes
@@ -24,20 +15,21 @@ from xtok.maps.map_arguments import name_notes
 @command
 def report(
     *,
-    arguments: list[str] = map_option(
-        "A map file, or two map files of one pair to compare; then the two models: " + MODEL,
+    arguments: list[str] = options.map_option(
+        "A map file, or two map files of one pair to compare; then the two models: "
+        + options.MODEL,
         ...,
         argument="MAP... [STUDENT TEACHER]",
         parser=full_path,
     ),
-    text: list[str] = text_option("Text for measuring the maps (requires both models): "),
-    models: ModelOptions,
-    field: str = TEXT_FIELD,
+    text: list[str] = options.text_option("Text for measuring the maps (requires both models): "),
+    models: options.ModelOptions,
+    field: str = options.TEXT_FIELD,
     output: Path = option(Path("report.html"), "Output: an .html file.", short="-o", panel=OUTPUT),
     json: bool = option(
         False, "Also write the page's data as JSON next to the page.", flag=True, panel=OUTPUT
     ),
-    map_options: MapOptions,
+    map_options: options.MapOptions,
 ) -> None:
     """Write an HTML page about a map, with suitable losses, rows, token classes and a search.
 
@@ -46,7 +38,7 @@ def report(
 
     Example: xtok report map.safetensors -o report.html
     """
-    map_paths, pair_models = maps_and_models(arguments, models)
+    map_paths, pair_models = options.maps_and_models(arguments, models)
     if len(map_paths) > 2:
         raise typer.BadParameter("name one map, or two maps of one pair")
     if text or pair_models.names():

@@ -6,9 +6,8 @@ from pathlib import Path
 import xtok
 from xtok._lib.fields import MAIN, option
 from xtok._lib.lines import read_text
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command
-from xtok.cli.options import BACK_MAP_FILE, Models, Widths
 from xtok.cli.stdout import print_result, result_stream
 from xtok.config import ServeConfig
 
@@ -30,7 +29,7 @@ class ServeOptions(ServeConfig):
 @command
 def serve(
     *,
-    models: Models,
+    models: options.Models,
     teacher_url: str = option(
         ...,
         "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000.",
@@ -38,8 +37,8 @@ def serve(
         panel=MAIN,
     ),
     config: ServeOptions,
-    back_map: Path | None = BACK_MAP_FILE,
-    widths: Widths,
+    back_map: Path | None = options.BACK_MAP_FILE,
+    widths: options.Widths,
 ) -> None:
     """Run a server that scores student ids with a teacher that has a different tokenizer.
 

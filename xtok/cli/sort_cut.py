@@ -1,15 +1,18 @@
 """`xtok sort-cut`."""
 
 import xtok
+from xtok.cli import options
 from xtok.cli.command import command
 from xtok.cli.nemo_options import refined_name
-from xtok.cli.options import PRESERVE_LAST, RefinedMap
 from xtok.config import SortCutConfig
 
 
 @command
 def sort_cut(
-    *, files: RefinedMap, config: SortCutConfig, preserve_last: bool | None = PRESERVE_LAST
+    *,
+    files: options.RefinedMap,
+    config: SortCutConfig,
+    preserve_last: bool | None = options.PRESERVE_LAST,
 ) -> None:
     """Keep the heaviest entries of each row, and normalize the row (NeMo-RL's last stage).
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import xtok
 from xtok._lib.fields import MAIN, option
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, show
-from xtok.cli.options import TEXT_FIELD, json_option, text_option
 from xtok.cli.tables.tokenizers import print_transplant
 from xtok.config import SHRINK
 from xtok.conversation.texts import read_batches, text_shards
@@ -42,15 +41,15 @@ def transplant(
         max=1,
         panel=MAIN,
     ),
-    text: list[str] = text_option(
+    text: list[str] = options.text_option(
         "Text for measuring both models in bits per byte (the first 1,000 characters of up to 64 "
         "documents): "
     ),
-    field: str = TEXT_FIELD,
+    field: str = options.TEXT_FIELD,
     pad_to_multiple_of: int = option(
         1, "Round the number of rows up to a multiple of this number.", min=1, panel=MAIN
     ),
-    json: bool = json_option(
+    json: bool = options.json_option(
         "folder, model, tokenizer, old_vocab_size, vocab_size, copied, roles, composed, empty, "
         "padding, bits_before, bits_after, notes"
     ),

@@ -5,8 +5,8 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok.cli import options
 from xtok.cli.command import command, show
-from xtok.cli.options import MAP, OptionalModels, Widths, json_option
 from xtok.cli.tables.maps import print_verification
 from xtok.tokenizers.table import SIDES
 
@@ -14,10 +14,10 @@ from xtok.tokenizers.table import SIDES
 @command
 def verify(
     *,
-    map_path: Path = MAP,
-    models: OptionalModels,
-    json: bool = json_option("path, failed (names of the failed checks), checks"),
-    widths: Widths,
+    map_path: Path = options.MAP,
+    models: options.OptionalModels,
+    json: bool = options.json_option("path, failed (names of the failed checks), checks"),
+    widths: options.Widths,
 ) -> None:
     """Check a map file. If the models are given, also compare the map with them.
 

@@ -9,9 +9,8 @@ import typer
 import xtok
 from xtok._lib.fields import MAIN, option
 from xtok._lib.io import check_output
-from xtok.cli import console
+from xtok.cli import console, options
 from xtok.cli.command import command, show
-from xtok.cli.options import MODEL, Loading, check_tokens, json_option
 from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.inspection.vocab import VOCAB_SUFFIXES
@@ -20,7 +19,7 @@ from xtok.inspection.vocab import VOCAB_SUFFIXES
 @command
 def vocab(
     *,
-    model: str = option(..., f"The model: {MODEL}", argument="MODEL"),
+    model: str = option(..., f"The model: {options.MODEL}", argument="MODEL"),
     tokens: list[str] = option(
         [],
         "Tokens to show, including spaces: ' the'. Put -- before a token that begins with a dash. "
@@ -41,8 +40,8 @@ def vocab(
     output: Path | None = option(
         None, "Write the whole vocabulary to this file: .jsonl or .npz.", short="-o", panel=MAIN
     ),
-    json: bool = json_option("model, teacher, vocab_size, types, tokens"),
-    loading: Loading,
+    json: bool = options.json_option("model, teacher, vocab_size, types, tokens"),
+    loading: options.Loading,
 ) -> None:
     """Show the bytes, types and roles of a model's tokens, or write all tokens to a file.
 
@@ -57,7 +56,7 @@ def vocab(
             )
         check_output(output, VOCAB_SUFFIXES)
     tokenizer = loading.tokenizer(model)
-    check_tokens(tokens, "use -t {0} for a second model", tokenizer.table)
+    options.check_tokens(tokens, "use -t {0} for a second model", tokenizer.table)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     items: list[Any] | None = [*tokens, *token_id]
     if not items:
