@@ -376,8 +376,7 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 
 def _decode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    tokens = tokenizer.table.tokens()
-    return [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
+    return [tokenizer.table.spell(ids) for ids in tokenizer.library_ids(texts)]
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
