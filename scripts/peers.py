@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with get_context("spawn").Pool(1) as pool:
                 title, note, checks = pool.apply(run, (name, given, Path(work)))
             failed += sum(not check.holds for check in checks)
-            tables.append(table(title, said_once(note, title, first), checks))
+            tables.append(table(title, without_repeat(note, title, first), checks))
             print(tables[-1], flush=True)
     if options.write:
         head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
@@ -76,8 +76,8 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
     return title, getattr(module, "LEFT_OUT", ""), checks
 
 
-def said_once(note: str, title: str, first: dict[str, str]) -> str:
-    """Return the note, or the table that has it, where an earlier one does."""
+def without_repeat(note: str, title: str, first: dict[str, str]) -> str:
+    """Return the note, or a reference to the earlier table with the same note."""
     if not note or first.setdefault(note, title) == title:
         return note
     return f"Run like {first[note].partition(' (')[0]}."

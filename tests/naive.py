@@ -1,4 +1,4 @@
-"""Slow, plain twins of the package's functions on flat arrays, for comparisons."""
+"""Slow reference implementations of functions on flat arrays, for comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain twins of the losses: dense matrices, a loop over chunks, autograd. Float64 throughout."""
+"""Reference implementations of the losses: dense, a loop over chunks, autograd, float64."""
 
 from __future__ import annotations
 

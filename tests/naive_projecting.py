@@ -1,4 +1,4 @@
-"""The plain twin of `xtok.teachers`, and small teachers with enumerable texts."""
+"""Reference implementation of `xtok.teachers`, and small teachers with enumerable texts."""
 
 from __future__ import annotations
 

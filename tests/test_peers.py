@@ -53,11 +53,11 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
         assert f"RuntimeError: {commit} has moved on" in result.stdout
 
 
-def test_a_note_that_several_tables_have_is_said_once() -> None:
+def test_a_note_of_several_tables_is_printed_once() -> None:
     first: dict[str, str] = {}
-    assert peers.said_once("", "TRL", first) == ""
-    assert peers.said_once("No GPU.", "slime, commit 1 (as stated)", first) == "No GPU."
-    assert peers.said_once("No GPU.", "miles, commit 2", first) == "Run like slime, commit 1."
+    assert peers.without_repeat("", "TRL", first) == ""
+    assert peers.without_repeat("No GPU.", "slime, commit 1 (as stated)", first) == "No GPU."
+    assert peers.without_repeat("No GPU.", "miles, commit 2", first) == "Run like slime, commit 1."
 
 
 def test_pairs_are_columns_of_a_table() -> None:

@@ -83,7 +83,7 @@ def test_the_reverse_pass_adds_tokens_that_start_with_the_token(tiny: Pair) -> N
     assert row(both, 0x63) == [(0x63, round(2 / total, 6)), (262, round(0.09 / 0.99 / total, 6))]
 
 
-def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
+def test_every_row_has_a_slot_until_exact_rows_are_reapplied(tiny: Pair) -> None:
     slots = multitoken(tiny)
     slots.check()
     assert not_none(slots.scale_slot).tolist() == [1] * 262
@@ -92,11 +92,11 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
         (0x32, 0.750751), (0x30, 0.075075), (0x31, 0.007508), (slot, 0.166667)
     ]  # fmt: skip
     assert row(slots, 0x41) == [(0x41, 0.833333), (slot, 0.166667)]
-    pinned = reapply_exact(slots)
-    pinned.check()
-    assert row(pinned, 0x41) == [(0x41, 1.0)]
-    assert row(pinned, 260) == row(slots, 260)
-    assert np.flatnonzero(not_none(pinned.scale_slot)).tolist() == [259, 260]
+    reapplied = reapply_exact(slots)
+    reapplied.check()
+    assert row(reapplied, 0x41) == [(0x41, 1.0)]
+    assert row(reapplied, 260) == row(slots, 260)
+    assert np.flatnonzero(not_none(reapplied.scale_slot)).tolist() == [259, 260]
 
 
 def test_the_slot_counts_toward_top_k(tiny: Pair) -> None:

@@ -286,9 +286,9 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     expected = [[(pairs[s], 1.0)] if s in pairs else [] for s in names]
     assert [row(fuzzy, s) for s in names] == expected
     assert fuzzy.history[-1]["options"]["fuzzy_threshold"] == 0.2
-    pinned = reapply_exact(fuzzy)  # the threshold comes from the map
-    assert [row(pinned, s) for s in names] == expected
-    assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
+    reapplied = reapply_exact(fuzzy)  # the threshold comes from the map
+    assert [row(reapplied, s) for s in names] == expected
+    assert reapplied.history[-1]["options"] == {"special_tokens": "fuzzy"}
 
 
 def test_options_without_effect_are_not_in_the_history() -> None:
@@ -403,8 +403,8 @@ def test_raw_form_compares_display_strings(
     )
     with pytest.raises(XtokError):
         reapply_exact(first)
-    pinned = reapply_exact(first, xtok.load_pair(byte_level, sentencepiece))
-    assert row(pinned, the) == row(first, the)
+    reapplied = reapply_exact(first, xtok.load_pair(byte_level, sentencepiece))
+    assert row(reapplied, the) == row(first, the)
     assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without a token form, the bytes
 
 

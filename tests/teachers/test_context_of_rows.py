@@ -18,7 +18,7 @@ from xtok.tokenizers.pairs import Pair
 
 TEXT, CONTEXT = "The keeper lit 201 lamps.", "Notes on the light: 201 lamps.\n"
 
-TOLD = [
+LONG_CHAT = [
     {"role": "system", "content": "The tower has 201 steps."},
     {"role": "user", "content": "How many lamps?"},
     {"role": "assistant", "content": "There are 2 lamps."},
@@ -84,14 +84,14 @@ def test_only_the_answers_of_a_conversation_have_predictions(
 ) -> None:
     student, teacher = back.tokenizers
     templates: Any = {"student_template": TURNS, "teacher_template": TURNS}
-    rendered, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (TOLD, CHAT))
+    rendered, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (LONG_CHAT, CHAT))
     row = predicted(rendered.ids.tolist(), len(teacher.table), 8)
     size = len(plain.ids) - int(np.flatnonzero(plain.assistant_mask)[0])
     sources = [-1] * (len(plain.ids) - size) + list(
         range(len(rendered.ids) - size, len(rendered.ids))
     )
     usual = shifted(row, plain.ids.tolist(), sources)
-    more = {**row, "messages": TOLD, "student_messages": CHAT}
+    more = {**row, "messages": LONG_CHAT, "student_messages": CHAT}
     student_row = projected(tmp_path, back, back_map, more, **templates)
     expected = projected(tmp_path, back, back_map, {**usual, "messages": CHAT}, **templates)
     ours = xtok.render(student, CHAT, template=TURNS)
@@ -110,7 +110,7 @@ def test_only_the_answers_of_a_conversation_have_predictions(
         ({"text": CONTEXT + TEXT, "student_text": "The keeper"}, "byte 9"),
         ({"student_text": TEXT}, "no text"),
         ({"student_messages": CHAT}, "no messages"),
-        ({"messages": TOLD, "student_messages": CHAT * 3}, "contains 3 answers"),
+        ({"messages": LONG_CHAT, "student_messages": CHAT * 3}, "contains 3 answers"),
         ({"messages": CHAT, "student_text": TEXT}, "no text"),
     ],
 )

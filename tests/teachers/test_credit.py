@@ -83,7 +83,7 @@ def test_shares_are_finite_if_their_sum_is(credit: Credit) -> None:
 
 @settings(max_examples=150)
 @given(st.data(), words, words)
-def test_shares_match_the_plain_twin(
+def test_shares_match_the_reference(
     data: st.DataObject, ours: list[bytes], theirs: list[bytes]
 ) -> None:
     """Sums are equal bit for bit; each token of a chunk has a finite share of at most 0."""
@@ -147,7 +147,7 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
         (([4, 5], [-1, -1]), r"the shape of candidates is \[2\], expected \[2\], the shape"),
-        ((ids, logprobs[:, :2]), r"shape \(2, 3\), log-probabilities \(2, 2\)"),
+        ((ids, logprobs[:, :2]), r"\(2, 3\), .*\(2, 2\)"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),
             r"at \[0\]: the id 6 is outside the vocabulary, 0\.\.5",

@@ -121,8 +121,8 @@ def test_rows_match_the_naive_projection(
     bounds = np.cumsum([0, *map(len, texts)])
     for ids, spelling, begin in zip(texts, spellings, bounds, strict=False):
         document_rows = known[begin : begin + len(ids)]
-        twin = Projection(ids, document_rows, tokens, back, student, along_path=along_path)
-        expected += twin.expected_rows(spelling)
+        reference = Projection(ids, document_rows, tokens, back, student, along_path=along_path)
+        expected += reference.expected_rows(spelling)
     for row, want in zip(topk_rows(topk), expected, strict=True):
         assert_close(row, want)
     for projected_rows in (topk, cut):

@@ -191,12 +191,12 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
     the = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "▁the")
     letter = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "a")
     # A second piece with the bytes of " the"; the normalizer replaces spaces, so it never occurs.
-    twin = the - 1
-    proto.pieces[twin].piece = " the"
+    duplicate = the - 1
+    proto.pieces[duplicate].piece = " the"
     path = tmp_path / "duplicates.model"
     path.write_bytes(proto.SerializeToString())
     table = table_of(load_tokenizer(str(path)))
-    assert table[twin] == table[the] == b" the"
+    assert table[duplicate] == table[the] == b" the"
     assert table.preferred_ids == (the,)
     assert table.canonical_ids()[b" the"] == the
     # "a" exists as a byte token with a lower id, and as a character, which the library uses.

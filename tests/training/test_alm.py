@@ -17,7 +17,7 @@ from xtok.training.losses import ALMConfig, alm
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 100.0])
-def test_loss_matches_the_plain_twin(temperature: float, reverse: bool) -> None:
+def test_loss_matches_the_reference(temperature: float, reverse: bool) -> None:
     student, teacher, targets = sides()
     config = ALMConfig(temperature=temperature, reverse_kl=reverse)
     ours = value_and_gradient(alm(student, teacher, targets, ALIGNED, config), student)

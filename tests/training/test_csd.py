@@ -55,7 +55,7 @@ def naive(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_loss_matches_the_plain_twin(options: dict[str, Any]) -> None:
+def test_loss_matches_the_reference(options: dict[str, Any]) -> None:
     student, teacher, targets, aligned = csd_batch(ROWS, wider=2)
     loss = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
     plain = naive(student, teacher, targets, aligned, **options)
@@ -132,7 +132,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Spelled, Spelled], list[list[Chunk]]]:
 
 @settings(max_examples=200, deadline=None)
 @given(cases(), st.sampled_from(OPTIONS), st.integers(0, 9))
-def test_random_pairs_match_the_plain_twin(case: Any, options: dict[str, Any], seed: int) -> None:
+def test_random_pairs_match_the_reference(case: Any, options: dict[str, Any], seed: int) -> None:
     both, rows = case
     student, teacher, targets, aligned = csd_batch(rows, seed)
     index = spelling_index(spelling_map(*both))

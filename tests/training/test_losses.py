@@ -1,4 +1,4 @@
-"""The losses: NeMo-RL's own values, plain twins, hand-made values, gradients, and bad input."""
+"""The losses: NeMo-RL's own values, reference implementations, learned maps, and bad input."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def nemo_map(indices: Any, weights: Any, width: int) -> ProjectionMap:
     )
 
 
-# Plain twins
+# Reference implementations
 
 
 @pytest.mark.parametrize("top_k", [None, 5])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: bool) -> None:
+def test_p_kl_equals_the_reference(top_k: int | None, temperature: float, reverse: bool) -> None:
     student, teacher = logits()
     m, t = random_map(10, 13), temperature
     config = PKLConfig(top_k=top_k, temperature=t, reverse_kl=reverse)
@@ -139,7 +139,7 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gold_is_its_plain_twin(reverse: bool) -> None:
+def test_gold_equals_the_reference(reverse: bool) -> None:
     student, teacher = logits()
     config = GoldConfig(uncommon_topk=4, temperature=1.5, reverse_kl=reverse)
     loss = gold(student, teacher, made_pairs(PAIRS, (10, 13)), ALIGNED, config)

@@ -52,7 +52,7 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 
 
 @pytest.mark.parametrize("k", [1, 3, V])
-def test_loss_and_gradients_match_the_plain_twin(k: int) -> None:
+def test_loss_and_gradients_match_the_reference(k: int) -> None:
     student = predictions(0).requires_grad_()
     ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
     # a shorter row, and a row without a rest

@@ -167,14 +167,14 @@ def test_ids_that_the_tokenizer_never_emits_have_the_mean_row(
     ours, theirs = weights_of(tmp_path / "new"), weights_of(model)
     table, old = xtok.load_pair(small / "small-hf", model).tables
     mean = theirs[torch.from_numpy(old.types != TokenType.UNUSED)].double().mean(0).float()
-    num_twins = 0
+    num_duplicates = 0
     for token, emitted in table.canonical_ids().items():
         for i in set(table.ids_of(token)) - {emitted}:
-            num_twins += 1
+            num_duplicates += 1
             torch.testing.assert_close(ours[i], mean)
             assert not torch.allclose(ours[emitted], mean)
-    assert num_twins == len(table.text_ids) - len(table.canonical_ids()) > 50
-    assert result.empty >= num_twins
+    assert num_duplicates == len(table.text_ids) - len(table.canonical_ids()) > 50
+    assert result.empty >= num_duplicates
 
 
 def test_shrink_mixes_pieces_with_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:

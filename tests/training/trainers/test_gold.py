@@ -353,11 +353,11 @@ def test_a_teacher_reads_conversations_by_its_own_template(
             assert ids[: len(prompt) - 1] == prompt[:-1]
 
 
-TOLD = {"role": "system", "content": "The tower has 201 steps."}
+SYSTEM = {"role": "system", "content": "The tower has 201 steps."}
 CHATS_FOR_THE_TEACHER: list[Any] = [
-    {"messages": CHAT, "teacher_messages": [TOLD, *CHAT]},
-    {"messages": CHAT, "teacher_prompt": [TOLD, CHAT[0]]},
-    {"prompt": CHAT[:1], "completion": CHAT[1:], "teacher_messages": [TOLD, *CHAT]},
+    {"messages": CHAT, "teacher_messages": [SYSTEM, *CHAT]},
+    {"messages": CHAT, "teacher_prompt": [SYSTEM, CHAT[0]]},
+    {"prompt": CHAT[:1], "completion": CHAT[1:], "teacher_messages": [SYSTEM, *CHAT]},
     {"messages": CHAT, "teacher_prompt": "201 steps."},
     {"prompt": "How many?", "completion": " 201.", "teacher_prompt": "201 steps."},
     {"prompt": "How many?", "completion": " 201.", "teacher_context": "201 steps. "},
