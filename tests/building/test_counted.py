@@ -245,4 +245,4 @@ def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
         ("build", *pair), ("doctor", *pair), ("evaluate", "a.map", *models),
         ("report", "a.map", *models), ("inspect", "a.map", "--against", "b.map", *models[:2]),
     ):  # fmt: skip
-        fails(cli(*command, "--text", "a.jsonl"), "a.jsonl, line 1: no field", "--field")
+        fails(cli(*command, "--text", "a.jsonl"), "line 1: the row has no field", "--field")
