@@ -35,8 +35,8 @@ def bytes_map() -> xtok.ProjectionMap:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, and must be"),
-        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, and must be an integer"),  # type: ignore[arg-type]
+        (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, expected"),
+        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, expected an integer"),  # type: ignore[arg-type]
         (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, expected at"),
         (lambda: xtok.inspect(bytes_map(), texts="a.txt"), ValueError, "require a second map"),
         (lambda: xtok.inspect(bytes_map(), names=["a"]), ValueError, "require a second map"),
@@ -45,7 +45,7 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: collate([{"ids": [1]}], pad_id=0, padding_side="Left"),  # type: ignore[arg-type]
          ValueError, "padding_side is 'Left'"),
         (lambda: xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
-         TypeError, "must be a GenerateConfig"),
+         TypeError, "expected a GenerateConfig"),
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
          "need one teacher, but there are 2"),
         (lambda: xtok.transplant("bytes", "bytes", "new", shrink=1.5), ValueError, "shrink is 1.5"),

@@ -90,7 +90,7 @@ class MultitokenConfig(Config):
         for name in ("top_k", "prep_top_k"):
             if self.scale_trick and getattr(self, name, 2) < 2:
                 raise ValueError(
-                    f"{name} is 1, and must be at least 2, because one entry is the scale slot "
+                    f"{name} is 1, expected at least 2, because one entry is the scale slot "
                     "(scale_trick)"
                 )
 

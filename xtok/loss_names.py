@@ -51,4 +51,4 @@ def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
     if name in get_args(EventLoss):
         make = f"xtok.get_map(student, teacher, for_loss={name!r})"
         raise ValueError(f"{name} does not use a projection map: build its map with {make}")
-    raise ValueError(f"loss is {loss!r}, and must be one of {get_args(choices)}")
+    raise ValueError(f"loss is {loss!r}, expected one of {get_args(choices)}")

@@ -1,3 +1,5 @@
+"""`xtok align` and `xtok.align`: two tokenizations of a text in chunks."""
+
 from __future__ import annotations
 
 import gzip

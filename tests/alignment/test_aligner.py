@@ -1,3 +1,5 @@
+"""`TokenAligner`: chunks, masks and formats of alignments."""
+
 from __future__ import annotations
 
 import itertools

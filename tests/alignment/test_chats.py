@@ -1,3 +1,5 @@
+"""Alignment of conversations that two chat templates render."""
+
 from __future__ import annotations
 
 import json

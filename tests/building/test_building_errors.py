@@ -145,8 +145,8 @@ ERRORS: Errors = {
                     history=({"stage": "multitoken", "options": {"special_tokens": "x"}},),
                 )
             ),
-            "the map's history contains unsupported options: special_tokens is 'x', and "
-            "must be one of ('roles', 'fuzzy', 'off')",
+            "the map's history contains unsupported options: special_tokens is 'x', "
+            "expected one of ('roles', 'fuzzy', 'off')",
         ),
     ],
     "set top_k= to 2 or more, or build the map without scale slots": [

@@ -1,3 +1,5 @@
+"""The stages of a projection map: multitoken, reapply-exact and sort-cut."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager

@@ -109,7 +109,7 @@ def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
                     "student bytes: 256 ids wide (from the tokenizer)",
                     "teacher bytes: 256 ids wide (from the tokenizer)",
                     "256 rows without a scale slot, because the teacher has no unused or special "
-                    "id for it",
+                    "id for the slot",
                 ],
                 "failures": [],
             }
@@ -512,11 +512,11 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("inspect a --against b --field x", "--field needs --text"),
         ("align x --teacher-chat-template x", "--teacher-chat-template needs --chat"),
         # Values
-        ("align x --max-comb-len 0", "--max-comb-len is 0, and must be at least 1, at most 64"),
+        ("align x --max-comb-len 0", "--max-comb-len is 0, expected at least 1, at most 64"),
         ("build --top-k x", "Invalid value for '--top-k' / '-k': must be a valid integer"),
         ("build --for kl", "Invalid value for '--for': 'kl' is not one of"),
         ("build --top-k 5000", "4096"),
-        ("build --top-k 1", "must be at least 2"),
+        ("build --top-k 1", "expected at least 2"),
         ("build --special-tokens maybe", "'maybe' is not one of"),
         ("build --ignore-student-ids a", "is not a list of numbers such as 0,1,2"),
         ("build --no-such-option", "No such option"),
@@ -526,12 +526,12 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (f"multitoken {BYTES} --tokens-to-cut", "'--tokens-to-cut' requires an argument"),
         ("sort-cut --unknown_thing x", "No such option: --unknown-thing"),
         ("report m.pt --output-dir d", "No such option: --output-dir"),
-        (f"multitoken {BYTES} --top_k 0", "must be at least 1, at most 4096"),
+        (f"multitoken {BYTES} --top_k 0", "expected at least 1, at most 4096"),
         (
             f"multitoken {BYTES} --special-token-similarity-threshold 2",
-            "--special-token-similarity-threshold is 2.0, and must be above 0, at most 1",
+            "--special-token-similarity-threshold is 2.0, expected above 0, at most 1",
         ),
-        (f"build {BYTES} --prep_top_k 0", "must be at least 1, at most 4096"),
+        (f"build {BYTES} --prep_top_k 0", "expected at least 1, at most 4096"),
         (f"generate {BYTES} --keep_top_tokens 9", "generate always uses all tokens"),
         (f"multitoken {BYTES} --special-token-top-k 5", "a special token has one counterpart"),
         (f"build {BYTES} --loss p-kl", "--loss is not an option of this command; use --for"),

@@ -135,12 +135,15 @@ def test_grades_of_a_map_for_each_loss(tmp_path: Path) -> None:
     assert grades(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # a text is needed for a grade
     assert grades(BuildConfig(), pair=replace(few, text=TEXT))[1] == "usable"
     [*_, event_kl] = fits(xtok.build(student, teacher), replace(pair, text=TEXT))
-    assert event_kl.grade == "good"  # this map is recommended
+    assert event_kl.grade == "bad"  # as in `evaluate`
     assert event_kl.why.endswith(
         " 2 events leak at 6.0% of the boundaries and keep 100% of the bits."
     )
-    little = replace(few, text=replace(TEXT, leak=0.01))
-    assert grades(BuildConfig(), pair=little)[1:3] == ["good", "good"]
+    little = replace(few, text=replace(TEXT, leak=0.01, event_leak=0.02))
+    assert grades(BuildConfig(), pair=little)[1:] == ["good", "good", "good"]
+    assert (
+        grades(BuildConfig(), pair=replace(few, text=replace(TEXT, event_leak=0.03)))[3] == "usable"
+    )
 
 
 def test_map_worse_than_the_recipe_is_not_graded_good(tmp_path: Path) -> None:

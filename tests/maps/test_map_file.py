@@ -1,3 +1,5 @@
+"""Map files: contents, digests and layouts."""
+
 from __future__ import annotations
 
 import hashlib

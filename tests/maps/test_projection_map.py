@@ -1,3 +1,5 @@
+"""`ProjectionMap`: its invariants, rows and conversions."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""Roles of special tokens, and the pairs that they form."""
+
 from __future__ import annotations
 
 import tracemalloc

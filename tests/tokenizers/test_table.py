@@ -1,3 +1,5 @@
+"""`TokenTable`: bytes, types and ids of tokens."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""Tokenizers of all kinds: encoding, decoding and exact bytes."""
+
 from __future__ import annotations
 
 import ctypes

@@ -281,7 +281,7 @@ def test_weights_of_several_teachers() -> None:
         (float("inf"), "at least 0 and finite"), ("1", "a number"),
     ):  # fmt: skip
         given: Any = [1.0, weight]
-        with pytest.raises(ValueError, match=f"a teacher's weight is .*, and must be {expected}"):
+        with pytest.raises(ValueError, match=f"a teacher's weight is .*, expected {expected}"):
             Objective(losses=both, teacher_weights=given)
 
 

@@ -70,7 +70,7 @@ class Config:
     def or_default(cls, config: Self | None) -> Self:
         """Return the config, or the defaults for None."""
         if config is not None and not isinstance(config, cls):
-            raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
+            raise TypeError(f"config is {config!r}, expected a {cls.__name__}")
         return cls() if config is None else config
 
     def __post_init__(self) -> None:
@@ -89,11 +89,11 @@ def checked_value(name: str, value: Any, kind: Any, details: OptionDetails) -> A
     base = get_origin(kind) or kind
     if base is Literal:
         if value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
+            raise ValueError(f"{name} is {value!r}, expected one of {get_args(kind)}")
         return value
     accepted, description = _KINDS.get(base, (object, ""))
     if not isinstance(value, accepted) or (isinstance(value, bool) and base in (int, float)):
-        raise ValueError(f"{name} is {value!r}, and must be {description}")
+        raise ValueError(f"{name} is {value!r}, expected {description}")
     if base is tuple:
         return tuple(
             checked_value(f"{name}, number {number},", item, get_args(kind)[0], details)
@@ -111,7 +111,7 @@ def _check_range(name: str, value: float, details: OptionDetails) -> None:
         return
     words = [f"{_ENDS[key][0]} {end}" for key, end in ends.items()]
     expected = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
-    raise ValueError(f"{name} is {value}, and must be {expected}")
+    raise ValueError(f"{name} is {value}, expected {expected}")
 
 
 def without_none(kind: Any) -> Any:

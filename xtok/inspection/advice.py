@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 import numpy as np
 
 from xtok.inspection.pair_facts import PairFacts
-from xtok.inspection.results import Grade
+from xtok.inspection.results import MOST_LEAK, Grade, leak_grade
 from xtok.loss_names import BuildLoss, LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 Judgement: TypeAlias = tuple[Grade, str]
 """A grade, and a sentence with the reason."""
-
-MOST_LEAK = 0.05
-"""Event KL is recommended up to this share of leaking boundaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +39,8 @@ class Advice:
 
 
 OTHER_LOSSES = (
-    "CSD (for NeMo-RL's draft 4177) requires both models' logits or a teacher's top-k, and the "
-    "spelling map from xtok events --for csd.",
+    "CSD (for NeMo-RL's draft 4177) requires both models' logits, and the spelling map from xtok "
+    "events --for csd.",
     "ALM requires only the teacher's log-probabilities of the text, and no map file.",
 )
 """Requirements of the other losses for two tokenizers."""
@@ -181,7 +178,7 @@ def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.text is None:
         return "good", "It requires an event map. To measure the leak, pass text and both models."
     return (
-        "good",
+        leak_grade(pair.text.event_leak),
         "It requires an event map from xtok events. On this text, its "
         f"{pair.text.num_events:,} events leak at {percent(pair.text.event_leak)} of the "
         f"boundaries and keep {percent(pair.text.event_kept, 0)} of the bits.",

@@ -40,8 +40,8 @@ _PROBE: Mapping[str, str] = {
     "emoji": "🌊⛵ 👩‍🔧 👍🏽 🏴󠁧󠁢󠁷󠁬󠁳󠁿 🇩🇪 ❤️ ☀",
     "odd whitespace": " a  b   c\t\td\n\n\ne \n f\u00a0g\u2003h\u200bi\u3000j   ",
 }
-# Unicode variants that normalizers change intentionally.
 _SPACE = "\u2581"  # the space character in SentencePiece vocabularies
+# Unicode variants that normalizers change intentionally.
 _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 

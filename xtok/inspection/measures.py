@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.smoothing import share_of
 from xtok.inspection.bootstrap import Interval
-from xtok.inspection.results import Grade
+from xtok.inspection.results import GOOD_LEAK, MOST_LEAK, Grade, leak_grade
 from xtok.loss_names import LOSS_INFO, BuildLoss
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import percent
@@ -20,7 +20,6 @@ SMALLEST_GAP = 0.02
 # counted maps close 0.70 to 0.72 of the gap, default maps of `build` -0.15 to 0.00, and maps with
 # too few pieces or in another token form -0.32 to -0.96. Event maps leak 0.0 % to 1.7 %.
 GOOD_CLOSED, LEAST_CLOSED = 0.5, -0.2
-GOOD_LEAK, MOST_LEAK = 0.02, 0.05
 MOST_EMPTY = 0.01
 """Maximum share of the text's student tokens with an empty row. Above this limit, a map is bad."""
 
@@ -116,7 +115,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
     """Grade an event map by its leak (see `EventMap`) on all text."""
-    grade: Grade = "good" if m.leak <= GOOD_LEAK else "usable" if m.leak <= MOST_LEAK else "bad"
+    grade = leak_grade(m.leak)
     reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is normal, more than {percent(MOST_LEAK, 0)} is too much"
     numbers = f"keeps {percent(m.kept)} of the bits"

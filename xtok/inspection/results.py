@@ -10,6 +10,9 @@ from typing import Literal, TypeAlias
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "usable", "note", "good"]
 
+GOOD_LEAK, MOST_LEAK = 0.02, 0.05
+"""Up to these shares of wrong boundaries, a loss or an event map is good or usable."""
+
 Result: TypeAlias = tuple[Level, str]
 """Level and sentence of a comparison's result."""
 
@@ -34,3 +37,8 @@ def distinct_names(names: Sequence[str]) -> list[str]:
         numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))
         result.append(next(text for text in numbered if text not in result))
     return result
+
+
+def leak_grade(leak: float) -> Grade:
+    """Grade an event map by its leak (see `EventMap`)."""
+    return "good" if leak <= GOOD_LEAK else "usable" if leak <= MOST_LEAK else "bad"

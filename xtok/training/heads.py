@@ -107,7 +107,7 @@ def find_heads(
         require_id_rows(model, side_batch, n)
         if model is None or wanted is False:
             continue
-        result: Head | str = "its loss requires whole distributions"
+        result: Head | str = "its loss requires whole logits"
         if allowed:
             result = why_whole_logits(model) or find_head(model, side_batch["input_ids"])
         if isinstance(result, Head):

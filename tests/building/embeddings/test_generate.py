@@ -1,3 +1,5 @@
+"""`generate`: maps by the similarity of embeddings."""
+
 from __future__ import annotations
 
 import json

@@ -322,8 +322,9 @@ def _nats_and_bytes(logits: AnyLogits | None, side_batch: Any, sizes: Tensor) ->
     if logits is not None:
         nats = cross_entropy(logits, targets) * (targets >= 0).sum()
     else:
-        logprobs = side_batch.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
-        targets = targets.masked_fill(logprobs.to(targets.device).isnan(), -1)
+        unknown = torch.full(targets.shape, torch.nan)
+        logprobs = side_batch.get("teacher_logprobs", unknown).to(targets.device)
+        targets = targets.masked_fill(logprobs.isnan(), -1)
         nats = -logprobs[targets >= 0].sum()
     return torch.stack([nats.cpu().float(), sizes[targets.cpu() >= 0].sum().float()])
 
