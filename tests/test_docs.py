@@ -95,6 +95,15 @@ SHOWN = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
 # Examples of the documents
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_an_output_directly_follows_its_example(document: Path) -> None:
+    """Otherwise, an example and its output can be under different headings."""
+    for block, following in pairwise(blocks(document)):
+        if following.language == "text" and block.language in ("bash", "python", "sh"):
+            end = block.line + block.text.count("\n") + 1
+            assert following.line == end + 2, f"line {following.line}"
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("document", RUN, ids=name)
 def test_examples_print_the_documented_output(
