@@ -171,9 +171,11 @@ def test_a_builder_killed_at_any_moment_leaves_the_right_map(
         assert exit_codes(waiting) == [0]
     else:
         requests.until(lambda: len(requests.pids("waiting")) == 1)
-        os.kill(*requests.pids("waiting"), signal.SIGKILL)
+        [pid] = requests.pids("waiting")
+        os.kill(pid, signal.SIGKILL)
         assert exit_codes(waiting) == [-signal.SIGKILL]
-    os.kill(*requests.pids("builds"), signal.SIGKILL)
+    [pid] = requests.pids("builds")
+    os.kill(pid, signal.SIGKILL)
     assert exit_codes(builder) == [-signal.SIGKILL]
     assert requests.path.exists() == (moment == "replaced")
     xtok.get_map(requests.model, requests.model, path=requests.path)
