@@ -341,7 +341,7 @@ def test_first_row_with_messages_of_the_teacher(small: Path, tmp_path: Path) -> 
     )
     assert warning.level == "warning"
     assert "line 3" in warning.message
-    assert "from byte 12" in warning.message
+    assert "at byte 12" in warning.message
     usual, longer = (len(render(side, chat).ids) for chat in (CHAT, own))
     assert count.message == (
         f"1 of 3 conversations have them; there, the teacher reads {longer / usual:.1f} times "
