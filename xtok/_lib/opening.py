@@ -105,5 +105,5 @@ def decompressed(raw: Any, path: Path) -> Any:
         content = io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     if again := compression_of(content, path):
         problem = f"{path} is compressed twice, the second time with {again}"
-        raise XtokError(problem, hint="decompress it once; .gz and .zst are supported")
+        raise XtokError(problem, hint="decompress the file, or use .gz or .zst")
     return content

@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
-    """A range of characters in a text that comes from one string in a message."""
+    """A range of characters that the template copied from one string of a message."""
 
     start: int
     end: int

@@ -1,4 +1,4 @@
-"""Collect the data for the report page about one or two maps of a pair."""
+"""Collect the data for the report page about one map, or two maps of the same pair."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def examine(
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:
-    """Collect the contents of the report about one or two maps of a pair.
+    """Collect the contents of the report about one map, or two maps of the same pair.
 
     Args:
         maps: one or two maps, or their paths.

@@ -36,7 +36,7 @@ def convert(
         output: a `.safetensors` file, or a `.pt` file for NeMo-RL (not for event maps). For a
             spelling map, `NAME.pt` contains the student's table, and `NAME.reverse.pt` contains
             the teacher's table.
-        pair: the student and the teacher. A map without tokens gets their tokens.
+        pair: the student and the teacher. If the map has no tokens, the pair's tokens are added.
         options: the options of `ProjectionMap.load`; allowed only if `any_map` is a path.
     """
     target = mapfile.check_map_output(output)

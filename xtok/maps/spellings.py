@@ -131,7 +131,7 @@ def _check_bytes(m: SpellingMap) -> None:
             wrong = np.repeat(ids, table.lengths[ids])[differs]
         if len(wrong) or (other_table.lengths[pieces] == 0).any():
             example = f": {wrong[0]}" if len(wrong) else ""
-            raise ValueError(f"a token of the {side} has a spelling with other bytes{example}")
+            raise ValueError(f"the spelling of a {side} token has other bytes{example}")
 
 
 def _token_bytes(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:

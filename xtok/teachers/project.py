@@ -246,7 +246,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
     if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):
         note(
             f"{cache.path}: the probabilities of each row sum to 1, so they were renormalized over "
-            "the candidates; the rest is unknown, and the output has no rest"
+            "the candidates; the probability of all other tokens is unknown, here and in the output"
         )
         cache = replace(cache, looks_renormalized=True)
     return cache

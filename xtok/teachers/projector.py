@@ -45,9 +45,9 @@ class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
     - If a student token and a teacher token start at the same byte, the map converts the teacher's
-      candidates, except the token of the text. The token of the text is combined with each
-      candidate of the next prediction, and the student spells the result. The loop ends when no
-      longer student token starts with the text so far.
+      candidates, except the token of the text. The token of the text is joined with each candidate
+      for the next token, and spelled in student tokens. The loop ends when no longer student token
+      starts with the text so far.
     - If a student token starts inside a teacher token, only candidates count that begin with the
       same bytes as the teacher token. The student spells the remaining bytes of these candidates.
 
@@ -61,7 +61,7 @@ class Projector:
 
     On the left, consider the student token `01`. The candidate `201` predicts `01`, the candidate
     `20` predicts `0`, and the candidate `2` predicts no token. On the right, consider the student
-    token `201`. The map converts the candidate `3`. The token `2` of the text is combined with each
+    token `201`. The map converts the candidate `3`. The token `2` of the text is joined with each
     candidate for the next teacher token, `01`.
 
     The rest of a row contains the probability of candidates beyond `top_k`, of bytes that the

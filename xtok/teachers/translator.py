@@ -176,7 +176,7 @@ class Translator:
     def from_student_ids(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
         """Decode student ids, and convert the text to the teacher's tokens.
 
-        If the ids are certainly a conversation, the teacher's chat template renders the
+        If the ids can be parsed as a conversation, the teacher's chat template renders the
         conversation. Otherwise, the teacher's tokens spell the same bytes; if the tokenizers are
         equal, the ids stay the same.
 

@@ -76,13 +76,13 @@ class NewRows(NamedTuple):
     old_ids: NDArray[np.int64]  # old rows that contribute to the mean
 
     def without_shrinkage(self) -> NewRows:
-        """Return the rows without shrinkage: only rows without edges get the mean."""
+        """Return the rows without shrinkage. Rows without edges still get the mean."""
         share = np.ones_like(self.mean_share)
         share[self.edges.student_ids] = 0
         return self._replace(mean_share=share)
 
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield new rows in blocks, computed from a tensor `[V_old, ...]`, in its dtype."""
+        """Yield the new rows of a tensor `[V_old, ...]` in blocks, in the tensor's dtype."""
         dtype = torch.promote_types(old.dtype, torch.float32)
         some = torch.from_numpy(self.old_ids).split(_ROWS_AT_ONCE)  # in float64
         total = sum((old[ids].double().sum(0) for ids in some), torch.zeros(old.shape[1:]))

@@ -58,7 +58,7 @@ def report(
     field: str = "text",
     progress: Progress = silent,
 ) -> Report:
-    """Write an HTML page about one or two maps of a pair, and return its contents.
+    """Write an HTML page about one map, or two maps of the same pair, and return its contents.
 
     Args:
         maps: one or two maps, or their paths.
@@ -102,7 +102,7 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
 
 
 def render_page(examined: PageData) -> bytes:
-    """Render the page about one or two maps of a pair."""
+    """Render the page about one map, or two maps of the same pair."""
     report = examined.report
     data = {
         "columns": pack_columns(examined),

@@ -66,8 +66,8 @@ def ranked_entries(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return candidates in the layout of servers: the realized token, then the `top_k` best.
 
-    If a row has fewer candidates, other ids are added in ascending order with equal parts of the
-    rest.
+    If a row has fewer candidates, the lowest other ids are added. They share the rest of the
+    probability equally.
 
     Returns:
         ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries in each row,

@@ -69,7 +69,7 @@ def chunks_in(
 
 
 def require_type(value: Any, kind: type, how: str) -> None:
-    """Raise a `ValueError` if an argument of a loss has the wrong type; `how` is the fix."""
+    """Raise a `ValueError` if an argument of a loss has the wrong type. `how` describes the fix."""
     if not isinstance(value, kind):
         is_file = isinstance(value, str | PathLike)
         description = f"the path {str(value)!r}" if is_file else type(value).__name__

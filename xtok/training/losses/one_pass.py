@@ -253,8 +253,8 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
     """Yield groups of positions, and the blocks of each group.
 
     The logits of a group are one matrix product, because each product reads the whole head.
-    Comparisons use smaller blocks that fit into a CPU's cache, which takes 0.77 of the time (event
-    KL of 512 tokens, 49,152 × 262,144 ids, one core).
+    Comparisons use smaller blocks that fit into a CPU's cache. A step then takes 0.77 of the time
+    (event KL of 512 tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return

@@ -74,8 +74,8 @@ class XTokTrainer(DistillationTrainer):
             options = pairs if None in pairs else [*pairs, map, teacher_weights]
             if any(x is not None for x in options) and not _takes_predictions(loss):
                 raise ValueError(
-                    "teachers is None, but this loss needs a teacher: pass a model for each "
-                    "teacher of the collator, or an empty list to train without teachers"
+                    "teachers is None, but this loss needs a teacher: pass one model for each of "
+                    "the collator's teachers, or an empty list to train without teachers"
                 )
         if None in pairs and any(x is not None for x in models):
             problem = "teachers is set, but a TopKCollator reads stored predictions"
