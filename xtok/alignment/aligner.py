@@ -184,16 +184,16 @@ class TokenAligner:
     def __init__(self, pair: Pair, max_comb_len: int = 4) -> None:
         if not 1 <= max_comb_len <= MAX_COMB_LEN:
             raise ValueError(f"max_comb_len is {max_comb_len}, expected 1 to {MAX_COMB_LEN}")
-        rows, columns = pair.tables
+        student_types, teacher_types = (table.types for table in pair.tables)
         # Two unknown tokens can be different text, because each vocabulary lacks other characters.
         roles = {
             s: t
             for s, t in pair.equal_roles.items()
-            if pair.is_same or TokenType.UNKNOWN not in (rows.types[s], columns.types[t])
+            if pair.is_same or TokenType.UNKNOWN not in (student_types[s], teacher_types[t])
         }
         student, teacher = _symbols(roles, pair.tables)
-        self.student = SymbolTable("student", rows, student, FIRST_UNKNOWN)
-        self.teacher = SymbolTable("teacher", columns, teacher, FIRST_UNKNOWN + 1)
+        self.student = SymbolTable("student", pair.tables[0], student, FIRST_UNKNOWN)
+        self.teacher = SymbolTable("teacher", pair.tables[1], teacher, FIRST_UNKNOWN + 1)
         # `align_spans` is not possible if a library drops text, which shifts all later offsets.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)

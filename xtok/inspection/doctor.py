@@ -194,19 +194,19 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))  # an unpaired surrogate has 3 bytes
 
 
-def _turn_end_check(pair: Pair, ours: ChatTrial, theirs: ChatTrial) -> Check:
+def _turn_end_check(pair: Pair, student: ChatTrial, teacher: ChatTrial) -> Check:
     """Check that student and teacher end an answer with the same token.
 
     If the tokens differ, as for a base model and an instruct model, the teacher assigns almost no
     probability to the student's end token. The student's answers then become longer and longer.
     """
     name = "ends of turn"
-    if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
-        return Check(name, "ok", f"{ours.shown_end} / {theirs.shown_end}")
+    if {int(pair.partners[i]) for i in student.ends} & {*teacher.ends}:
+        return Check(name, "ok", f"{student.shown_end} / {teacher.shown_end}")
     message = (
-        f"the student's answers end with {ours.shown_end}, the teacher's with {theirs.shown_end}, "
-        "so the student does not learn to stop: use the same chat template for both sides, or "
-        "set eos_token in the student's tokenizer_config.json"
+        f"the student's answers end with {student.shown_end}, the teacher's with "
+        f"{teacher.shown_end}, so the student does not learn to stop: use the same chat template "
+        "for both sides, or set eos_token in the student's tokenizer_config.json"
     )
     return Check(name, "warning", message)
 

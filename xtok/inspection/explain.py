@@ -115,19 +115,19 @@ def _relation(
     student, teacher = rows[student_id], columns[entry.teacher_id]
     if student and teacher:
         return next(words for holds, words in _BYTE_RELATIONS if holds(student, teacher))
-    theirs_by_role = columns.roles_by_id.get(entry.teacher_id, ())
-    shared = [role for role in rows.roles_by_id.get(student_id, ()) if role in theirs_by_role]
+    teacher_roles = columns.roles_by_id.get(entry.teacher_id, ())
+    shared = [role for role in rows.roles_by_id.get(student_id, ()) if role in teacher_roles]
     return f"role {', '.join(shared)}" if shared else "special token"
 
 
 _BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
-    (lambda ours, theirs: ours == theirs, "the same bytes"),
-    (lambda ours, theirs: relaxed_form(ours) == relaxed_form(theirs), "the same relaxed form"),
-    (lambda ours, theirs: ours.startswith(theirs), "its beginning"),
-    (lambda ours, theirs: theirs in ours, "a part of it"),
-    (lambda ours, theirs: theirs.startswith(ours), "longer, begins with it"),
-    (lambda ours, theirs: ours in theirs, "longer, contains it"),
-    (lambda ours, theirs: True, "neither contains the other"),
+    (lambda s, t: s == t, "the same bytes"),
+    (lambda s, t: relaxed_form(s) == relaxed_form(t), "the same relaxed form"),
+    (lambda s, t: s.startswith(t), "its beginning"),
+    (lambda s, t: t in s, "a part of it"),
+    (lambda s, t: t.startswith(s), "longer, begins with it"),
+    (lambda s, t: s in t, "longer, contains it"),
+    (lambda s, t: True, "neither contains the other"),
 )
 """Relations between the bytes of two tokens; the first match is used."""
 

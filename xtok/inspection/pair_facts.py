@@ -119,12 +119,12 @@ def pair_facts(
 
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
     differing = differing_ids(rows, columns)
-    ours, theirs = (num_digits(table) > 1 for table in pair.tables)  # multi-digit numbers
+    numbers = [num_digits(table) > 1 for table in pair.tables]  # multi-digit numbers
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
     alone = (r for r, ids in rows.roles.items() if not (pair.partners[list(ids)] >= 0).any())
     spelled = missing_text = None
     if text is not None:
-        missing_text = share_of(text.tokens[0], ours & ~is_equal)
+        missing_text = share_of(text.tokens[0], numbers[0] & ~is_equal)
     if pair.teacher_tokenizer is not None and not pair.is_same:
         spelling = spellings(pair, progress=progress)
         spelled = (SpellingFacts.of(spelling, "student"), SpellingFacts.of(spelling, "teacher"))
@@ -140,7 +140,7 @@ def pair_facts(
         vocabulary=SharedCounts(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=int(is_equal.sum()),
         student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
-        numbers=SharedCounts(int(ours.sum()), int(theirs.sum()), int((ours & is_equal).sum())),
+        numbers=SharedCounts(*(int(x.sum()) for x in (*numbers, numbers[0] & is_equal))),
         missing_numbers_text=missing_text,
         roles_alone=tuple(role for role in alone if role != "reserved"),
         text=None if text is None else _text_facts(pair, text, progress),

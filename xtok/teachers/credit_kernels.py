@@ -4,7 +4,7 @@ The kernels are serial, release the GIL, and do not check their arguments. Short
 
     s, t   `Side` of the student and of the teacher, with the symbols of each token
     c      number of a chunk
-    ours   positions of the chunk's student tokens; `theirs`: of its teacher tokens
+    student_rows, teacher_rows   positions of the chunk's tokens
     ends   offset of the end of each student token in the chunk's bytes
     j      index of a student token in the chunk
     i      id of a teacher token
@@ -30,20 +30,20 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
     """
     s_positions, s_bounds, t_positions, t_bounds = chunks
     for c in range(len(s_bounds) - 1):
-        ours = s_positions[s_bounds[c] : s_bounds[c + 1]]
-        theirs = t_positions[t_bounds[c] : t_bounds[c + 1]]
-        ends = np.cumsum(s.offsets[s.ids[ours] + 1] - s.offsets[s.ids[ours]])
-        reached = _reached(ends, theirs, t, by_bytes, predictions)
-        weights[ours] = 1.0  # equal shares if a row has no candidates
+        student_rows = s_positions[s_bounds[c] : s_bounds[c + 1]]
+        teacher_rows = t_positions[t_bounds[c] : t_bounds[c + 1]]
+        ends = np.cumsum(s.offsets[s.ids[student_rows] + 1] - s.offsets[s.ids[student_rows]])
+        reached = _reached(ends, teacher_rows, t, by_bytes, predictions)
+        weights[student_rows] = 1.0  # equal shares if a row has no candidates
         if reached[-1] == 0.0 or not np.isfinite(sums[c]):
             continue
         before = 0.0
-        for j in range(len(ours) - 1):
+        for j in range(len(student_rows) - 1):
             # The whole chunk is one continuation of its first bytes, which gives a lower bound.
             now = min(before, max(np.log(reached[j]), sums[c]))
-            weights[ours[j]] = before - now
+            weights[student_rows[j]] = before - now
             before = now
-        weights[ours[-1]] = before - sums[c]
+        weights[student_rows[-1]] = before - sums[c]
 
 
 @inner_kernel

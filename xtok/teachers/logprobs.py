@@ -99,28 +99,30 @@ def project_logprobs(
     student = Sequences(aligner.student, student_ids, attention_masks[0])
     teacher = Sequences(aligner.teacher, teacher_ids, attention_masks[1])
     alignment = aligner.align_sequences(student, teacher)
-    ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
+    s_chunks, t_chunks = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
     shared = np.append(alignment.is_correct, False)  # the last number means "no chunk"
     if not partial:
-        is_outside = ~shared[ours_in], ~shared[theirs_in]
+        is_outside = ~shared[s_chunks], ~shared[t_chunks]
         _require_one_text((student, teacher), aligner, is_outside)
-    theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
+    t_values = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
     if response_mask is not None:
-        shared[ours_in[~student.values("response_mask", response_mask, np.bool_)]] = False
-    is_unscored = np.isnan(own_logprobs(theirs, document_starts(teacher.bounds)))
-    _exclude_unscored(shared, theirs_in, "teacher_logprobs", teacher, theirs, is_unscored)
+        shared[s_chunks[~student.values("response_mask", response_mask, np.bool_)]] = False
+    is_unscored = np.isnan(own_logprobs(t_values, document_starts(teacher.bounds)))
+    _exclude_unscored(shared, t_chunks, "teacher_logprobs", teacher, t_values, is_unscored)
     weights = np.ones(len(student.ids))
     if isinstance(credit, StudentCredit):
-        ours = _logprobs("student_logprobs", credit.logprobs, student)
-        _exclude_unscored(shared, ours_in, "student_logprobs", student, ours, ~np.isfinite(ours))
-        weights = np.maximum(0.0, -ours)
-    valid = shared[ours_in]
-    sums = chunk_sums(theirs_in, theirs, len(shared))
+        s_values = _logprobs("student_logprobs", credit.logprobs, student)
+        _exclude_unscored(
+            shared, s_chunks, "student_logprobs", student, s_values, ~np.isfinite(s_values)
+        )
+        weights = np.maximum(0.0, -s_values)
+    valid = shared[s_chunks]
+    sums = chunk_sums(t_chunks, t_values, len(shared))
     if isinstance(credit, PrefixCredit):
-        predictions = _predictions(aligner, teacher, theirs, credit)
-        chunk_ids = np.where(valid, ours_in, len(shared) - 1), theirs_in
+        predictions = _predictions(aligner, teacher, t_values, credit)
+        chunk_ids = np.where(valid, s_chunks, len(shared) - 1), t_chunks
         weights = prefix_weights(aligner, student, teacher, chunk_ids, predictions, sums)
-    logprobs = shares(sums, ours_in, np.flatnonzero(valid), weights)
+    logprobs = shares(sums, s_chunks, np.flatnonzero(valid), weights)
     return ProjectedLogprobs(
         logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
     )
@@ -197,24 +199,24 @@ def _require_one_text(
             ids = sequences.ids[sequences.bounds[row] : sequences.bounds[row + 1]]
             texts.append(table.spell(ids.tolist()))
         if difference := _difference(*texts):
-            common, ours, theirs = difference
+            common, student, teacher = difference
             place = f" of row {row}" if sides[0].kept.ndim > 1 else ""
             raise XtokError(
                 f"the texts{place} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
-                f"{_excerpt(ours, theirs)}, the teacher {_excerpt(theirs, ours)}",
+                f"{_excerpt(student, teacher)}, the teacher {_excerpt(teacher, student)}",
                 hint="score the text that the student wrote, or skip differences with {option}True",
                 parameter="partial",
             )
 
 
-def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
+def _difference(student: bytes, teacher: bytes) -> tuple[str, str, str] | None:
     """Return the common prefix and the remainders of two texts; None if one text is a prefix.
 
     Bytes that are not UTF-8 are treated as U+FFFD. An incomplete character at the end is ignored.
     """
     decoder = codecs.getincrementaldecoder("utf-8")
-    texts = [decoder("replace").decode(text) for text in (ours, theirs)]
+    texts = [decoder("replace").decode(text) for text in (student, teacher)]
     end = num_common(*texts)
     if end == min(map(len, texts)):
         return None

@@ -36,8 +36,8 @@ class TokenPositions(NamedTuple):
     position: NDArray[np.int64]  # [S], teacher token with the first byte; −1 if the texts differ
     inside: NDArray[np.int64]  # [S], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [S], whether both tokens start at the same byte
-    ours_in: NDArray[np.int64]  # [S], chunk
-    theirs_in: NDArray[np.int64]  # [T], chunk
+    s_chunks: NDArray[np.int64]  # [S], chunk
+    t_chunks: NDArray[np.int64]  # [T], chunk
     num_chunks: int  # number of chunks + 1; the last chunk number means "no chunk"
 
 
@@ -165,9 +165,9 @@ class Projector:
     def positions(self, student: FlatIds, teacher: FlatIds) -> TokenPositions:
         """Find the teacher token in which each student token starts."""
         alignment = self.aligner.align_sequences(student, teacher)
-        ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
+        s_chunks, t_chunks = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         is_shared = np.append(alignment.is_correct, False)
-        s, t = np.flatnonzero(is_shared[ours_in]), np.flatnonzero(is_shared[theirs_in])
+        s, t = np.flatnonzero(is_shared[s_chunks]), np.flatnonzero(is_shared[t_chunks])
         # Both sides have the same symbols in these chunks, so their offsets can be compared.
         s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
@@ -178,18 +178,18 @@ class Projector:
         is_aligned = np.zeros(size, np.bool_)
         position[s], inside[s] = t[at], s_starts - t_starts[at]
         is_aligned[s] = np.isin(t_starts, s_starts)[at]
-        return TokenPositions(position, inside, is_aligned, ours_in, theirs_in, len(is_shared))
+        return TokenPositions(position, inside, is_aligned, s_chunks, t_chunks, len(is_shared))
 
     def _credit(
         self, student: FlatIds, teacher: FlatIds, predictions: TopK, positions: TokenPositions
     ) -> NDArray[np.float32]:
         """Return each student token's share of its chunk's log-probability, or NaN."""
-        *_, ours_in, theirs_in, size = positions
+        *_, s_chunks, t_chunks, size = positions
         is_shared = positions.position >= 0
-        sums = chunk_sums(theirs_in, predictions.realized_logprob, size)
-        chunk_ids = np.where(is_shared, ours_in, size - 1), theirs_in
+        sums = chunk_sums(t_chunks, predictions.realized_logprob, size)
+        chunk_ids = np.where(is_shared, s_chunks, size - 1), t_chunks
         weights = prefix_weights(self.aligner, student, teacher, chunk_ids, predictions, sums)
-        credit = shares(sums, ours_in, np.flatnonzero(is_shared), weights)
+        credit = shares(sums, s_chunks, np.flatnonzero(is_shared), weights)
         return np.where(is_shared, credit, np.float32(np.nan))
 
     def _fill(self, rows: kernels.RowBlock, predictions: TopK, top_k: int) -> None:

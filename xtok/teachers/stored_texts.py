@@ -116,17 +116,17 @@ def _by_text(
     student = np.array([*before, *student_ids, *after], np.int32)
     if not is_end:
         return SharedText.of(student, ids)
-    our_bounds, their_bounds = (
+    student_bounds, teacher_bounds = (
         offsets_of(table.lengths[np.array(part, np.int32)])
         for table, part in zip(pair.tables, (student_ids, ids[span]), strict=True)
     )
-    more = their_bounds[-1] - our_bounds[-1]
-    shared = np.intersect1d(our_bounds, their_bounds - more)
+    more = teacher_bounds[-1] - student_bounds[-1]
+    shared = np.intersect1d(student_bounds, teacher_bounds - more)
     spans = [(slice(0, len(before)), slice(0, span.start))]
     if len(shared):
-        first = len(before) + int(np.searchsorted(our_bounds, shared[0]))
-        their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
-        spans.append((slice(first, len(student)), slice(their_first, len(ids))))
+        first = len(before) + int(np.searchsorted(student_bounds, shared[0]))
+        teacher_first = span.start + int(np.searchsorted(teacher_bounds, shared[0] + more))
+        spans.append((slice(first, len(student)), slice(teacher_first, len(ids))))
     return SharedText.of(student, ids, spans)
 
 
@@ -180,7 +180,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_render(sides, pair, templates) for sides in chats)
-    notes = ([*ours.notes, *_chat_notes(theirs)] for ours, theirs in rendered)
+    notes = ([*student.notes, *_chat_notes(teacher)] for student, teacher in rendered)
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 

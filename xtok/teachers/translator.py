@@ -227,14 +227,16 @@ class Translator:
         spans = self._shared_spans((student, teacher), source)
         if not spans:
             return None
-        our_last, their_last = spans[-1]
-        our_end, their_end = len(student.ids), len(teacher.ids)
-        if source == 0 and our_last.stop == our_end:  # the student does not need later predictions
-            their_end = their_last.stop
+        student_last, teacher_last = spans[-1]
+        student_end, teacher_end = len(student.ids), len(teacher.ids)
+        if (
+            source == 0 and student_last.stop == student_end
+        ):  # the student does not need later predictions
+            teacher_end = teacher_last.stop
         if source == 1 and this.bounds[-1] < len(this.text.encode()):  # truncated
-            our_end = our_last.stop
-        mask = student.assistant_mask[:our_end]
-        text = SharedText.of(student.ids[:our_end], teacher.ids[:their_end], spans, mask)
+            student_end = student_last.stop
+        mask = student.assistant_mask[:student_end]
+        text = SharedText.of(student.ids[:student_end], teacher.ids[:teacher_end], spans, mask)
         return text._replace(alone=alone)
 
     def _shared_spans(
@@ -319,11 +321,11 @@ class Translator:
     ) -> NDArray[np.int64]:
         """Return the teacher token in which each token of `spelled` starts; −1 if unknown."""
         spelled = _spelled_ids(texts)
-        ours, student = _in_spans(texts, 0, spelled)
-        theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
+        student_indices, student = _in_spans(texts, 0, spelled)
+        teacher_indices, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
         within = self._projector.positions(student, teacher)
         positions = np.full(len(spelled.ids), -1)
-        positions[ours] = np.append(theirs, -1)[within.position]
+        positions[student_indices] = np.append(teacher_indices, -1)[within.position]
         return positions
 
     def project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
@@ -362,12 +364,12 @@ class Translator:
 
     def _project(self, texts: Sequence[SharedText], predictions: TopK, top_k: int) -> TopK:
         spelled = _spelled_ids(texts)
-        ours, student = _in_spans(texts, 0, spelled)
-        theirs, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
-        shared = take_rows(predictions, theirs, *teacher)
+        student_indices, student = _in_spans(texts, 0, spelled)
+        teacher_indices, teacher = _in_spans(texts, 1, FlatIds(*predictions[:2]))
+        shared = take_rows(predictions, teacher_indices, *teacher)
         projected = self._projector.project(shared, *student, top_k)
         rows = np.full(len(spelled.ids), -1)
-        rows[ours] = np.arange(len(ours))
+        rows[student_indices] = np.arange(len(student_indices))
         return take_rows(projected, rows, *spelled)
 
 
@@ -399,13 +401,13 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
     `logprobs` contains a value for each token in `spelled`. Student tokens get 0 if there are no
     teacher tokens between the same spans.
     """
-    theirs = predictions.realized_logprob.copy()
-    theirs[text.alone] = np.nan
-    ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
-    starts = [(ours.start, other.start) for ours, other in text.spans]
-    for (a, c), (b, d) in zip(ends, [*starts, (len(logprobs), len(theirs))], strict=True):
+    teacher_logprobs = predictions.realized_logprob.copy()
+    teacher_logprobs[text.alone] = np.nan
+    ends = [(1, 0), *((student.stop, teacher.stop) for student, teacher in text.spans)]
+    starts = [(student.start, teacher.start) for student, teacher in text.spans]
+    for (a, c), (b, d) in zip(ends, [*starts, (len(logprobs), len(teacher_logprobs))], strict=True):
         if a < b:
-            logprobs[a:b] = np.nansum(theirs[c:d]) / (b - a)
+            logprobs[a:b] = np.nansum(teacher_logprobs[c:d]) / (b - a)
 
 
 def _at_most_one(topk: TopK) -> TopK:

@@ -197,22 +197,25 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 
 
 def align_targets(
-    aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
+    aligner: TokenAligner, student: SampleRow, teacher: SampleRow, end: int | None
 ) -> FlatAlignment:
     """Align each range of targets. Unknown tokens and tokens without text are left out.
 
     The teacher's row is truncated to `end`.
     """
-    rows, targets = (ours, theirs), []
+    rows, targets = (student, teacher), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         positions = np.flatnonzero(row.is_target & ~is_left_out)
         targets.append((positions, np.append(0, np.searchsorted(positions, row.ends))))
-    (our_positions, our_bounds), (their_positions, their_bounds) = targets
+    (student_positions, student_bounds), (teacher_positions, teacher_bounds) = targets
     aligned = aligner.align_ids(
-        ours.ids[our_positions], our_bounds, theirs.ids[their_positions], their_bounds
+        student.ids[student_positions],
+        student_bounds,
+        teacher.ids[teacher_positions],
+        teacher_bounds,
     )
-    chunk_ids = aligned.numbers(np.diff(our_bounds), np.diff(their_bounds))
+    chunk_ids = aligned.numbers(np.diff(student_bounds), np.diff(teacher_bounds))
     chunks = []
     for row, (positions_there, _), side_ids in zip(rows, targets, chunk_ids, strict=True):
         chunk = np.full(len(row.ids), -1, np.int32)

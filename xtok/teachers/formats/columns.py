@@ -96,16 +96,18 @@ class CacheColumns:
         return rows, starts, ids, logprobs
 
     def check_lengths(
-        self, ours: Sequence[Bounds], others: Sequence[Bounds], names: tuple[str, str]
+        self, bounds: Sequence[Bounds], others: Sequence[Bounds], names: tuple[str, str]
     ) -> None:
         """Raise an error if the lists in two columns have different lengths."""
-        for depth, (a, b) in enumerate(zip(ours, others, strict=True)):
+        for depth, (a, b) in enumerate(zip(bounds, others, strict=True)):
             sizes = np.stack([np.diff(a), np.diff(b)])
             differs = np.flatnonzero(sizes[0] != sizes[1])
             if len(differs):
                 index = int(differs[0])
                 location = (
-                    locate(index, self.locations, ours[:depth]) if depth else self.locations[index]
+                    locate(index, self.locations, bounds[:depth])
+                    if depth
+                    else self.locations[index]
                 )
                 size, other = sizes[:, index]
                 problem = f"{size} {names[0]}, but {other} {names[1]}"
