@@ -123,7 +123,7 @@ def test_renormalized_values_have_no_rest(
         ]
     projected, written = project(rows, note=notes.append)
     assert projected.mean_rest is None
-    assert "the rest is unknown" in notes[0]
+    assert "is unknown, here and in the output" in notes[0]
     schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
     assert schema.metadata[b"normalized"] == b"topk"
     assert all(v is None for row in written for v in row["rest_logprob"])
