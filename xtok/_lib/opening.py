@@ -105,5 +105,5 @@ def decompressed(raw: Any, path: Path) -> Any:
         content = io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     if again := compression_of(content, path):
         problem = f"{path} is compressed twice, the second time with {again}"
-        raise XtokError(problem, hint="decompress the file, or use .gz or .zst")
+        raise XtokError(problem, hint="decompress one layer; .gz and .zst are supported")
     return content
