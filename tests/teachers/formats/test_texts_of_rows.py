@@ -152,6 +152,8 @@ def test_labels_replace_the_mask_of_each_row(project: Project, rows: list[Row]) 
     assert 0 < sum(second["loss_mask"]) < len(second["loss_mask"])
     _, [alone] = project([{**rows[1], "labels": half}])
     assert second["loss_mask"] == alone["loss_mask"]
+    _, [masked] = project([{**rows[0], "loss_mask": [True] * size, "labels": [5]}])
+    assert masked == {**first, "id": masked["id"]}  # the labels are not read
 
 
 def test_a_teacher_without_its_bos_is_noted(byte_level: Tokenizer, project: Project) -> None:

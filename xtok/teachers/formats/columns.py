@@ -116,15 +116,20 @@ class CacheColumns:
     def documents(self, topk: TopK) -> Documents:
         """Combine predictions with the loss mask and the columns that are copied."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
-        if (labels := self.per_token("labels", np.int64, absent=0)) is not None:
-            if mask is None:
-                mask = labels != -100
-            else:
-                use_labels = np.repeat(self.is_null("loss_mask"), np.diff(self.bounds))
-                mask[use_labels] = labels[use_labels] != -100
+        if mask is None or self.is_null("loss_mask").any():
+            mask = self._with_labels(mask)
         documents = Documents(topk, self._others(), self.locations, mask)
         is_token = self.per_token("attention_mask", np.bool_, absent=True)
         return documents if is_token is None else documents.at_tokens(is_token)
+
+    def _with_labels(self, mask: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+        """Replace the mask of documents without `loss_mask` by their labels, if there are any."""
+        labels = self.per_token("labels", np.int64, absent=0)
+        if labels is None or mask is None:
+            return mask if labels is None else labels != -100
+        use_labels = np.repeat(self.is_null("loss_mask"), np.diff(self.bounds))
+        mask[use_labels] = labels[use_labels] != -100
+        return mask
 
     def _others(self) -> dict[str, Any]:
         import pyarrow
