@@ -489,6 +489,18 @@ def test_thoughts_in_contents_take_few_renderings(
     assert numbers[0] == numbers[1]
 
 
+def test_equal_tags_of_different_roles_are_checked_separately(byte_level: Tokenizer) -> None:
+    """The template converts the assistant's tags, and drops the tagged text of users."""
+    body = (
+        "{{ m.content.replace('<b>x</b>', 'B') if m.role == 'assistant' "
+        "else m.content.split('</b>')[-1] }}"
+    )
+    chat = [ASK, {**SEVEN, "content": "<b>x</b>y"}, {**ASK, "content": "<b>z</b>y"}, SEVEN]
+    rendered = render(byte_level, chat, template=chatml(body))
+    assert "By" in rendered.text
+    assert any("text marked with <b>" in note for note in rendered.notes)
+
+
 @pytest.mark.parametrize(
     ("content", "note"),
     [

@@ -268,7 +268,7 @@ class _LeafCheck:
             self._ranges[path].append((run.offset, run.end - run.start))
         self.containers = {path[:n] for path in self._ranges for n in range(1, len(path) + 1)}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
-        self._tags_matter: dict[tuple[Any, ...], bool] = {}  # parts of earlier messages
+        self._lost_tags: set[tuple[Any, ...]] = set()  # parts of earlier messages without effect
 
     def _render(self, inputs: Inputs) -> Rendering:
         variables = {**self._renderer.variables, "documents": inputs["documents"]}
@@ -338,12 +338,13 @@ class _LeafCheck:
         check = partial(self.depends, _with_value(self.inputs, leaf.path, rest))
         if not (tags := _TAG.findall(part)) or leaf.path[1] == len(self.inputs["messages"]) - 1:
             return check()
-        # A template treats equal tags in all earlier messages alike. Rendering the conversation for
-        # each of 400 thoughts would take 13 s (Qwen 3).
-        key = (leaf.path[2:], *tags, start > 0)
-        if key not in self._tags_matter:
-            self._tags_matter[key] = check()
-        return self._tags_matter[key]
+        # A template that drops a tagged text also drops the later ones. Rendering the conversation
+        # for each of 400 thoughts would take 13 s (Qwen 3).
+        kind = leaf.kind(self.inputs["messages"][leaf.path[1]])
+        key = (kind, leaf.path[2:], *tags, start > 0)
+        if key not in self._lost_tags and not check():
+            self._lost_tags.add(key)
+        return key not in self._lost_tags
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         inputs = self.inputs
