@@ -165,7 +165,8 @@ def _student(names: tuple[str, str], teacher_url: str, url: str) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     pair = xtok.load_pair(*(str(path_of(name)) for name in names))
     config = ServeConfig(port=int(url.rpartition(":")[2]))
-    xtok.serve(pair, teacher_url, config)
+    back_map = xtok.get_map(pair.reversed, config=BACK_MAP)
+    xtok.serve(pair, teacher_url, config, back_map=back_map)
 
 
 async def _ask(

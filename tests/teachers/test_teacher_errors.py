@@ -379,7 +379,7 @@ ERRORS: Errors = {
             "a.parquet: the column 'when' has the type binary, which JSON does not support",
         ),
     ],
-    "omit back_map=, or build the map from the teacher to the student": [
+    "build back_map= from the teacher (rows) to the student (columns)": [
         (
             lambda: (
                 (

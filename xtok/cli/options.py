@@ -18,8 +18,8 @@ from xtok._lib.fields import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
 from xtok.cli import console
 from xtok.cli.command import full_path
 from xtok.cli.stdout import print_path, print_result
-from xtok.config import WAIT
-from xtok.errors import XtokError
+from xtok.config import BACK_MAP, WAIT
+from xtok.errors import OutputError, XtokError
 from xtok.loss_names import LOSS_INFO, MAP_NAMES, BuildLoss, with_hyphens
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, bind_map, name_notes, read_map
@@ -61,6 +61,27 @@ BACK_MAP_FILE = map_option(
     name="map",
     panel=MAIN,
 )
+
+
+def get_back_map(pair: Pair, path: Path | None) -> Path | ProjectionMap:
+    """Return `path`, or if it is None, the default map from the teacher to the student."""
+    if path is not None:
+        return path
+    notes = list[str]()
+
+    def note(text: str) -> None:
+        notes.append(text)
+        console.print_note(text)
+
+    back, progress = pair.reversed, console.progress_bar
+    try:
+        back_map: ProjectionMap = xtok.get_map(back, config=BACK_MAP, progress=progress, note=note)
+    except OutputError as error:
+        note(f"the map from the teacher to the student is not cached: {error}")
+        return xtok.build(back, config=BACK_MAP, progress=progress)
+    if not notes:
+        note("built the map from the teacher to the student; later runs reuse it")
+    return back_map
 
 
 def json_option(keys: str) -> Any:

@@ -54,9 +54,12 @@ def project(
     """
     from xtok.teachers.cluster import Cluster
     from xtok.teachers.formats.caches import find_caches
+    from xtok.teachers.project import open_caches
 
-    find_caches(teacher_topk, output, config)  # before models are loaded
+    paths, _ = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
+    if back_map is None:  # check the files first, because building a map takes longer
+        open_caches(paths, pair, config)
     cluster = None
     if engine == "ray":
         trust = models.trust_remote_code
@@ -66,7 +69,7 @@ def project(
         pair,
         output,
         config,
-        back_map=back_map,
+        back_map=options.get_back_map(pair, back_map),
         cluster=cluster,
         progress=console.progress_bar,
         note=console.print_note,

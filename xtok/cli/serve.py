@@ -53,12 +53,12 @@ def serve(
         print_result(url)
         result_stream().flush()
 
+    pair = models.pair(widths)
     xtok.serve(
-        models.pair(widths),
+        pair,
         teacher_url,
         config,
-        back_map=back_map,
-        progress=console.progress_bar,
+        back_map=options.get_back_map(pair, back_map),
         note=console.print_note,
         on_ready=on_ready,
     )

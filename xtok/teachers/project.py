@@ -94,7 +94,7 @@ def project(
     output: str | Path,
     config: ProjectConfig | None = None,
     *,
-    back_map: MapLike | None = None,
+    back_map: MapLike,
     cluster: Cluster | None = None,
     progress: Progress = silent,
     note: Note = silent_note,
@@ -111,10 +111,10 @@ def project(
             teacher.
         output: a path that ends in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; None uses the defaults.
-        back_map: a map from the teacher (rows) to the student (columns), or its path. By default, a
-            map with the options `xtok.config.BACK_MAP` is built once and cached.
+        back_map: a map from the teacher (rows) to the student (columns), or its path.
+            `xtok.get_map(pair.reversed, config=xtok.config.BACK_MAP)` builds a suitable map once.
         cluster: a Ray cluster that does the work; None uses this process.
-        progress: called while files are converted, and while a map is built.
+        progress: called while files are converted.
         note: called with messages about assumptions, the map and resumed work.
 
     Raises:
@@ -123,9 +123,7 @@ def project(
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    if back_map is None:  # check the files first, because building a map takes longer
-        open_caches(paths, pair, config)
-    pair, projection = bind_back_map(pair, back_map, note, progress)
+    pair, projection = bind_back_map(pair, back_map, note)
     if config.to == "distillkit":
         _compression_config(target, pair, config)
     inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)

@@ -14,15 +14,14 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.progress import Note, Progress, silent
+from xtok._lib.progress import Note
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.alignment.sequences import FlatIds
-from xtok.config import BACK_MAP
 from xtok.conversation import Conversation, ReadBack
 from xtok.conversation.reading import readings
-from xtok.errors import OutputError, XtokError
+from xtok.errors import XtokError
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_from_edges
@@ -35,18 +34,14 @@ Templates = tuple[str | Path | None, str | Path | None]
 """Chat templates of the student and the teacher, as in `conversation.render`."""
 
 
-def bind_back_map(
-    pair: Pair, back_map: MapLike | None, note: Note, progress: Progress = silent
-) -> tuple[Pair, ProjectionMap]:
+def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, ProjectionMap]:
     """Return the pair with the map's widths, and the map from the teacher to the student.
 
-    If `back_map` is None, the map is built or loaded from the cache. Scale slots are removed.
+    Scale slots are removed.
 
     Raises:
         XtokError: if the map belongs to a different pair.
     """
-    if back_map is None:
-        back_map = _default_back_map(pair, note, progress)
     projection = ProjectionMap.of(back_map)
     name = "the map" if projection is back_map else str(back_map)
     try:
@@ -57,32 +52,13 @@ def bind_back_map(
         problem = f"the map is for {sides}, expected {expected} (teacher → student)"
         if sides == expected:
             problem = error.message
-        hint = "omit {option}, or build the map from the teacher to the student"
+        hint = "build {option} from the teacher (rows) to the student (columns)"
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
     if bound_map.enable_scale_trick:
         edges = bound_map.edges.take(~bound_map.is_slot).normalized()
         note(f"{name}: ignoring its {bound_map.is_slot.sum():,} scale slots")
         bound_map = map_from_edges(edges, before=bound_map, scale_slot=None)
     return back.reversed, bound_map
-
-
-def _default_back_map(pair: Pair, note: Note, progress: Progress) -> ProjectionMap:
-    from xtok.building.build import build, get_map  # not needed if a map is given
-
-    notes = list[str]()
-
-    def record(text: str) -> None:
-        notes.append(text)
-        note(text)
-
-    try:
-        cached = get_map(pair.reversed, config=BACK_MAP, progress=progress, note=record)
-    except OutputError as error:
-        note(f"the map from the teacher to the student is not cached: {error}")
-        return build(pair.reversed, config=BACK_MAP, progress=progress)
-    if not notes:
-        note("built the map from the teacher to the student; later runs reuse it")
-    return cached
 
 
 class SharedText(NamedTuple):

@@ -16,6 +16,7 @@ import pytest
 import stored_teachers as teachers
 import torch
 import yaml
+from make_maps import built
 from projected_caches import (
     K,
     Project,
@@ -27,6 +28,7 @@ from projected_caches import (
 from stored_teachers import TEXTS, Row, read_documents
 
 import xtok
+from xtok.config import BACK_MAP
 from xtok.errors import XtokError
 from xtok.teachers.formats import distillkit
 from xtok.tokenizers import Tokenizer
@@ -164,7 +166,8 @@ def test_a_file_without_rows_next_to_renormalized_files(
     full = teachers.write_neutral(tmp_path / "b.parquet", renormalized(rows))
     table = pyarrow.parquet.read_table(full).slice(0, 0)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    xtok.project([tmp_path / "a.parquet", full], pair, tmp_path / "out.parquet")
+    back_map = built(byte_level, digits, BACK_MAP)
+    xtok.project([tmp_path / "a.parquet", full], pair, tmp_path / "out.parquet", back_map=back_map)
     assert pyarrow.parquet.read_schema(tmp_path / "out.parquet").metadata[b"normalized"] == b"topk"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
-from xtok._lib.progress import Note, Progress, silent, silent_note
+from xtok._lib.progress import Note, silent_note
 from xtok.config import ServeConfig
 from xtok.conversation import render
 from xtok.errors import XtokError, install_hint, naming_template
@@ -29,8 +29,7 @@ def serve(
     teacher_url: str,
     config: ServeConfig | None = None,
     *,
-    back_map: MapLike | None = None,
-    progress: Progress = silent,
+    back_map: MapLike,
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
@@ -46,7 +45,6 @@ def serve(
         teacher_url: the address of a vLLM or SGLang server that runs the teacher.
         config: the options; None uses the defaults.
         back_map: as in `project`.
-        progress: called while the map is built.
         note: called with notes for the user.
         on_ready: called with the server's address when it accepts requests.
 
@@ -59,11 +57,11 @@ def serve(
         from xtok.teachers.serving.server import Proxy, bound, run_proxy
         from xtok.teachers.serving.teacher import TeacherServer
     config = ServeConfig.or_default(config)
-    _check_teacher_system(config, pair.tokenizers[1])
+    pair, bound_map = bind_back_map(pair, back_map, note)
+    student, teacher = pair.tokenizers
+    _check_teacher_system(config, teacher)
     own_key = _key(config.api_key, "api_key")
     teacher_key = _key(config.teacher_api_key, "teacher_api_key")
-    pair, bound_map = bind_back_map(pair, back_map, note, progress)
-    student, teacher = pair.tokenizers
 
     async def answer(listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
