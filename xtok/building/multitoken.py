@@ -93,12 +93,12 @@ def spelled_map(
 def _spelled_edges(
     in_form: Pair, config: MultitokenConfig, only: NDArray[np.bool_] | None, progress: Progress
 ) -> tuple[Edges, list[str]]:
-    rows, columns = in_form.tables
-    open_ids = rows.text_ids if only is None else rows.text_ids[only[rows.text_ids]]
+    student, teacher = in_form.tables
+    open_ids = student.text_ids if only is None else student.text_ids[only[student.text_ids]]
     forward, failures = _spell(in_form, open_ids, config.max_pieces, progress)
     parts = [forward]
     if config.reverse_pass:
-        reverse, more = _spell(in_form.reversed, columns.text_ids, config.max_pieces, progress)
+        reverse, more = _spell(in_form.reversed, teacher.text_ids, config.max_pieces, progress)
         parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
         failures += more
     return Edges.concatenate(parts), failures

@@ -166,27 +166,27 @@ class ClassCoverage:
 
 def coverage_by_class(projection: ProjectionMap, pair: Pair) -> tuple[ClassCoverage, ...]:
     """Measure the coverage of a map for each token class."""
-    rows, columns = require_table(projection.student), require_table(projection.teacher)
-    row_classes, column_classes = token_classes(rows), token_classes(columns)
+    student, teacher = require_table(projection.student), require_table(projection.teacher)
+    student_classes, teacher_classes = token_classes(student), token_classes(teacher)
     kind, is_slot = projection.row_kind, projection.is_slot
-    entry_classes = row_classes[projection.student_ids]
-    reached = np.zeros(len(columns), np.bool_)
+    entry_classes = student_classes[projection.student_ids]
+    reached = np.zeros(len(teacher), np.bool_)
     reached[projection.teacher_ids[~is_slot]] = True
 
     def count(classes: NDArray[np.uint8], weights: NDArray[np.float32] | None = None) -> Any:
         return np.bincount(classes, weights, len(TokenClass))
 
-    row_counts, empty = count(row_classes), count(row_classes[kind == RowKind.EMPTY])
+    row_counts, empty = count(student_classes), count(student_classes[kind == RowKind.EMPTY])
     filled = np.maximum(1, row_counts - empty)
     per_class = {
         "rows": row_counts,
-        "shared": count(row_classes[pair.equal_bytes >= 0]),
-        "exact": count(row_classes[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
+        "shared": count(student_classes[pair.equal_bytes >= 0]),
+        "exact": count(student_classes[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
         "empty": empty,
         "mean_entries": count(entry_classes[~is_slot]) / filled,
         "slot_share": count(entry_classes[is_slot], projection.weights[is_slot]) / filled,
-        "teacher_ids": count(column_classes),
-        "teacher_unreached": count(column_classes[~reached]),
+        "teacher_ids": count(teacher_classes),
+        "teacher_unreached": count(teacher_classes[~reached]),
     }
     return tuple(
         ClassCoverage(

@@ -46,20 +46,20 @@ class ExplainedRow:
 
 def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
     """Explain one row; if the pair has a teacher tokenizer, add the student token's pieces."""
-    rows, columns = projection.student.table, projection.teacher.table
+    student, teacher = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     why, pieces = "", None
-    if rows is not None and columns is not None:
-        why = _reason(kind, rows, columns, student_id)
-        if pair.teacher_tokenizer is not None and rows[student_id]:
-            pieces = tuple(map(columns.name, pair.pieces(np.array([student_id])).ids.tolist()))
+    if student is not None and teacher is not None:
+        why = _reason(kind, student, teacher, student_id)
+        if pair.teacher_tokenizer is not None and student[student_id]:
+            pieces = tuple(map(teacher.name, pair.pieces(np.array([student_id])).ids.tolist()))
     return ExplainedRow(
         student_id=student_id,
-        **_token_fields(rows, student_id),
+        **_token_fields(student, student_id),
         kind=row.kind,
         why=why,
         entries=tuple(
-            ExplainedEntry(**vars(e), relation=_relation(e, rows, columns, student_id))
+            ExplainedEntry(**vars(e), relation=_relation(e, student, teacher, student_id))
             for e in row.entries
         ),
         pieces=pieces,
@@ -78,13 +78,13 @@ def _token_fields(table: TokenTable | None, token_id: int) -> dict[str, Any]:
     }
 
 
-def _reason(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
-    if kind == RowKind.EMPTY and student_id in rows.control_names:
-        roles = ", ".join(rows.roles_by_id.get(student_id, ()))
+def _reason(kind: RowKind, student: TokenTable, teacher: TokenTable, student_id: int) -> str:
+    if kind == RowKind.EMPTY and student_id in student.control_names:
+        roles = ", ".join(student.roles_by_id.get(student_id, ()))
         return "a special token without a counterpart" + (f" ({roles})" if roles else "")
-    if kind == RowKind.EMPTY and not rows[student_id]:
+    if kind == RowKind.EMPTY and not student[student_id]:
         return "the tokenizer does not use this id"
-    canonical_id = columns.canonical_ids().get(rows[student_id])
+    canonical_id = teacher.canonical_ids().get(student[student_id])
     if canonical_id is None or kind not in (RowKind.EXACT, RowKind.PIECES):
         return _REASONS[kind]
     if kind == RowKind.EXACT:
@@ -106,17 +106,17 @@ _REASONS = {
 
 
 def _relation(
-    entry: RowEntry, rows: TokenTable | None, columns: TokenTable | None, student_id: int
+    entry: RowEntry, student: TokenTable | None, teacher: TokenTable | None, student_id: int
 ) -> str:
     if entry.is_slot:
         return "slot"
-    if rows is None or columns is None:
+    if student is None or teacher is None:
         return ""
-    student, teacher = rows[student_id], columns[entry.teacher_id]
-    if student and teacher:
-        return next(words for holds, words in _BYTE_RELATIONS if holds(student, teacher))
-    teacher_roles = columns.roles_by_id.get(entry.teacher_id, ())
-    shared = [role for role in rows.roles_by_id.get(student_id, ()) if role in teacher_roles]
+    token, partner = student[student_id], teacher[entry.teacher_id]
+    if token and partner:
+        return next(words for holds, words in _BYTE_RELATIONS if holds(token, partner))
+    teacher_roles = teacher.roles_by_id.get(entry.teacher_id, ())
+    shared = [role for role in student.roles_by_id.get(student_id, ()) if role in teacher_roles]
     return f"role {', '.join(shared)}" if shared else "special token"
 
 

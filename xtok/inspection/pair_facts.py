@@ -117,11 +117,11 @@ def pair_facts(
     """Compare two vocabularies, and measure them and their events on a text."""
     from xtok.building.spellings import spellings  # unused by `verify` and `inspect`
 
-    (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
-    differing = differing_ids(rows, columns)
+    (student, teacher), is_equal = pair.tables, pair.equal_bytes >= 0
+    differing = differing_ids(student, teacher)
     numbers = [num_digits(table) > 1 for table in pair.tables]  # multi-digit numbers
-    strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
-    alone = (r for r, ids in rows.roles.items() if not (pair.partners[list(ids)] >= 0).any())
+    strings = student.canonical_ids().keys(), teacher.canonical_ids().keys()
+    alone = (r for r, ids in student.roles.items() if not (pair.partners[list(ids)] >= 0).any())
     spelled = missing_text = None
     if text is not None:
         missing_text = share_of(text.tokens[0], numbers[0] & ~is_equal)
@@ -135,11 +135,11 @@ def pair_facts(
         num_ids=max(int(np.flatnonzero(t.types != TokenType.UNUSED)[-1]) + 1 for t in pair.tables),
         differing=len(differing),
         differing_examples=tuple(
-            f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in differing[:_EXAMPLES]
+            f"{i} {student.quoted(i)} / {teacher.quoted(i)}" for i in differing[:_EXAMPLES]
         ),
         vocabulary=SharedCounts(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=int(is_equal.sum()),
-        student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
+        student_share=int(is_equal.sum()) / max(1, len(student.text_ids)),
         numbers=SharedCounts(*(int(x.sum()) for x in (*numbers, numbers[0] & is_equal))),
         missing_numbers_text=missing_text,
         roles_alone=tuple(role for role in alone if role != "reserved"),

@@ -183,20 +183,20 @@ def _slots(m: ProjectionMap) -> Result:
 
 
 def _exact_rows(m: ProjectionMap) -> Result:
-    rows, columns = m.student.table, m.teacher.table
+    student, teacher = m.student.table, m.teacher.table
     exact = np.flatnonzero(m.row_kind == RowKind.EXACT)
     sizes = m.entries_per_row[exact]
     if (sizes != 1).any():
         index = int(np.argmax(sizes != 1))
         return "failed", f"row {exact[index]} has {sizes[index]} entries"
-    if rows is None or columns is None:
+    if student is None or teacher is None:
         return _NO_TOKENS
-    row_tokens, column_tokens = rows.tokens(), columns.tokens()
+    student_tokens, teacher_tokens = student.tokens(), teacher.tokens()
     partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
-    unequal = [s for s, t in pairs if row_tokens[s] != column_tokens[t]]
+    unequal = [s for s, t in pairs if student_tokens[s] != teacher_tokens[t]]
     if unequal and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return "failed", f"bytes differ in the rows of {examples_of(unequal, rows, 'id')}"
+        return "failed", f"bytes differ in the rows of {examples_of(unequal, student, 'id')}"
     only = f", {len(unequal):,} of them equal only in another token form" if unequal else ""
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 

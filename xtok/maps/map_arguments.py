@@ -155,10 +155,10 @@ def _bind(pair: Pair, any_map: M, name: str) -> M:
 
 def is_swapped(pair: Pair, any_map: mapfile.StoredMap) -> bool:
     """Whether the map's student is the pair's teacher, and vice versa."""
-    rows, columns = any_map.student.table, any_map.teacher.table
+    map_student, map_teacher = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
-    crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
-    return rows is not None and columns is not None and crossed and not pair.is_same
+    crossed = same_tokens(map_student, teacher) and same_tokens(map_teacher, student)
+    return map_student is not None and map_teacher is not None and crossed and not pair.is_same
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:

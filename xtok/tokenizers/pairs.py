@@ -136,10 +136,10 @@ class Pair:
 
         The array is empty if the teacher's vocabulary has upper-case letters.
         """
-        rows, columns = self.tables
-        if columns.has_upper_case:
+        student, teacher = self.tables
+        if teacher.has_upper_case:
             return np.zeros(0, np.int64)
-        texts = (token.decode("utf-8", "ignore") for token in rows.tokens())
+        texts = (token.decode("utf-8", "ignore") for token in student.tokens())
         return np.flatnonzero([text != text.lower() for text in texts])
 
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:

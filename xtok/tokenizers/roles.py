@@ -136,12 +136,12 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     character pairs in the simplified names. Among equally similar ids, the lowest id is used. The
     minimum similarity is `threshold` > 0.
     """
-    rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
-    if not (rows and columns):
+    control_ids = [t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher)]
+    if not all(control_ids):
         return {}
     student_bigrams, teacher_bigrams = (
         [_bigrams(table.control_names[i]) for i in ids]
-        for table, ids in ((student, rows), (teacher, columns))
+        for table, ids in zip((student, teacher), control_ids, strict=True)
     )
     bigrams = sorted(set().union(*student_bigrams, *teacher_bigrams))
     a, b = (
@@ -150,10 +150,11 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     )
     sizes, pairs = b.sum(axis=1), dict[int, int]()
     blocks = 1 + len(a) * len(b) // 2**20  # blocks with 4 MiB of scores
-    for ids, block in zip(np.array_split(rows, blocks), np.array_split(a, blocks), strict=True):
+    student_ids = np.array_split(control_ids[0], blocks)
+    for ids, block in zip(student_ids, np.array_split(a, blocks), strict=True):
         scores = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
         rated = zip(ids.tolist(), scores.argmax(1).tolist(), scores.max(1).tolist(), strict=True)
-        pairs |= {s: columns[j] for s, j, value in rated if value >= threshold}
+        pairs |= {s: control_ids[1][j] for s, j, value in rated if value >= threshold}
     return pairs
 
 

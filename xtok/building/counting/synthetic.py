@@ -179,18 +179,18 @@ def _pieces(pair: Pair) -> Edges:
     return Edges(student_ids, pieces, FIRST_PIECE / counts[student_ids])
 
 
-def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
+def prefixes(student: Mapping[bytes, int], teacher: Mapping[bytes, int]) -> Edges:
     """Return edges between tokens if one is a prefix of the other; weights follow Zipf's law.
 
     Each row keeps `PREFIXES_PER_ROW` edges; edges to the shortest prefixes of its token come first.
     """
-    tokens = sorted(rows.keys() | columns.keys())
+    tokens = sorted(student.keys() | teacher.keys())
     # [tokens], row and column of each token, or −1
     row, column = (
-        np.array([id_of.get(t, -1) for t in tokens], np.int64) for id_of in (rows, columns)
+        np.array([id_of.get(t, -1) for t in tokens], np.int64) for id_of in (student, teacher)
     )
-    order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # rank of each column
-    order[list(columns.values())] = np.arange(len(columns))
+    order = np.zeros(max(teacher.values(), default=0) + 1, np.int64)  # rank of each column
+    order[list(teacher.values())] = np.arange(len(teacher))
     longer = np.arange(len(tokens))
     shorter, before = longer, _longest_beginnings(tokens)
     pairs = []

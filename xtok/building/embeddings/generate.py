@@ -221,13 +221,13 @@ def _edges_by_embedding(
         )
     # If teacher ids have equal bytes, only the canonical id is compared. Zero vectors are excluded.
     single = np.isin(column_ids, list(tables[1].canonical_ids().values()))
-    rows, columns = x.any(axis=1), single & y.any(axis=1)
-    for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
+    in_student, in_teacher = x.any(axis=1), single & y.any(axis=1)
+    for side, zeros in (("student", ~in_student), ("teacher", single & ~in_teacher)):
         if zeros.any():
             notes.append(f"{side} tokens with a zero embedding: {zeros.sum():,}")
-    similar = _most_similar(x[rows], y[columns], config, progress)
+    similar = _most_similar(x[in_student], y[in_teacher], config, progress)
     near, dropped = _above_threshold(*similar, config)
-    row_ids, column_ids = row_ids[rows], column_ids[columns]
+    row_ids, column_ids = row_ids[in_student], column_ids[in_teacher]
     edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     return edges, {**counts, **dropped}, notes
 

@@ -48,19 +48,20 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
     weight is used, then the lowest student id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
-    rows, columns = projection.student_ids[first], projection.teacher_ids[first]
+    student_ids, teacher_ids = projection.student_ids[first], projection.teacher_ids[first]
     weights = projection.weights[first]
     if threshold is None:
-        kinds = projection.row_kind[rows]
-        is_pair = (projection.entries_per_row[rows] == 1) & (weights == 1)
+        kinds = projection.row_kind[student_ids]
+        is_pair = (projection.entries_per_row[student_ids] == 1) & (weights == 1)
         is_pair &= np.isin(kinds, [RowKind.EXACT, RowKind.ROLE])
-        order = np.lexsort((rows, columns))
+        order = np.lexsort((student_ids, teacher_ids))
     else:
         is_pair = (weights >= np.float32(threshold)) & ~projection.is_slot[first]
-        order = np.lexsort((rows, -weights, columns))
+        order = np.lexsort((student_ids, -weights, teacher_ids))
     order = order[is_pair[order]]
-    order = np.sort(order[np.flatnonzero(np.diff(columns[order], prepend=-1))])  # first per column
-    sides = [side_ids[order].astype(np.int64) for side_ids in (rows, columns)]
+    is_first = np.diff(teacher_ids[order], prepend=-1) != 0  # first row of each teacher token
+    order = np.sort(order[is_first])
+    sides = [side_ids[order].astype(np.int64) for side_ids in (student_ids, teacher_ids)]
     rests = [np.delete(np.arange(n), ids) for ids, n in zip(sides, projection.shape, strict=True)]
     return ExactPairs(*map(torch.from_numpy, (*sides, *rests)))
 
