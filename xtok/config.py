@@ -24,13 +24,19 @@ MAX_ENTRIES = 4096
 MAX_COMB_LEN = 64
 """Upper limit for `max_comb_len`: the time for differing text grows with the square."""
 
-WAIT = 600.0
+DEFAULT_TIMEOUT = 600.0
 """Default number of seconds to wait for another process that builds the same map."""
 
-SHRINK = 0.2
+DEFAULT_SHRINK = 0.2
 """Share of the mean row in the composed rows of `transplant`. Without the mean row, a model
 predicts these tokens too often: with Llama 3's tokenizer, SmolLM2 135M has 2.00 bits per byte
 without it, and 1.92 with it (`transplant_study.py`)."""
+
+DEFAULT_CANDIDATES = 64
+"""Number of candidates per token that `serve` requests from the teacher's server."""
+
+MIN_CANDIDATES = 20
+"""Minimum number of candidates per token, for scores inside chunks. Also vLLM's default limit."""
 
 
 def top_k_option(default: int, help: str) -> Any:
@@ -301,9 +307,9 @@ class ServeConfig(ChatTemplates):
     port: int = option(8100, "Port to listen on; 0 picks a free one.", min=0, max=65535)
     candidates: int | None = option(
         None,
-        "Candidates per token to request from the teacher. Default: 64, or the maximum of its "
-        "server. If a client asks for more, xtok requests more.",
-        short="-k", min=20, max=MAX_ENTRIES, panel=LIMITS,
+        f"Candidates per token to request from the teacher. Default: {DEFAULT_CANDIDATES}, or the "
+        "maximum of its server. If a client asks for more, xtok requests more.",
+        short="-k", min=MIN_CANDIDATES, max=MAX_ENTRIES, panel=LIMITS,
     )  # fmt: skip
     chat: bool = option(
         True,

@@ -90,6 +90,10 @@ class MapFileError(XtokError):
     """A file that is not a valid map."""
 
 
+class OutputError(XtokError):
+    """An output that cannot be written."""
+
+
 MALFORMED = (
     ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
 )  # fmt: skip
@@ -119,7 +123,3 @@ def install_hint(packages: str) -> str:
     if extra := _EXTRAS.get(packages.split()[0]):
         hint += f", or in a clone of xtok: pip install -e '.[{extra}]'"
     return hint
-
-
-class OutputError(XtokError):
-    """An output that cannot be written."""

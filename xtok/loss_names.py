@@ -14,7 +14,7 @@ MAP_NAMES = {"map": "a projection map", "events": "an event map", "spellings": "
 
 
 class LossInfo(NamedTuple):
-    """Facts about a loss, for messages."""
+    """Facts about a loss, for its check of maps and for messages."""
 
     label: str
     map: MapKind | None  # kind of map that the loss requires

@@ -21,7 +21,7 @@ from xtok.building.exact import check_ignored, config_after, find_matches, with_
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.building.spellings import spellings
-from xtok.config import WAIT, BuildConfig
+from xtok.config import DEFAULT_TIMEOUT, BuildConfig
 from xtok.conversation.texts import find_texts
 from xtok.errors import XtokError
 from xtok.loss_names import BuildLoss, EventLoss, with_hyphens
@@ -131,7 +131,7 @@ def get_map(
     path: str | PathLike[str] | None = None,
     rebuild: bool = False,
     strict: bool = False,
-    timeout: float = WAIT,
+    timeout: float = DEFAULT_TIMEOUT,
     note: Note = silent_note,
     **options: Any,
 ) -> AnyMap:
@@ -166,11 +166,12 @@ def get_map(
     """
     request = _request(student_model, teacher_model, config, **options)
     target = request.cache_path() if path is None else Path(path)
-    existing, _ = (None, None) if rebuild else request.find(target)
+    if rebuild:
+        mapfile.check_map_output(target, request.kind.SUFFIXES)
+        return _save(request.make(), target, strict)
+    existing, _ = request.find(target)
     if existing is None:
         mapfile.check_map_output(target, request.kind.SUFFIXES)
-        if rebuild:
-            return _save(request.make(), target, strict)
         with locked(target, timeout=timeout, note=note):
             existing, reason = request.find(target)  # another process may have saved it
             if existing is None:

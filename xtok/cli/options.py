@@ -18,7 +18,7 @@ from xtok._lib.fields import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
 from xtok.cli import console
 from xtok.cli.command import full_path
 from xtok.cli.stdout import print_path, print_result
-from xtok.config import BACK_MAP, WAIT
+from xtok.config import BACK_MAP, DEFAULT_TIMEOUT
 from xtok.errors import OutputError, XtokError
 from xtok.loss_names import LOSS_INFO, MAP_NAMES, BuildLoss, with_hyphens
 from xtok.maps import file as mapfile
@@ -401,7 +401,7 @@ class ExistingMap(Config):
         panel=OUTPUT,
     )
     timeout: float = option(
-        WAIT,
+        DEFAULT_TIMEOUT,
         "Seconds to wait for another process that builds the same file, before this process builds "
         "it.",
         min=0,

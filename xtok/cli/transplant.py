@@ -8,7 +8,7 @@ from xtok._lib.fields import MAIN, option
 from xtok.cli import console, options
 from xtok.cli.command import command, show
 from xtok.cli.tables.tokenizers import print_transplant
-from xtok.config import SHRINK
+from xtok.config import DEFAULT_SHRINK
 from xtok.conversation.texts import read_batches, text_shards
 
 DOCUMENTS, CHARACTERS = 64, 1000  # limits of the text for measuring both models
@@ -34,7 +34,7 @@ def transplant(
         panel=MAIN,
     ),
     shrink: float = option(
-        SHRINK,
+        DEFAULT_SHRINK,
         "Share of the mean of all rows in each of these new rows. If the head is separate from the "
         "input embeddings, only the head is changed.",
         min=0,

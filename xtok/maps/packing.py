@@ -187,5 +187,5 @@ def _table(
     )
     without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
     require_valid(not table.lengths[without_bytes].any(), f"a special token of the {side}")
-    fields["table_sha256"]  # raises a KeyError if the digest is missing
+    require_valid("table_sha256" in fields, f"the {side}'s table_sha256")
     return table

@@ -18,7 +18,7 @@ from xtok._lib.parquet import parquet_writer
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.ragged import offsets_of
 from xtok._lib.shards import Paths
-from xtok.config import WAIT, ProjectConfig
+from xtok.config import DEFAULT_TIMEOUT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
@@ -141,7 +141,7 @@ def project(
                 hint = "when the file is complete, delete the parts and start again: rm "
                 raise cache_error(path, "it changed during reading", f"{hint}{job.folder}/*.part")
         if config.to == "distillkit":
-            with locked(target.with_name(distillkit.CONFIG), timeout=WAIT, note=note):
+            with locked(target.with_name(distillkit.CONFIG), timeout=DEFAULT_TIMEOUT, note=note):
                 path, content = _compression_config(target, pair, config)
                 if not path.exists():
                     write(path, [content])

@@ -21,7 +21,7 @@ from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.progress import Progress, silent
 from xtok.building.embeddings.input_layer import choose_layer
 from xtok.building.embeddings.sources import require_embedding_rows
-from xtok.config import SHRINK
+from xtok.config import DEFAULT_SHRINK
 from xtok.errors import MALFORMED, EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map
@@ -104,7 +104,7 @@ def transplant(
     folder: str | PathLike[str],
     *,
     init: Init | MapLike = "pieces",
-    shrink: float = SHRINK,
+    shrink: float = DEFAULT_SHRINK,
     pad_to_multiple_of: int = 1,
     documents: Sequence[str] = (),
     progress: Progress = silent,

@@ -20,7 +20,7 @@ ROUTE = "/generate"
 MORE = "raise the limit of the proxy in front of it to {}, because SGLang itself has no limit"
 """Advice for a server that returns too few candidates."""
 
-TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
+TOKENIZER = "--tokenizer-path"
 
 _HINT = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server"
 

@@ -24,7 +24,7 @@ ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
 """Advice for a server that returns too few candidates."""
 
-TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
+TOKENIZER = "--tokenizer"
 
 _HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server"
 

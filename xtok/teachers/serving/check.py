@@ -10,14 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 
+from xtok.config import DEFAULT_CANDIDATES
 from xtok.teachers.serving.connection import TeacherError, json_of
-from xtok.teachers.serving.teacher import (
-    DEFAULT_CANDIDATES,
-    InvalidScores,
-    ServerFinding,
-    ServerKind,
-    TeacherServer,
-)
+from xtok.teachers.serving.teacher import InvalidScores, ServerFinding, ServerKind, TeacherServer
 from xtok.tokenizers import Tokenizer
 
 

@@ -6,14 +6,14 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import httpx
 import msgspec
 import numpy as np
 
 from xtok._lib.progress import Note, silent_note
+from xtok.config import DEFAULT_CANDIDATES, MIN_CANDIDATES
 from xtok.errors import MALFORMED, XtokError
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.checks import check_predictions
@@ -25,11 +25,27 @@ from xtok.tokenizers.table import MAX_WIDTH
 
 ServerKind: TypeAlias = Literal["vllm", "sglang"]
 
-_FORMATS: dict[ServerKind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
-DEFAULT_CANDIDATES = 64
-MIN_CANDIDATES = 20
-"""Minimum number of candidates per token, for scores inside chunks. Also vLLM's default limit."""
+class ServerFormat(Protocol):
+    """A module that writes the requests of a kind of server, and reads its responses."""
+
+    ROUTE: str
+    MORE: str  # instruction for more candidates per token, with {} for their number
+    TOKENIZER: str  # option that selects the tokenizer
+
+    def request(
+        self, model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0, /
+    ) -> dict[str, Any]:
+        """Return the body of a request that returns `top_k` candidates for each of these ids."""
+
+    def read_response(self, content: bytes, ids: Sequence[int], /) -> RankedTopK:
+        """Read the server's response for these ids. Check the types, but not the values."""
+
+    def token_texts(self, value: Any, ids: Sequence[int], /) -> list[Any]:
+        """Return the texts of all tokens except the first, from a valid response."""
+
+
+_FORMATS: dict[ServerKind, ServerFormat] = {"vllm": vllm, "sglang": sglang}
 
 CHECK_INTERVAL = 60.0
 """Seconds after which the server's tokenizer is checked again."""
@@ -70,8 +86,8 @@ class TeacherServer:
     ) -> None:
         self.connection = Connection(url, api_key=api_key, concurrency=concurrency)
         self.url, self.tokenizer = self.connection.url, tokenizer
-        self._ids = replace(tokenizer.vocabulary, table=None)  # includes unused ids
         self._is_connected = self._has_noted_fewer = False
+        self._allows_any_id = False  # True from `identify` until the tokenizers are compared
         self.last_check = 0, -np.inf  # connections and time at the last check
         self._checking = asyncio.Lock()
 
@@ -100,7 +116,6 @@ class TeacherServer:
                 candidates.
         """
         try:
-            vocabulary = self._ids
             await self.identify(wait, note)
             wanted = DEFAULT_CANDIDATES if candidates is None else candidates
             allowed = await self.detect(wanted)
@@ -119,7 +134,7 @@ class TeacherServer:
                     problem = f"the teacher's server at {self.url}: {finding.problem}"
                     raise XtokError(problem, hint=finding.change)
                 note(f"the teacher's server at {self.url}: {finding.problem}: {finding.change}")
-            self.last_check, self._ids = last_check, vocabulary
+            self.last_check, self._allows_any_id = last_check, False
             self._is_connected, self.connection.note = True, note
         except (TeacherError, httpx.RequestError) as error:
             raise self.unusable(error) from error
@@ -151,10 +166,12 @@ class TeacherServer:
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
-        self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary can be wider
+        self._allows_any_id = True  # the server's vocabulary can be wider
 
     async def difference(self, tokenizer: Tokenizer) -> str | None:
         """Compare the server's tokenizer with a local tokenizer.
+
+        If the server's response contains its context length, set `max_model_len`.
 
         Returns:
             the difference, "" if they are equal, or None if the server provides nothing to compare.
@@ -226,7 +243,7 @@ class TeacherServer:
         elif difference is None:
             yield ServerFinding(
                 "its tokenizer was not checked, because the server does not provide it",
-                f"start it without {form.NO_TOKENIZER}, or make sure that it serves {teacher}",
+                f"start it without --skip-tokenizer-init, or make sure that it serves {teacher}",
                 is_fatal=False,
             )
 
@@ -280,7 +297,7 @@ class TeacherServer:
         return "" if response.is_success else problem_of(response)
 
     @property
-    def format(self) -> ModuleType:
+    def format(self) -> ServerFormat:
         """The module that reads and writes the server's format."""
         return _FORMATS[self.kind]
 
@@ -312,8 +329,11 @@ class TeacherServer:
                 f"{self.format.ROUTE} returned no log-probabilities of the prompt: {error}"
             ) from error
         documents = Documents(topk, {}, ["its response"])
+        vocabulary = replace(self.tokenizer.vocabulary, table=None)  # unused ids are valid
+        if self._allows_any_id:
+            vocabulary = replace(vocabulary, vocab_size=MAX_WIDTH)
         try:
-            response = check_predictions(documents, self._ids, is_answer=True)
+            response = check_predictions(documents, vocabulary, is_answer=True)
         except XtokError as error:
             raise InvalidScores(str(error)) from error
         return completed(RankedTopK(response.topk, ranks), len(self.tokenizer.table))
